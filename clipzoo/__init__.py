@@ -23,10 +23,10 @@ _MODULES = {
     "PointSet": "clipzoo.types",
     "Progress": "clipzoo.types",
     "Scores": "clipzoo.types",
-    "SearchIndex": "clipzoo.api.search.index",
+    "SearchIndex": "clipzoo.explore.index",
     "Similarity": "clipzoo.types",
     "World": "clipzoo.distributed.world",
-    "build_index": "clipzoo.api.search.index",
+    "build_index": "clipzoo.explore.index",
     "concatenate": "clipzoo.types",
     "export": "clipzoo.exports.hub",
     "from_open_clip": "clipzoo.exports.open_clip",
@@ -34,7 +34,7 @@ _MODULES = {
     "interpolate": "clipzoo.loading",
     "load": "clipzoo.loading",
     "save_adapters": "clipzoo.exports.adapters",
-    "train": "clipzoo.api.training",
+    "train": "clipzoo.training.in_python",
 }
 """Public name -> its module; `__init__.pyi` says the same to type checkers."""
 __all__ = sorted(_MODULES)

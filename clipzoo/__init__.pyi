@@ -1,11 +1,10 @@
 """The public names as type checkers and editors see them; `__init__.py` imports each at its first use."""
 
-from clipzoo.api.search.index import SearchIndex as SearchIndex, build_index as build_index
-from clipzoo.api.training import train as train
 from clipzoo.data.in_memory import InMemoryDataset as InMemoryDataset
 from clipzoo.distributed.world import World as World
 from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
+from clipzoo.explore.index import SearchIndex as SearchIndex, build_index as build_index
 from clipzoo.exports.adapters import save_adapters as save_adapters
 from clipzoo.exports.hub import export as export
 from clipzoo.exports.open_clip import from_open_clip as from_open_clip
@@ -16,6 +15,7 @@ from clipzoo.loading import (
     load as load,
 )
 from clipzoo.model import Model as Model
+from clipzoo.training.in_python import train as train
 from clipzoo.types import (
     Batch as Batch,
     Features as Features,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -12,9 +12,9 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from clipzoo.config import schema, schema as relations
+from clipzoo.config import schema
 from clipzoo.config.groups import CONF, options
-from clipzoo.config.schema import HYDRA_KEYS, class_constant, emptied, filled, has_open, is_a
+from clipzoo.config.schema import HYDRA_KEYS, class_constant, filled, has_open, is_a
 from clipzoo.config.trust import KEY, OWN, is_within, refusal, values_of
 from clipzoo.encoders.base import Encoder, on_meta, require_as_large
 from clipzoo.encoders.tuning import Tuning
@@ -66,10 +66,10 @@ def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dic
     if not has_open(plain):
         return {}
     with torch.device("meta"):
-        encoder = build_part(emptied(plain["encoder"]), trust, Encoder)
+        encoder = build_part(filled(plain["encoder"], None), trust, Encoder)
     found = dict(encoder.facts())
     complete = filled(plain, found)
-    faults = schema.faults(complete) or list(relations.broken(relations.RUN, complete))
+    faults = schema.faults(complete) or list(schema.broken(schema.RUN, complete))
     head = complete["head"]["_target_"] if "head" in complete else None
     if head and class_constant(head, "needs_tokens") and (without := encoder.without_tokens()):
         faults.append(
@@ -102,7 +102,7 @@ def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type 
             not of this kind.
     """
     target = node.get("_target_")
-    constructor = _constructor(target, trust)
+    constructor = part_class(target, trust)
     positional = _built(node.get("_args_", []), trust)
     named = {str(key): _built(value, trust) for key, value in node.items() if key not in HYDRA_KEYS}
     try:
@@ -125,7 +125,7 @@ def _built(value: Any, trust: Collection[str]) -> Any:
     return [_built(item, trust) for item in value] if isinstance(value, list) else value
 
 
-def _constructor(target: object, trust: Collection[str]) -> Callable[..., Any]:
+def part_class(target: object, trust: Collection[str] = ()) -> Any:
     """Return the class with a dotted name. Raises ConfigError unless it is a part of this package or trusted."""
     if reason := refusal(target, trust):
         raise ConfigError(f"_target_={target} {reason}")

@@ -7,11 +7,11 @@ import io as text_io
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,16 +43,27 @@ from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import LENGTH, config_of
-from clipzoo.runs.identity import differing, identity
-from clipzoo.runs.variables import with_variables
+from clipzoo.runs.identity import differing, identity, with_variables
 from clipzoo.training import checkpoint_files
 from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length
 from clipzoo.types import Part, Progress, checked
 
-# Fill a head and an objective with those of another run, or with the projections and scalars of a CLIP model.
-
-
+TABLE = "init.csv"
+TOWERS = ("image", "text")
+SAME = {
+    "image": ("mean", "std", "image_tower.heads", "image_tower.quick_gelu"),
+    "text": (
+        "tokenizer._target_", "text_tower.vocabulary", "text_tower.end_token", "text_tower.heads",
+        "text_tower.quick_gelu", "text_tower.norm_eps",
+    ),
+}  # fmt: skip
+"""Settings of the encoder that no shape shows and that trained weights depend on."""
+SCHEDULE = "optim.schedule."
+BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
+"""Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
+WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes of all names in checkpoints of models under DistributedDataParallel and torch.compile."""
 _IMAGE = ("visual.head.proj", "visual.head.mlp.fc2", "visual.attnpool.c_proj", "visual.trunk.head", "visual.trunk.fc",
           "visual.trunk.head.fc", "visual_projection")  # fmt: skip
 _TEXT = ("text.text_projection", "text.proj", "text.proj.2", "text_projection")
@@ -69,6 +80,298 @@ COUNTERPARTS = {
 transposed."""
 BIASES = ("head.image_bias", "head.text_bias")
 PROJECTIONS = ("head.image_projection", "head.text_projection")
+
+
+def initialise(
+    model: Model,
+    folder: Path,
+    plain: Mapping[str, Any],
+    values: Mapping[str, Any],
+    parts: Parts,
+    trust: Collection[str],
+    world: World,
+) -> list[Row]:
+    """Give a new run its start: its model the weights of `init`, its directory the checkpoint of `init.resume`.
+
+    parts: of the run, its dataset opened. Returns what became of each tensor; empty without initial weights, and for a
+    run that resumes from a checkpoint of its own.
+    """
+    has_weights, source = "digests" in values["init"], plain["init"].get("resume")
+    if not has_weights and source is None:
+        return []
+    if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
+        return []
+    rows: list[Row] = []
+    if has_weights:
+        rows = build_part(values["init"], trust, InitialWeights).load(model, values, trust, parts.objective)
+    if source is not None:
+        world.run_on_first(lambda: copy_checkpoint(source, folder, plain, parts, trust))
+    return rows
+
+
+def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
+    """Write <folder>/init.csv, a line for each tensor of the model and each unused one of the source, if there are any.
+
+    One line on the terminal sums it up.
+    """
+    if not rows:
+        return
+    text = text_io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["part", "outcome", "tensor", "shape", "source", "source_shape"])
+    for row in rows:
+        shapes = ["x".join(map(str, shape)) for shape in (row.shape, row.source_shape)]
+        table.writerow([row.part, row.outcome, row.tensor, shapes[0], row.source, shapes[1]])
+    io.write_whole(folder / TABLE, text.getvalue())
+    say(f"{summary(rows)} ({folder / TABLE})")
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return one line: how many tensors of each part are loaded, resized or kept."""
+    parts = []
+    for part in (*TOWERS, "head", "objective"):
+        if counts := Counter(row.outcome for row in rows if row.part == part):
+            parts.append(f"{part}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+    if left_out := sum(row.outcome == "left out" for row in rows):
+        parts.append(f"{number_of(left_out, 'tensor')} of the source left out")
+    return f"initial weights: {'; '.join(parts)}"
+
+
+@checked
+class InitialWeights(Part):
+    """Weights of the first step.
+
+    weights: source for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported
+        folder, "open_clip:NAME/TAG", "timm" or "huggingface" (those of the encoder's name, or "timm:NAME").
+    image, text, head: source for one part, in place of `weights`; "random" keeps the values of the seed. The
+        objective's learned scale and bias come with the head.
+    leave_out: patterns of names of tensors that the run does not use, such as "logit_bias"; all others are used, or
+        the run does not start.
+    digests: SHA-256 of the weights, by argument; set when the configuration is checked.
+    resume: a run, or one of its checkpoints, whose training the run continues; see `clipzoo.initial`.
+    """
+
+    def __init__(
+        self,
+        weights: str | None,
+        image: str | None,
+        text: str | None,
+        head: str | None,
+        leave_out: list[str],
+        digests: dict[str, str] | None = None,
+        resume: str | None = None,
+    ) -> None:
+        given = {"image": image, "text": text, "head": head}
+        self._sources = {
+            part: (f"init.{part if name else 'weights'}", name or weights)
+            for part, name in given.items()
+            if (name or weights) not in (None, RANDOM)
+        }
+        self._leave_out = leave_out
+
+    def load(
+        self,
+        model: Model,
+        config: Mapping[str, Any],
+        trust: Collection[str] = (),
+        objective: Objective | None = None,
+    ) -> list[Row]:
+        """Fill the model, built from `config`, and its objective in place, and return what became of each tensor.
+
+        Raises:
+            ConfigError: weights are missing or do not fit, see `fill_tower` and `fill_head`; or the source has weights
+                that are not used and not in `leave_out`.
+        """
+        sources: dict[str, Source] = {}
+        filled: dict[str, dict[str, list[Row]]] = {}
+        for part, (key, name) in self._sources.items():
+            tower = model.encoder.towers.get(part)
+            # "timm" alone means the weights of this tower.
+            shared = part if name in REGISTRIES else name
+            place = f"{key}={name}"
+            if part in TOWERS and tower is None:
+                raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
+            if shared not in sources:
+                source = read_source(name, key, tower, trust)
+                used = {name: value for name, value in source.state.items() if not self._leaves_out(name)}
+                sources[shared], filled[shared] = replace(source, used=used), {}
+            source = sources[shared]
+            if tower is not None:
+                _require_same_settings(part, source.config, config, place)
+                text = with_plain_towers(config["encoder"])["text_tower"]
+                vocabulary = text.get("vocabulary") if isinstance(text, Mapping) else None
+                rows = fill_tower(part, tower, source.used, place, vocabulary)  # type: ignore[arg-type]
+            else:
+                rows = fill_head(model.head, source.used, place, is_required=key == "init.head")
+                rows += [] if objective is None else fill_objective(objective, source.used)
+            filled[shared][part] = rows
+        rows = [row for parts in filled.values() for rows in parts.values() for row in rows]
+        if unused := [name for shared, source in sources.items() for name in _unused(source, filled[shared], model)]:
+            patterns = ",".join(_patterns(unused, {row.source for row in rows}))
+            given = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
+            raise ConfigError(
+                f"{given} has tensors that this model does not use: {shown(unused)}. Choose the encoder, head or "
+                f"objective that has them, or give 'init.leave_out=[{patterns}]'"
+            )
+        loaded = {row.source for row in rows}
+        return rows + [
+            Row("", "left out", source=name, source_shape=tuple(value.shape))
+            for source in sources.values()
+            for name, value in source.state.items()
+            if name not in loaded
+        ]
+
+    def _leaves_out(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._leave_out)
+
+
+def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
+    """Raise ConfigError if weights were trained with other settings. Values that are found in the model are equal."""
+    if source is None:
+        return
+
+    def value(node: Any, key: str) -> Any:
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        return None if is_open(node) else node
+
+    encoders = [with_plain_towers(nodes["encoder"]) for nodes in (source, config)]
+    for key in SAME[part]:
+        theirs, ours = (value(encoder, key) for encoder in encoders)
+        if None not in (theirs, ours) and theirs != ours:
+            raise ConfigError(
+                f"{place} was trained with encoder.{key}={theirs}, this run has {ours}: give encoder.{key}={theirs}"
+            )
+
+
+def _unused(source: Source, filled: Mapping[str, Sequence[Row]], model: Model) -> Iterator[str]:
+    """Yield the names of weights that a source has for the parts that it fills, and that none of them uses.
+
+    Integers are no weights. A source that fills one tower may have another one, under another prefix.
+    """
+    used = {row.source for rows in filled.values() for row in rows}
+    prefixes = tuple(
+        common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
+    )
+    others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
+    towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
+    ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
+    is_of_clipzoo = any(name.startswith("encoder.") for name in source.state)
+    for name, value in source.used.items():
+        if name in used or not value.is_floating_point() or ignored & {*name.split(".")}:
+            continue
+        if is_of_clipzoo:
+            is_of_head = name.startswith(("head.", "objective."))
+        else:
+            is_of_head = any(name in names for names in COUNTERPARTS.values())
+        if is_of_head:
+            is_needed = "head" in filled
+        elif len(filled) == 3:
+            is_needed = True
+        else:
+            is_needed = name.startswith(prefixes) and not any(hint in name for hint in others)
+        if is_needed:
+            yield name
+
+
+def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
+    """Return the shortest patterns of names that match all unused tensors and no used one."""
+    patterns: dict[str, None] = {}
+    for name in unused:
+        parts = name.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
+        inner = next((one for one in prefixes if not any(other.startswith(f"{one}.") for other in used)), None)
+        patterns[name if inner is None else f"{inner}.*"] = None
+    return list(patterns)
+
+
+# Read weights by name, as tensors by the names that their own library gives them.
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors by name. config: of the model in clipzoo's form; None if unknown. used: those that are not left out."""
+
+    state: Mapping[str, Tensor]
+    config: Mapping[str, Any] | None = None
+    used: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
+    """Read the weights that `key=name` gives.
+
+    tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
+
+    Raises:
+        ConfigError: there are no such weights, or they hold other objects than tensors.
+    """
+    try:
+        if registry_of(name) is None:
+            path = weights_file(name, key)
+            if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
+                model = load(path, trust=tuple(trust))
+                objective = checkpoint_files.read(path, without=("optimizer", "model")).get("objective", {})
+                named = {f"objective.{name}": value for name, value in objective.items()}
+                learned = {name: value for name, value in named.items() if name in COUNTERPARTS}
+                return Source(model.state_dict() | learned, model.config)
+            return Source(_from_file(path))
+        place = name.partition(":")[2].removeprefix("local-dir:") or name
+        with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
+            return _from_registry(name, key, tower)
+    except ConfigError as error:
+        raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
+
+
+def _from_file(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a .safetensors file, or of a .pt file of weights and plain values, such as a checkpoint of
+    open_clip's trainer. Prefixes that DistributedDataParallel and torch.compile add to all names are removed."""
+    content = read_tensors(path)
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    while prefix := next(
+        (prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None
+    ):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
+    """Read the weights of a model of open_clip, timm or transformers."""
+    registry, rest = registry_of(name), name.partition(":")[2]
+    trunk: Any = getattr(tower, "trunk", None)
+    if registry == "open_clip":
+        model, tag = rest, None
+        if not rest.startswith(("local-dir:", "hf-hub:")):
+            model, _, tag = rest.partition("/")
+            if not tag:
+                raise ConfigError(
+                    f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER"
+                )
+        loaded = from_open_clip(model, tag)
+        state = loaded.state_dict()
+        if PAIR in loaded.config:
+            state["logit_bias"] = torch.tensor(loaded.config[PAIR]["bias"])
+        return Source(state, loaded.config)
+    if registry == "timm":
+        from clipzoo.encoders.image import timm_trunk
+
+        if not rest:
+            if not (settings := getattr(trunk, "pretrained_cfg", None)):
+                raise ConfigError(f"{key}=timm: this tower is not from timm: give timm:NAME, or another encoder/image")
+            rest = ".".join(filter(None, (settings["architecture"], settings.get("tag"))))
+        return Source(timm_trunk(rest, None, pretrained=True, options={}).state_dict())
+    from clipzoo.encoders.huggingface import pretrained_model
+
+    rest = rest or str(getattr(getattr(trunk, "config", None), "name_or_path", None) or "")
+    if not rest:
+        raise ConfigError(f"{key}=huggingface: this tower has no name on the hub: give huggingface:NAME")
+    peer, missing = pretrained_model("AutoModel", rest)
+    return Source({name: value for name, value in peer.state_dict().items() if name not in missing})
+
+
+# Fill a head and an objective with those of another run, or with the projections and scalars of a CLIP model.
 
 
 def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
@@ -112,13 +415,6 @@ def fill_objective(objective: nn.Module, source: Mapping[str, Tensor]) -> list[R
     return _copied("objective", learned, {name: found for name in learned if (found := _find(name, source))}, set())
 
 
-def is_of_head(name: str, source: Mapping[str, Tensor]) -> bool:
-    """Return True if a tensor of the source belongs to its head or objective."""
-    if any(other.startswith("encoder.") for other in source):
-        return name.startswith(("head.", "objective."))
-    return any(name in names for names in COUNTERPARTS.values())
-
-
 def _copied(
     part: Literal["head", "objective"],
     targets: Mapping[str, Tensor],
@@ -153,11 +449,6 @@ def _find(name: str, source: Mapping[str, Tensor]) -> tuple[str, Tensor] | None:
 #
 # The run is the one that its configuration states: it equals a run that was trained from its first step. Hence the two
 # runs may differ in their length and their schedule only, and their learning rates must be equal up to the checkpoint.
-
-
-SCHEDULE = "optim.schedule."
-BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
-"""Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
 
 
 def copy_checkpoint(
@@ -196,7 +487,7 @@ def copy_checkpoint(
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
             f"{number_of(equal, 'step')}, up to "
-            "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
+            "which the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
         )
     with io.explained(folder):
         for name in BESIDE:
@@ -263,360 +554,3 @@ def _link(source: str | Path, target: str | Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     with io.readable(source, io.ANY_SIZE) as content, io.whole(target) as file:
         shutil.copyfileobj(content, file)
-
-
-# Read weights by name, as tensors by the names that their own library gives them.
-
-
-WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes of all names in checkpoints of models under DistributedDataParallel and torch.compile."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Tensors by name. config: of the model in clipzoo's form; None if unknown."""
-
-    state: Mapping[str, Tensor]
-    config: Mapping[str, Any] | None = None
-
-
-def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
-    """Read the weights that `key=name` gives.
-
-    tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
-
-    Raises:
-        ConfigError: there are no such weights, or they hold other objects than tensors.
-    """
-    try:
-        if registry_of(name) is None:
-            return _from_disk(name, key, trust)
-        place = name.partition(":")[2].removeprefix("local-dir:") or name
-        with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
-            return _from_registry(name, key, tower)
-    except ConfigError as error:
-        raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
-
-
-def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
-    path = weights_file(name, key)
-    if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
-        model = load(path, trust=tuple(trust))
-        objective = checkpoint_files.read(path, without=("optimizer", "model")).get("objective", {})
-        learned = {
-            f"objective.{name}": value for name, value in objective.items() if f"objective.{name}" in COUNTERPARTS
-        }
-        return Source(model.state_dict() | learned, model.config)
-    return Source(_from_file(path))
-
-
-def _from_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a .safetensors file, or of a .pt file of weights and plain values, such as a checkpoint of
-    open_clip's trainer. Prefixes that DistributedDataParallel and torch.compile add to all names are removed."""
-    content = read_tensors(path)
-    for wrapper in ("state_dict", "model"):
-        if isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    while prefix := next(
-        (prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None
-    ):
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
-
-
-def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
-    registry, rest = registry_of(name), name.partition(":")[2]
-    if registry == "open_clip":
-        return _from_open_clip(rest, name, key)
-    if registry == "timm":
-        return _from_timm(rest or _timm_name(tower, key))
-    return _from_transformers(rest or _transformers_name(tower, key))
-
-
-def _from_open_clip(rest: str, name: str, key: str) -> Source:
-    if rest.startswith(("local-dir:", "hf-hub:")):
-        model, tag = rest, None
-    else:
-        model, _, tag = rest.partition("/")
-        if not tag:
-            raise ConfigError(f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
-    loaded = from_open_clip(model, tag)
-    state = loaded.state_dict()
-    if PAIR in loaded.config:
-        state["logit_bias"] = torch.tensor(loaded.config[PAIR]["bias"])
-    return Source(state, loaded.config)
-
-
-def _from_timm(name: str) -> Source:
-    from clipzoo.encoders.image import timm_trunk
-
-    return Source(timm_trunk(name, None, pretrained=True, options={}).state_dict())
-
-
-def _from_transformers(name: str) -> Source:
-    from clipzoo.encoders.huggingface import pretrained_model
-
-    model, missing = pretrained_model("AutoModel", name)
-    return Source({name: value for name, value in model.state_dict().items() if name not in missing})
-
-
-def _timm_name(tower: nn.Module | None, key: str) -> str:
-    settings = getattr(getattr(tower, "trunk", None), "pretrained_cfg", None)
-    if not settings:
-        raise ConfigError(f"{key}=timm: this tower is not from timm: give timm:NAME, or another encoder/image")
-    return ".".join(filter(None, (settings["architecture"], settings.get("tag"))))
-
-
-def _transformers_name(tower: nn.Module | None, key: str) -> str:
-    name = getattr(getattr(getattr(tower, "trunk", None), "config", None), "name_or_path", None)
-    if not name:
-        raise ConfigError(f"{key}=huggingface: this tower has no name on the hub: give huggingface:NAME")
-    return str(name)
-
-
-# The start of a run: its model takes the weights of `init`, and the user reads what became of each tensor.
-
-
-Rows: TypeAlias = "list[Row]"
-"""A row for every tensor of the model: how it was initialised."""
-
-
-def initialise(
-    model: Model,
-    folder: Path,
-    plain: Mapping[str, Any],
-    values: Mapping[str, Any],
-    parts: Parts,
-    trust: Collection[str],
-    world: World,
-) -> Rows:
-    """Give a new run its start: its model the weights of `init`, its directory the checkpoint of `init.resume`.
-
-    parts: of the run, its dataset opened. Returns what became of each tensor; empty without initial weights, and for a
-    run that resumes from a checkpoint of its own.
-    """
-    has_weights, source = "digests" in values["init"], plain["init"].get("resume")
-    if not has_weights and source is None:
-        return []
-    # Runs without a start do not wait for the readers of other formats to be imported.
-    from clipzoo.build import build_part
-    from clipzoo.training import checkpoint_files
-
-    if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
-        return []
-    rows = (
-        build_part(values["init"], trust, InitialWeights).load(model, values, trust, parts.objective)
-        if has_weights
-        else []
-    )
-    if source is not None:
-        world.run_on_first(lambda: copy_checkpoint(source, folder, plain, parts, trust))
-    return rows
-
-
-def report_initial_weights(rows: Rows, folder: Path) -> None:
-    """Write the table of the initial weights, if there are any, and one line on the terminal."""
-    if not rows:
-        return
-
-    write_table(rows, folder)
-    say(f"{summary(rows)} ({folder / TABLE})")
-
-
-TABLE = "init.csv"
-TOWERS = ("image", "text")
-PARTS = (*TOWERS, "head")
-SAME = {
-    "image": ("mean", "std", "image_tower.heads", "image_tower.quick_gelu"),
-    "text": (
-        "tokenizer._target_", "text_tower.vocabulary", "text_tower.end_token", "text_tower.heads",
-        "text_tower.quick_gelu", "text_tower.norm_eps",
-    ),
-}  # fmt: skip
-"""Settings of the encoder that no shape shows and that trained weights depend on."""
-
-
-@checked
-class InitialWeights(Part):
-    """Weights of the first step.
-
-    weights: source for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported
-        folder, "open_clip:NAME/TAG", "timm" or "huggingface" (those of the encoder's name, or "timm:NAME").
-    image, text, head: source for one part, in place of `weights`; "random" keeps the values of the seed. The
-        objective's learned scale and bias come with the head.
-    leave_out: patterns of names of tensors that the run does not use, such as "logit_bias"; all others are used, or
-        the run does not start.
-    digests: SHA-256 of the weights, by argument; set when the configuration is checked.
-    resume: a run, or one of its checkpoints, whose training the run continues; see `clipzoo.initial`.
-    """
-
-    def __init__(
-        self,
-        weights: str | None,
-        image: str | None,
-        text: str | None,
-        head: str | None,
-        leave_out: list[str],
-        digests: dict[str, str] | None = None,
-        resume: str | None = None,
-    ) -> None:
-        given = {"image": image, "text": text, "head": head}
-        self._sources = {
-            part: (f"init.{part if name else 'weights'}", name or weights)
-            for part, name in given.items()
-            if (name or weights) not in (None, RANDOM)
-        }
-        self._leave_out = leave_out
-
-    def load(
-        self,
-        model: Model,
-        config: Mapping[str, Any],
-        trust: Collection[str] = (),
-        objective: Objective | None = None,
-    ) -> list[Row]:
-        """Fill the model, built from `config`, and its objective in place, and return what became of each tensor.
-
-        Raises:
-            ConfigError: weights are missing or do not fit, see `fill_tower` and `fill_head`; or the source has weights
-                that are not used and not in `leave_out`.
-        """
-        sources: dict[str, Source] = {}
-        filled: dict[str, dict[str, list[Row]]] = {}
-        for part, (key, name) in self._sources.items():
-            assert name is not None
-            tower = getattr(model.encoder, f"{part}_tower", None)
-            # "timm" alone means the weights of this tower.
-            shared = part if name in REGISTRIES else name
-            place = f"{key}={name}"
-            if part in TOWERS and tower is None:
-                raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
-            if shared not in sources:
-                sources[shared], filled[shared] = read_source(name, key, tower, trust), {}
-            source = sources[shared]
-            state = {name: value for name, value in source.state.items() if not self._leaves_out(name)}
-            if part in TOWERS:
-                _require_same_settings(part, source.config, config, place)
-                assert tower is not None
-                text = with_plain_towers(config["encoder"])["text_tower"]
-                vocabulary = text.get("vocabulary") if isinstance(text, Mapping) else None
-                rows = fill_tower(part, tower, state, place, vocabulary)  # type: ignore[arg-type]
-            else:
-                rows = fill_head(model.head, state, place, is_required=key == "init.head")
-                rows += [] if objective is None else fill_objective(objective, state)
-            filled[shared][part] = rows
-        rows = [row for parts in filled.values() for rows in parts.values() for row in rows]
-        unused = [
-            name
-            for shared, source in sources.items()
-            for name in _unused(source.state, filled[shared], model)
-            if not self._leaves_out(name)
-        ]
-        if unused:
-            patterns = ",".join(_patterns(unused, {row.source for row in rows}))
-            given = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
-            raise ConfigError(
-                f"{given} has tensors that this model does not use: {shown(unused)}. Choose the encoder, head or "
-                f"objective that has them, or give 'init.leave_out=[{patterns}]'"
-            )
-        return rows + _left_out(rows, [source.state for source in sources.values()])
-
-    def _leaves_out(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._leave_out)
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Return one line: how many tensors of each part are loaded, resized or kept."""
-    parts = []
-    for part in ("image", "text", "head", "objective"):
-        counts = Counter(row.outcome for row in rows if row.part == part)
-        if counts:
-            parts.append(f"{part}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
-    left_out = sum(row.outcome == "left out" for row in rows)
-    return (
-        "initial weights: "
-        + "; ".join(parts)
-        + (f"; {number_of(left_out, 'tensor')} of the source left out" if left_out else "")
-    )
-
-
-def write_table(rows: Sequence[Row], folder: Path) -> None:
-    """Write <folder>/init.csv, one line for each tensor of the model and each unused tensor of the source."""
-    text = text_io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["part", "outcome", "tensor", "shape", "source", "source_shape"])
-    for row in rows:
-        table.writerow([row.part, row.outcome, row.tensor, _shape(row.shape), row.source, _shape(row.source_shape)])
-    io.write_whole(folder / TABLE, text.getvalue())
-
-
-def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
-    if source is None:
-        return
-    source_encoder, encoder = with_plain_towers(source["encoder"]), with_plain_towers(config["encoder"])
-    for key in SAME[part]:
-        theirs, ours = _value(source_encoder, key), _value(encoder, key)
-        if None not in (theirs, ours) and theirs != ours:
-            raise ConfigError(
-                f"{place} was trained with encoder.{key}={theirs}, this run has {ours}: give encoder.{key}={theirs}"
-            )
-
-
-def _value(node: Any, key: str) -> Any:
-    """Return a value of a node by its dotted key; None if it is missing or is found in the model."""
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return None if is_open(node) else node
-
-
-def _unused(state: Mapping[str, Tensor], filled: Mapping[str, Sequence[Row]], model: Model) -> list[str]:
-    """Return the names of weights that a source has for the parts that it fills, and that none of them uses.
-
-    Integers are no weights. A source that fills one tower may have another one, under another prefix.
-    """
-    used = {row.source for rows in filled.values() for row in rows}
-    prefixes = tuple(
-        common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
-    )
-    others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
-    towers = [getattr(model.encoder, f"{part}_tower") for part in TOWERS if part in filled]
-    ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
-
-    def is_needed(name: str) -> bool:
-        if is_of_head(name, state):
-            return "head" in filled
-        if len(filled) == len(PARTS):
-            return True
-        return name.startswith(prefixes) and not any(hint in name for hint in others)
-
-    return [
-        name
-        for name, value in state.items()
-        if name not in used and value.is_floating_point() and not ignored & {*name.split(".")} and is_needed(name)
-    ]
-
-
-def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
-    """Return the shortest patterns of names that match all unused tensors and no used one."""
-    patterns: dict[str, None] = {}
-    for name in unused:
-        parts = name.split(".")
-        prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
-        inner = next((one for one in prefixes if not any(other.startswith(f"{one}.") for other in used)), None)
-        patterns[name if inner is None else f"{inner}.*"] = None
-    return list(patterns)
-
-
-def _left_out(rows: Sequence[Row], states: Sequence[Mapping[str, Tensor]]) -> list[Row]:
-    used = {row.source for row in rows}
-    return [
-        Row("", "left out", source=name, source_shape=tuple(value.shape))
-        for state in states
-        for name, value in state.items()
-        if name not in used
-    ]
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.build import build_trained
+from clipzoo.build import build_trained, part_class
 from clipzoo.config.compose import RESOLVER
 from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.encoders.tuning import merged
@@ -23,18 +24,13 @@ from clipzoo.evaluation.encoder import Transform
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import from_hub, read_tensors, run_of
 from clipzoo.model import Model
-from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.metric_key import AVERAGE
+from clipzoo.runs.identity import uses_variables, with_variables
+from clipzoo.runs.record import AVERAGE
 from clipzoo.runs.remote import local_copy
-from clipzoo.runs.renamed import current
-from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training import checkpoint_files
 from clipzoo.training.tuned import read_frozen
 from clipzoo.types import Embedding, as_captions
-
-# Models in directories that others have published: clipzoo.json and model.safetensors. Nothing in them is executed.
-
 
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
 HUB = "hf-hub:"
@@ -48,90 +44,6 @@ HERE = "."
 """Name of a tokenizer whose files are in the directory."""
 OUTSIDE = ("/", "~", "\\", "local-dir:", HUB)
 """Beginnings of values that name files elsewhere."""
-
-
-def is_published(folder: Path) -> bool:
-    return (folder / CONFIG).exists()
-
-
-def downloaded(name: str) -> Path:
-    """Download "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION" and return its folder in the hub's cache.
-
-    Raises:
-        ConfigError: the hub has no such model, or cannot be reached.
-    """
-    from huggingface_hub import snapshot_download
-
-    repository, _, revision = name.removeprefix(HUB).partition("@")
-    with from_hub(name, f"{name} cannot be downloaded"):
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES)))
-
-
-def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return configuration and weights of a directory.
-
-    Raises:
-        ConfigError: the directory names code, classes of packages that are not trusted, or files outside it, or its
-            weights are no safetensors file.
-    """
-    path = folder / CONFIG
-    # Files of the hub's cache are links to its blobs.
-    blobs = [folder.resolve().parent.parent / "blobs"] if folder.resolve().parent.name == "snapshots" else []
-    io.require_no_links(folder, *blobs)
-    _refuse_code(folder)
-    content = io.read_json(path, io.MB, REMEDY)
-    io.require_fields(path, content, FIELDS, REMEDY)
-    if content["version"] > VERSION:
-        raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
-    nodes = current({"encoder": content["encoder"], "head": content["head"]})
-    require_trusted(nodes, trust)
-    if fault := next(value_faults(nodes), None):
-        raise ConfigError(f"{path}: {fault}")
-    tokenizer = nodes["encoder"].get("tokenizer")
-    if isinstance(tokenizer, dict) and tokenizer.get("name") == HERE:
-        tokenizer["name"] = str(folder)
-    config = {**nodes, "seed": 0, "data": {key: content[key] for key in PREPROCESSING if key in content}}
-    if "pair" in content:
-        io.require_fields(path, content, {"pair": dict}, REMEDY)
-        io.require_numbers(path, {key: content["pair"].get(key) for key in PAIR_FIELDS}, REMEDY)
-        config["pair"] = {key: content["pair"][key] for key in PAIR_FIELDS}
-    return config, read_weights(folder / WEIGHTS)
-
-
-def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values that a published model must not have: other weights, variables, places outside its directory."""
-    for key, value in values_of(nodes):
-        if key.endswith("pretrained") and value not in (None, False):
-            yield f"{key}={value} asks for other weights than those of the directory"
-        if not isinstance(value, str):
-            continue
-        if "${" in value:
-            yield f"{key} refers to a variable, {value}: a published model has plain values"
-        if value.startswith(OUTSIDE) or "://" in value or ".." in value.replace("\\", "/").split("/"):
-            yield f"{key}={value} names a place outside the directory"
-
-
-def _refuse_code(folder: Path) -> None:
-    """Raise ConfigError if a JSON file of the directory names code that transformers would import."""
-    for file in sorted(folder.glob("*.json")):
-        text = io.read_bytes(file, 64 * io.MB, REMEDY)
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError):
-            continue  # clipzoo.json is read below, with a message of its own; no other file is used
-        if isinstance(content, Mapping) and "auto_map" in content:
-            raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file. Raises DamagedFileError."""
-    if not path.exists():
-        others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
-        note = f"{', '.join(others)} may execute code and is not read; " if others else ""
-        raise io.DamagedFileError(path, "is missing", note + REMEDY)
-    return read_tensors(path, REMEDY)
-
-
 PAIR = "pair"
 
 
@@ -221,12 +133,17 @@ def load(
     """
     trust = (trust,) if isinstance(trust, str) else trust
     if str(path).startswith(HUB):
-        path = downloaded(str(path))
+        from huggingface_hub import snapshot_download
+
+        name = str(path)
+        repository, _, revision = name.removeprefix(HUB).partition("@")
+        with from_hub(name, f"{name} cannot be downloaded"):
+            path = snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES))
     path = local_copy(str(path), "path")
-    if is_published(path):
+    if (path / CONFIG).exists():
         if average:
             raise ConfigError(f"{path} holds one model and no average: export that of a run")
-        config, weights = read_published(path, trust)
+        config, weights = _published(path, trust)
         dtype = next((value.dtype for value in weights.values()), None)
         model = build_trained(config, weights, path / WEIGHTS, REMEDY, trust, dtype)
         return LoadedModel(model, config).to(device).eval()
@@ -253,7 +170,11 @@ def load(
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     if average:
-        state = _with_average(state, path)
+        if (averaged := state.get(AVERAGE)) is None:
+            raise ConfigError(f"{path} has no averaged weights: its run was trained without average=ema or average=swa")
+        if not averaged["has_begun"]:
+            raise ConfigError(f"{path} has no averaged weights yet: it was saved before the first averaged step")
+        state = {**state, **{part: {**state[part], **averaged[part]} for part in ("model", "objective")}}
     trained = state["model"] if isinstance(state["model"], Mapping) else {}
     weights = {**read_frozen(folder, state), **trained}
     try:
@@ -261,26 +182,12 @@ def load(
     except (KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise DamagedFileError(path, f"has no weights of a model ({cause(error)})", checkpoint_files.REMEDY) from None
     model = build_trained(config, merged(weights), path, checkpoint_files.REMEDY, trust)
-    return LoadedModel(model, _with_pair(config, state), folder, average).to(device).eval()
-
-
-def _with_average(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a checkpoint with its average in place of the weights of model and objective."""
-    average = state.get(AVERAGE)
-    if average is None:
-        raise ConfigError(f"{path} has no averaged weights: its run was trained without average=ema or average=swa")
-    if not average["has_begun"]:
-        raise ConfigError(f"{path} has no averaged weights yet: it was saved before the first averaged step")
-    return {**state, **{part: {**state[part], **average[part]} for part in ("model", "objective")}}
-
-
-def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration with the scale and the bias of an objective that classifies pairs."""
-    target, learned = config.get("objective", {}).get("_target_", ""), state.get("objective")
-    if target.rpartition(".")[2] != SigLIP.__name__ or not isinstance(learned, Mapping):
-        return config
-    log_scale, bias = SigLIP.pair(learned)
-    return {**config, PAIR: {"log_scale": log_scale, "bias": bias}}
+    if isinstance(learned := state.get("objective"), Mapping):
+        # A class of another package is imported only if the user trusts it.
+        with suppress(ConfigError, AttributeError):
+            pair = part_class(config.get("objective", {}).get("_target_", ""), trust).pair(learned)
+            config |= {} if pair is None else {PAIR: {"log_scale": pair[0], "bias": pair[1]}}
+    return LoadedModel(model, config, folder, average).to(device).eval()
 
 
 # WiSE-FT: the weights between two models, those before and after a fine-tuning (Wortsman et al. 2022).
@@ -307,3 +214,67 @@ def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedMo
             if value.is_floating_point() and mix != 1:
                 value.copy_(start[name] if mix == 0 else torch.lerp(start[name], end[name], mix))
     return mixed
+
+
+# Models in directories that others have published: clipzoo.json and model.safetensors. Nothing in them is executed.
+
+
+def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return configuration and weights of a directory.
+
+    Raises:
+        ConfigError: the directory names code, classes of packages that are not trusted, or files outside it, or its
+            weights are no safetensors file.
+    """
+    path = folder / CONFIG
+    # Files of the hub's cache are links to its blobs.
+    blobs = [folder.resolve().parent.parent / "blobs"] if folder.resolve().parent.name == "snapshots" else []
+    io.require_no_links(folder, *blobs)
+    for file in sorted(folder.glob("*.json")):
+        text = io.read_bytes(file, 64 * io.MB, REMEDY)
+        try:
+            other = json.loads(text)
+        except (ValueError, RecursionError):
+            continue  # clipzoo.json is read below, with a message of its own; no other file is used
+        # transformers would import the code that auto_map names.
+        if isinstance(other, Mapping) and "auto_map" in other:
+            raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
+    content = io.read_json(path, io.MB, REMEDY)
+    io.require_fields(path, content, FIELDS, REMEDY)
+    if content["version"] > VERSION:
+        raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
+    nodes = {"encoder": content["encoder"], "head": content["head"]}
+    require_trusted(nodes, trust)
+    if fault := next(value_faults(nodes), None):
+        raise ConfigError(f"{path}: {fault}")
+    tokenizer = nodes["encoder"].get("tokenizer")
+    if isinstance(tokenizer, dict) and tokenizer.get("name") == HERE:
+        tokenizer["name"] = str(folder)
+    config = {**nodes, "seed": 0, "data": {key: content[key] for key in PREPROCESSING if key in content}}
+    if PAIR in content:
+        io.require_fields(path, content, {PAIR: dict}, REMEDY)
+        config[PAIR] = {key: content[PAIR].get(key) for key in PAIR_FIELDS}
+        io.require_numbers(path, config[PAIR], REMEDY)
+    return config, read_weights(folder / WEIGHTS)
+
+
+def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values that a published model must not have: other weights, variables, places outside its directory."""
+    for key, value in values_of(nodes):
+        if key.endswith("pretrained") and value not in (None, False):
+            yield f"{key}={value} asks for other weights than those of the directory"
+        if not isinstance(value, str):
+            continue
+        if "${" in value:
+            yield f"{key} refers to a variable, {value}: a published model has plain values"
+        if value.startswith(OUTSIDE) or "://" in value or ".." in value.replace("\\", "/").split("/"):
+            yield f"{key}={value} names a place outside the directory"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. Raises DamagedFileError."""
+    if not path.exists():
+        others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        note = f"{', '.join(others)} may execute code and is not read; " if others else ""
+        raise io.DamagedFileError(path, "is missing", note + REMEDY)
+    return read_tensors(path, REMEDY)

@@ -21,8 +21,7 @@ from pathlib import Path
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
 from clipzoo.report.render import Table, markdown, text_table
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import MetricKey, RunRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "tables"

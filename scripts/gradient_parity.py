@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import Batch, Encoder, Features, Model, Progress, World, build
-from clipzoo.api.training import adam
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
 from clipzoo.distributed.parallel import Parallel, Replicated
 from clipzoo.objectives.base import check_pair
 from clipzoo.training.gradients import GradientCache
+from clipzoo.training.in_python import adam
 from clipzoo.training.parts import Optimizer
 
 SAMPLES, BATCH, PARTS, CLIP = 24, 16, 4, 1.0

@@ -92,11 +92,11 @@ def test_every_call_that_could_import_code_of_the_hub_refuses_it():
 
 
 def test_tensors_are_read_and_models_of_libraries_are_made_in_one_place():
-    """torch.load and safetensors' readers: io.weights and sharded_checkpoints; create_model: one place per library."""
+    """torch.load and safetensors' readers: io.weights and checkpoint_files; create_model: one place per library."""
     places = {
         ("torch", "load"): {"io/weights.py"},
         ("", "load_file"): {"io/weights.py"},
-        ("", "safe_open"): {"training/sharded_checkpoints.py"},
+        ("", "safe_open"): {"training/checkpoint_files.py"},
         ("timm", "create_model"): {"encoders/image.py"},
         ("open_clip", "create_model"): {"exports/open_clip.py"},
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The commands of docs/how_to/fine_tuning.md at a small size, and the blocks of docs/how_to/your_own.md, in order.
 
-tests/io/test_hub.py runs the commands that download.
+tests/io/test_weights.py runs the commands that download.
 """
 
 from __future__ import annotations

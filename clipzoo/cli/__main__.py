@@ -1,22 +1,28 @@
-"""The `clipzoo` command. Only the module of the given subcommand is imported, so that help appears at once."""
+"""The `clipzoo` command. Only the module of the given subcommand is imported, so that help appears at once.
+
+Shell completion: `eval "$(register-python-argcomplete clipzoo)"` switches it on.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
 from importlib.metadata import version
+from io import StringIO
 
 from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
-from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.distributed import launch
 from clipzoo.distributed.launch import exit_on_error, handle_until_the_run_begins
 
 OVERRIDE_COMMANDS = {
     "train": ("cli.train", "train a model, or resume its run"),
     "evaluate": ("cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
-    "launch": ("cli.launch", "list, submit, run or tabulate the points of a sweep"),
+    "launch": ("cli.sweep", "list, submit, run or tabulate the points of a sweep"),
     "plan": ("plan.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
     "studies": ("lab.studies.run", "run the papers' small experiments"),
 }
@@ -26,25 +32,35 @@ RESUMABLE = ("train", "evaluate", "launch")
 
 COMMANDS = {
     "report": (
-        "cli.report",
+        "cli.report.report_arguments",
         "write the report of a run, or the papers' tables with the results of finished runs",
     ),
-    "config": ("cli.configuration", "list the keys of a run: type, default, meaning, options"),
-    "compare": ("cli.compare", "compare runs: metrics, intervals and paired tests of their differences"),
-    "lab": ("lab.methods.lab", "compare methods with equal search budgets and fresh seeds on generated scenes"),
-    "explore": ("cli.models.explore", "explore trained models in a browser: search, neighbours, maps, curves"),
+    "config": ("cli.report.config_arguments", "list the keys of a run: type, default, meaning, options"),
+    "compare": (
+        "cli.report.compare_arguments",
+        "compare runs: metrics, intervals and paired tests of their differences",
+    ),
+    "lab": (
+        "lab.methods.lab.add_arguments",
+        "compare methods with equal search budgets and fresh seeds on generated scenes",
+    ),
+    "explore": (
+        "cli.models.explore_arguments",
+        "explore trained models in a browser: search, neighbours, maps, curves",
+    ),
     "export": (
-        "cli.models.export",
+        "cli.models.export_arguments",
         "write a trained model for open_clip, transformers, torch.export or onnxruntime",
     ),
-    "index": ("cli.models.index", "embed images once, to search them"),
-    "search": ("cli.models.search", "search an index of images by captions"),
-    "shards": ("cli.data.shards", "make, index or inspect WebDataset shards"),
-    "datasets": ("cli.data.datasets", "list or convert the benchmark datasets, or make your own"),
-    "world": ("lab.worlds.world", "generate the demo's dataset"),
-    "emoji": ("lab.worlds.emoji", "get emoji of two vendors as a dataset"),
+    "index": ("cli.models.index_arguments", "embed images once, to search them"),
+    "search": ("cli.models.search_arguments", "search an index of images by captions"),
+    "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),
+    "datasets": ("cli.data.datasets_arguments", "list or convert the benchmark datasets, or make your own"),
+    "world": ("lab.worlds.world.add_arguments", "generate the demo's dataset"),
+    "emoji": ("lab.worlds.emoji.add_arguments", "get emoji of two vendors as a dataset"),
 }
-"""Commands with their own arguments: the module whose `add_arguments` declares them, and a summary."""
+"""Commands with arguments of argparse: the function that declares them, and a summary. The description of a command is
+the docstring of the function, or else of its module."""
 
 
 def main(*command: str) -> int:
@@ -65,7 +81,10 @@ def main(*command: str) -> int:
             return import_module(f"clipzoo.{module}").main(with_config_folder(arguments[1:])) or 0
         # A shell that asks for completions gives no arguments.
         parser = _parser(None if "_ARGCOMPLETE" in os.environ else next(iter(arguments), ""))
-        complete_if_asked(parser)
+        if "_ARGCOMPLETE" in os.environ:
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
         options = parser.parse_args(arguments)
         with own_errors(options):
             options.run(options)
@@ -80,14 +99,34 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     for name, (_, summary) in OVERRIDE_COMMANDS.items():
         overrides = commands.add_parser(name, help=summary).add_argument("overrides", nargs="*", metavar="KEY=VALUE")
         config_name = {"evaluate": "eval", "studies": "studies"}.get(name, "train")
-        overrides.completer = override_completer(config_name)  # type: ignore[attr-defined]
-    for name, (module, summary) in COMMANDS.items():
+        overrides.completer = _completer(config_name)  # type: ignore[attr-defined]
+    for name, (function, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if chosen in (None, name):
-            loaded = import_module(f"clipzoo.{module}")
-            command.description = loaded.__doc__
-            loaded.add_arguments(command)
+            module, _, function = f"clipzoo.{function}".rpartition(".")
+            declare = getattr(import_module(module), function)
+            command.description = inspect.getdoc(declare) or sys.modules[module].__doc__
+            declare(command)
     return parser
+
+
+def _completer(config_name: str) -> Callable[..., list[str]]:
+    """Return an argcomplete completer of Hydra overrides for the configuration `config_name`."""
+
+    def complete(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+        from clipzoo.cli.train import job
+        from clipzoo.config.groups import hide_internal_options, own_folder
+
+        own = own_folder()
+        folder = [] if own is None else ["--config-dir", str(own)]
+        hide_internal_options()
+        sys.argv = ["clipzoo", "--config-name", config_name, *folder, "--shell-completion", "query=bash"]
+        os.environ["COMP_LINE"] = " ".join(["clipzoo", *(parsed_args.overrides or []), prefix])
+        with redirect_stdout(StringIO()) as completions:
+            job()
+        return completions.getvalue().split()
+
+    return complete
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Command lines of argparse: their errors are ConfigErrors, and their numbers have the ranges of the vocabulary."""
+"""Command lines of argparse, whose errors are ConfigErrors, and lines of progress on the terminal."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import math
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from clipzoo.config.groups import VARIABLE
-from clipzoo.config.schema import kind_of_object
+from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Samples
 from clipzoo.distributed.launch import exit_on_error
 from clipzoo.errors import ConfigError
@@ -23,6 +24,10 @@ from clipzoo.io.stores import is_url
 
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 """Sizes in bytes that file systems and Linux allow for the name of a file and for a path."""
+PROGRESS_SECONDS = 3.0
+"""Shortest time between two lines of progress."""
+LEAST_SHARE = 0.02
+"""Share of the work after which the remaining time is estimated."""
 OUTPUTS = {"output", "static", "cache"}
 """Arguments that name a folder for results; their `type` is `output_folder`."""
 
@@ -122,10 +127,13 @@ def _path(text: str) -> Path:
 
 def number_in(annotation: Any) -> Callable[[str], Any]:
     """Return an argparse `type` that admits the numbers of an annotation, such as `vocabulary.Count`."""
-    kind = kind_of_object(annotation)
+    kind = kind_of(annotation)
 
     def read(text: str) -> Any:
-        value = _parsed(text)
+        value: Any = math.nan
+        for number in (float, int):
+            with suppress(ValueError):
+                value = number(text)
         if not kind.admits(value):
             raise argparse.ArgumentTypeError(f"must be {kind.words}, not {text!r}")
         return value
@@ -217,12 +225,27 @@ def _texts(value: object) -> Iterator[str]:
             yield str(one)
 
 
-def _parsed(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+class Progress:
+    """Prints progress and the estimated remaining time: `progress(done, total)`, at most once in PROGRESS_SECONDS.
+
+    work: what is done, "demo dataset". unit: what is counted, "images".
+    """
+
+    def __init__(self, work: str, unit: str) -> None:
+        self._work, self._unit = work, unit
+        self._start = self._last_line = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the work."""
+        return time.monotonic() - self._start
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._last_line < PROGRESS_SECONDS or done >= total:
+            return
+        self._last_line = time.monotonic()
+        line = f"== {self._work}: {done:,} of {total:,} {self._unit}"
+        # The first ones include the start of the processes.
+        if done / total >= LEAST_SHARE:
+            line += f", {self.seconds * (total - done) / done:.0f} s left"
+        print(line, file=sys.stderr, flush=True)

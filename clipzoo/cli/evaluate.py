@@ -10,13 +10,12 @@ torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=pape
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.cli.arguments import output_fault
-from clipzoo.cli.data.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
@@ -25,14 +24,19 @@ from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.metric_key import AVERAGE, of_average, parsed
-from clipzoo.runs.record import RunRecord, results
+from clipzoo.runs.identity import with_variables
+from clipzoo.runs.record import AVERAGE, RunRecord, of_average, parsed, results
 from clipzoo.runs.remote import local_copy, write_back
-from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
+    from clipzoo.distributed.world import World
+    from clipzoo.evaluation.suite import Suite
     from clipzoo.loading import LoadedModel
 
+MIXES = "mix"
+"""Folder of the evaluations of interpolated weights, in that of the results."""
+MIX_METRICS = ("top1", "mean_per_class", "recall_at_1")
+"""Metrics of their table."""
 PLACEHOLDERS = {
     "image_size": 224,
     "interpolation": "bicubic",
@@ -66,6 +70,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         folder = _output_folder(plain)
         if run.is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
+    from clipzoo import loading
     from clipzoo.build import build_part
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
@@ -76,12 +81,18 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     watchdog = Watchdog()
     Preemption(watchdog, signals)
     with watchdog.guard(world, plain["timeout"], folder):
-        model = _load(plain, trust)
+        if plain["run"] is not None:
+            model = loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
+        else:
+            from clipzoo.exports.open_clip import from_open_clip
+
+            model = from_open_clip(plain["model"], plain["pretrained"])
         plain = _composed(overrides, model.config["encoder"]) | local
         suite = build_part(plain["eval"], trust, Suite)
         suite.open()
         if plain["mix_with"] is not None:
-            metrics = evaluate_mixes(_mixed_with(plain, trust), model, plain["mix"], suite, folder, world)
+            first = loading.load(plain["mix_with"], trust=tuple(trust))
+            metrics = evaluate_mixes(first, model, plain["mix"], suite, folder, world)
         else:
             output = folder / "evaluation"
             metrics = suite.run(model.to(world.device), output / AVERAGE if plain["averaged"] else output, world)
@@ -126,22 +137,6 @@ def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     return config_of(folder)
 
 
-def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
-    from clipzoo import loading
-
-    if plain["run"] is not None:
-        return loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
-    from clipzoo.exports.open_clip import from_open_clip
-
-    return from_open_clip(plain["model"], plain["pretrained"])
-
-
-def _mixed_with(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
-    from clipzoo import loading
-
-    return loading.load(plain["mix_with"], trust=tuple(trust))
-
-
 def _output_folder(plain: Mapping[str, Any]) -> Path:
     if plain["output"] is not None:
         # A run's own evaluation is in it.
@@ -173,3 +168,37 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
     if record is not None:
         record.write(folder)
     say(f"report: {page}")
+
+
+def evaluate_mixes(
+    first: LoadedModel, second: LoadedModel, mixes: Sequence[float], suite: Suite, folder: Path, world: World
+) -> dict[str, float]:
+    """Evaluate (1 - mix) first + mix second for all mixes; write <folder>/mix/metrics.json and mix.md.
+
+    Returns:
+        The metrics of the last mix.
+    """
+    from clipzoo.loading import interpolate
+    from clipzoo.report.render import Cell, markdown, terminal, text_table
+
+    output = folder / MIXES
+    results: dict[float, dict[str, float]] = {}
+    for mix in mixes:
+        model = interpolate(first, second, mix).to(world.device)
+        results[mix] = suite.run(model, output / f"{mix:g}", world)
+
+    def write() -> None:
+        # A row for each mix; the best value of a metric is bold.
+        columns = [str(key) for key in parsed(next(iter(results.values()))) if key.metric in MIX_METRICS]
+        best = {column: max(metrics[column] for metrics in results.values()) for column in columns}
+        rows: list[list[str | Cell]] = [
+            [f"{mix:g}", *(Cell(f"{metrics[key]:.2f}", bold=metrics[key] == best[key]) for key in columns)]
+            for mix, metrics in results.items()
+        ]
+        table = text_table(["mix", *columns], rows, left=1)
+        io.write_json(output / "metrics.json", {f"{mix:g}": metrics for mix, metrics in results.items()})
+        io.write_whole(output / "mix.md", f"# Weights between two runs\n\n{markdown(table)}\n")
+        say(f"{terminal(table)}\n{output / 'mix.md'}")
+
+    world.run_on_first(write)
+    return results[mixes[-1]]

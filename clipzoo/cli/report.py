@@ -1,25 +1,44 @@
-"""Write the report of a run, compare runs, or show the papers' tables with the runs of a folder.
-
-clipzoo report runs/demo                     runs/demo/report.md and report.html, one file with its pictures
-clipzoo report runs/a runs/b runs/c          runs/comparison/index.html, tables.md, tables.csv, tables.tex
-clipzoo report runs                          runs/report/index.html, ...: the papers' tables, and other runs compared
-clipzoo report runs --table wpse/1 --table kme/3 --output pages
-clipzoo report --list                        the names of the tables
-"""
+"""Commands that read runs or keys: `clipzoo report`, `clipzoo compare` and `clipzoo config`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clipzoo.cli.arguments import output_folder, refuse
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, nearest, number_of
+from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.runs.remote import local_copy, write_back
 
+if TYPE_CHECKING:
+    from clipzoo.config.listing import Section
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+INTRODUCTION = """# Configuration
+
+Every key of a training, by group: `clipzoo train GROUP=OPTION KEY=VALUE ...`. On the terminal: `clipzoo config`, and
+`clipzoo config WORD` for the keys that contain a word. A default `${a.b}` is the value of the key `a.b`,
+`from_model:x` is found in the model, and a key without a default must be given.
+
+This page is written by `clipzoo config --markdown > docs/configuration.md`.
+"""
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Write the report of a run, compare runs, or show the papers' tables with the runs of a folder.
+
+    clipzoo report runs/demo                     runs/demo/report.md and report.html, one file with its pictures
+    clipzoo report runs/a runs/b runs/c          runs/comparison/index.html, tables.md, tables.csv, tables.tex
+    clipzoo report runs                          runs/report/index.html, ...: the papers' tables and other runs compared
+    clipzoo report runs --table wpse/1 --table kme/3 --output pages
+    clipzoo report --list                        the names of the tables
+    """
     parser.add_argument(
         "folders", nargs="*", help="run directories, or a folder of them; URLs of a store too", metavar="FOLDER"
     )
@@ -31,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=report)
 
 
-def run(options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
     if options.list:
         refuse(options, ("--table", "--output", "--note"), "has no effect with --list")
         if options.folders:
@@ -61,6 +80,44 @@ def run(options: argparse.Namespace) -> None:
         write_back(given[0], "FOLDER")
 
 
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Compare runs: metrics, paired tests, settings that differ, and samples on which only one is right.
+
+    clipzoo compare runs/a runs/b                runs/comparison/index.html, tables.md, tables.csv, tables.tex
+    clipzoo compare runs/a elsewhere/b           comparison/index.html, ..., in the working directory
+    clipzoo compare runs/a runs/b runs/c --output pages --note "three heads"
+    clipzoo compare runs                         all runs of a folder
+    clipzoo compare runs --scaling compute width power laws of loss and errors, checked on the largest scale
+    """
+    parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
+    parser.add_argument(
+        "--output", type=output_folder,
+        help="folder for the page (default: comparison, in the common folder of the runs or the working directory)",
+    )  # fmt: skip
+    parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
+    parser.add_argument(
+        "--scaling", nargs="+", default=[], metavar="AXIS",
+        help="fit power laws of loss and errors in compute, samples, width or a configuration key",
+    )  # fmt: skip
+    parser.set_defaults(run=compare)
+
+
+def compare(options: argparse.Namespace) -> None:
+    folders = [local_copy(place, "FOLDER", weights=False) for place in options.folders]
+    runs = []
+    for folder in folders:
+        if not is_run(folder) and not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}")
+        runs += [folder] if is_run(folder) else [path.parent for path in sorted(folder.rglob("config.yaml"))]
+    if len(runs) < 2:
+        given = " ".join(options.folders)
+        raise ConfigError(
+            f"{given} holds {number_of(len(runs), 'run')}: give two or more, clipzoo compare runs/a runs/b"
+        )
+    default = folders[0] / "comparison" if len(folders) == 1 else comparison_folder(folders)
+    write_comparison(runs, [], options.output or default, options.note, options.scaling)
+
+
 def write_comparison(
     folders: list[Path], tables: list[str], output: Path | None, note: str | None, scaling: Sequence[str] = ()
 ) -> None:
@@ -84,3 +141,83 @@ def comparison_folder(folders: Sequence[Path]) -> Path:
 
 def is_run(folder: Path) -> bool:
     return (folder / "metrics.jsonl").exists() or (folder / "results.json").exists()
+
+
+def config_arguments(parser: argparse.ArgumentParser) -> None:
+    """List the keys of a run: type, default and meaning, and the options of each group.
+
+    clipzoo config                     all of them
+    clipzoo config tau                 those that contain the word: keys, options, types and meanings are searched
+    clipzoo config head temperature    those that contain both words
+    clipzoo config --markdown          the page docs/configuration.md
+    """
+    parser.add_argument("words", nargs="*", metavar="WORD", help="list only entries that contain all of these words")
+    parser.add_argument("--markdown", action="store_true", help="print the page of the documentation")
+    parser.set_defaults(run=config)
+
+
+def config(options: argparse.Namespace) -> None:
+    # Imports Hydra, which no help and no other command waits for.
+    from clipzoo.config.groups import groups as all_groups, options as options_of
+    from clipzoo.config.listing import sections
+
+    def holds_all(texts: Sequence[str]) -> bool:
+        text = " ".join(texts).lower()
+        return all(word.lower() in text for word in options.words)
+
+    found = []
+    for section in (listed := list(sections())):
+        # The title of a section counts as that of its entries.
+        titles = [section.title, section.target]
+        entries = [part for part in section.entries if holds_all([part.key, part.type, part.meaning, *titles])]
+        if entries:
+            found.append(replace(section, entries=tuple(entries)))
+    groups = {group: names for group in all_groups() if (names := options_of(group)) and holds_all([group, *names])}
+    if not found and not groups:
+        words = [word for section in listed for entry in section.entries for word in entry.key.split(".")]
+        near = nearest(options.words[0], list(dict.fromkeys(words)))
+        raise ConfigError(
+            f"no key, option or meaning holds {' and '.join(options.words)}{near}; clipzoo config lists all"
+        )
+    width = min(shutil.get_terminal_size((100, 24)).columns, 140)
+    lines = _markdown(groups, found) if options.markdown else _terminal(groups, found, width)
+    try:
+        print("\n".join(lines).strip(), flush=True)
+    except BrokenPipeError:
+        # `clipzoo config | head`: nothing is left to be flushed when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _terminal(groups: dict[str, list[str]], found: Sequence[Section], width: int) -> Iterator[str]:
+    for group, names in groups.items():
+        yield from textwrap.wrap(f"{group}=" + "|".join(names).replace("|", " | "), width, subsequent_indent="    ")
+    for section in found:
+        yield ""
+        heading = f"{section.title}: {section.summary}" if section.title else section.summary
+        yield from textwrap.wrap(heading, width, subsequent_indent="  ", break_on_hyphens=False)
+        for entry in section.entries:
+            default = f" = {entry.default}" if entry.default else ""
+            yield f"  {entry.key}{default}"
+            yield from textwrap.wrap(
+                f"{entry.type}. {entry.meaning}", width, initial_indent="      ", subsequent_indent="      ",
+                break_on_hyphens=False,
+            )  # fmt: skip
+
+
+def _markdown(groups: dict[str, list[str]], found: Sequence[Section]) -> Iterator[str]:
+    yield INTRODUCTION
+    yield "## Groups\n\n| group | options |\n| --- | --- |"
+    for group, names in groups.items():
+        yield f"| `{group}` | {', '.join(f'`{name}`' for name in names)} |"
+    last = None
+    for section in found:
+        if section.group != last:
+            yield f"\n## {section.group or 'The run'}"
+        last = section.group
+        if section.title:
+            yield f"\n**{markdown_text(section.title)}**: {markdown_text(section.summary)}"
+        yield "\n| key | type | default | meaning |\n| --- | --- | --- | --- |"
+        for entry in section.entries:
+            default = markdown_code(entry.default, in_table=True) if entry.default else ""
+            cells = [markdown_code(entry.key), markdown_text(entry.type), default, markdown_text(entry.meaning)]
+            yield f"| {' | '.join(cells)} |"

@@ -7,7 +7,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo import io
-from clipzoo.cli import trials
+from clipzoo.cli import sweep as sweeps
 from clipzoo.cli.arguments import Parser
 from clipzoo.config import trust as overrides
 from clipzoo.config.compose import checked, compose
@@ -31,19 +30,24 @@ from clipzoo.distributed import launch
 from clipzoo.distributed.launch import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished
-from clipzoo.runs.initial import with_digests
+from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished, with_digests
+from clipzoo.runs.identity import with_variables
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.metric_key import of_weights
+from clipzoo.runs.record import of_weights
 from clipzoo.runs.remote import runs_of
-from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
-    from clipzoo.initial import Rows
+    from clipzoo.encoders.weights import Row
     from clipzoo.model import Model
     from clipzoo.runs.search import Search, Space
     from clipzoo.training.parts import Dataset, Parts
+
+
+INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""Values of Hydra's option --info."""
+FAILURES = (1, 2)
+"""Exit codes of a run that has failed; it has not been stopped from outside."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,11 @@ def main(arguments: list[str]) -> None:
     with same_on_all_ranks():
         line = read_command_line(arguments)
     if line.search is not None:
-        return trials.run(*line.search)
+        return sweeps.run_search(*line.search)
     if not line.needs_hydra:
-        return train(line.configurations[0], line.lines, experiment_of(line.lines))
+        chosen = [given.value() for given in map(overrides.read, line.lines) if given.key_or_group == "experiment"]
+        experiment = None if not chosen or chosen[-1] is None else str(chosen[-1])
+        return train(line.configurations[0], line.lines, experiment)
     sys.argv[1:] = line.hydra_arguments
     if line.options.help or line.options.shell_completion:
         hide_internal_options()
@@ -136,7 +142,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     if options.version or options.shell_completion:
         return CommandLine(arguments, options, lines, None, [])
     given = [overrides.read(line) for line in lines]
-    search = trials.search_of(lines) if options.multirun and not shows(options) else None
+    search = sweeps.search_of(lines) if options.multirun and not shows(options) else None
     if search is None:
         for override in given:
             overrides.require_values(override, options.multirun)
@@ -154,20 +160,10 @@ def shows(options: Namespace) -> bool:
     return any((options.cfg, options.help, options.hydra_help, options.info, options.version, options.shell_completion))
 
 
-def experiment_of(lines: Sequence[str]) -> str | None:
-    """Return the experiment that a command line chooses."""
-    chosen = [override.value() for override in map(overrides.read, lines) if override.key_or_group == "experiment"]
-    return None if not chosen or chosen[-1] is None else str(chosen[-1])
-
-
 def by_name(name: str) -> Any:
     """Return a function of `clipzoo.report`, which a training imports only when it writes a page."""
     module, _, function = name.rpartition(".")
     return getattr(import_module(module), function)
-
-
-INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Values of Hydra's option --info."""
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
@@ -187,10 +183,6 @@ def job(config: DictConfig) -> None:
             raise
 
 
-FAILURES = (1, 2)
-"""Exit codes of a run that has failed; it has not been stopped from outside."""
-
-
 def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) -> None:
     """Train a run to its end, or report that it is finished.
 
@@ -201,7 +193,14 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
     runs = runs_of(plain)
-    folder = find_run(plain, lines, partial(fingerprint, values["data"]))
+
+    def fingerprint(run: Path) -> str | None:
+        # Imports numpy, and is only called if a run was trained on shards in another place.
+        from clipzoo.data.index import stored_fingerprint
+
+        return stored_fingerprint(values["data"], run)
+
+    folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
         if launch.read().is_first:
             runs.complete(folder)
@@ -244,7 +243,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
             rows = initialise(model, folder, plain, values, parts, trust, world)
             settings = settings.resolved(folder, world)
             evaluator.open()
-            best_metric = of_weights(settings.best_metric, averaged=parts.averaging is not None)
+            best_metric = of_weights(settings.checkpoints.best_metric, averaged=parts.averaging is not None)
             evaluator.require(best_metric, settings.global_batch)
         device, warning = described(world, plain["data"].get("workers"))
         hardware = f"{settings.precision} on {device}"
@@ -252,7 +251,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
-        cost, metrics = fit(model, parts, world, preemption, trials.hooks(watchdog, world))
+        cost, metrics = fit(model, parts, world, preemption, sweeps.hooks(watchdog, world))
         finish(model, parts, world, lines, experiment, cost, metrics)
     world.leave()
     spares.release()
@@ -263,7 +262,7 @@ def begin(
     plain: Mapping[str, Any],
     given: Mapping[str, Any],
     dataset: Dataset,
-    rows: Rows,
+    rows: Sequence[Row],
     hardware: str,
     world: World,
 ) -> None:
@@ -285,14 +284,6 @@ def begin(
         figures = captions.figures(plain["trainer"]["global_batch"])
         io.write_json(lock.folder / CAPTIONS, figures)
         launch.say(f"data: {described_captions(figures)}")
-
-
-def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
-    """Return the fingerprint of the dataset of a `data` node, None without an index; see `stored_fingerprint`."""
-    # Imports numpy, and is only called if a run was trained on shards in another place.
-    from clipzoo.data.index import stored_fingerprint
-
-    return stored_fingerprint(data, run)
 
 
 def finish(

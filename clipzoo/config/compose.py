@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import hydra
@@ -16,87 +15,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from clipzoo.config import schema, schema as relations
-from clipzoo.config.groups import CONF, group_not_chosen, groups, is_group, search_path, unknown_key, unknown_option
-from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
+from clipzoo.config import schema
+from clipzoo.config.groups import CONF, group_not_chosen, groups, is_group, own_folder, unknown_key, unknown_option
+from clipzoo.config.schema import Argument, Kind, UncheckableError, constructor_arguments, kind_of
 from clipzoo.config.trust import KEY, OWN, is_within, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
-
-# Environment variables in a configuration: what is stored holds `${oc.env:NAME}`, never the variable's value.
-
 
 RESOLVER = "oc.env"
 MARK = "${" + RESOLVER + ":"
 """Beginning of an environment variable in a configuration."""
-
-
-def without_variables(config: DictConfig) -> Any:
-    """Return the configuration as plain values, with all interpolations resolved but environment variables.
-
-    `${oc.env:NAME}` remains as text wherever the constructor's annotation admits any text. Elsewhere (numbers, named
-    options) its value stands, which is no secret and may change the result of a run.
-    """
-    with _kept_as_text():
-        text = OmegaConf.to_container(config, resolve=True)
-    return _merged(OmegaConf.to_container(config, resolve=True), text) if MARK in repr(text) else text
-
-
-@contextmanager
-def _kept_as_text() -> Iterator[None]:
-    OmegaConf.register_new_resolver(RESOLVER, _variable, replace=True)
-    OmegaConf.register_new_resolver("oc.decode", _decoded, replace=True)
-    try:
-        yield
-    finally:
-        OmegaConf.register_new_resolver(RESOLVER, oc.env, replace=True)
-        OmegaConf.register_new_resolver("oc.decode", oc.decode, replace=True)
-
-
-def _variable(name: str, *default: str | None) -> str:
-    quoted = ["null" if value is None else "'" + str(value).replace("'", "\\'") + "'" for value in default]
-    return MARK + ",".join([name, *quoted]) + "}"
-
-
-def _decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
-    if text is not None and MARK in text:
-        return "${oc.decode:" + text + "}"
-    return oc.decode(text, _parent_, _node_)
-
-
-def _merged(value: Any, text: Any, kind: Kind | None = None) -> Any:
-    """Return `text`, with the value in each place whose kind admits no text. kind: of the argument, None if unknown."""
-    if value == text:
-        return value
-    if isinstance(value, dict) and isinstance(text, dict) and value.keys() == text.keys():
-        kinds = _argument_kinds(value)
-        merged: Any = {key: _merged(value[key], text[key], kinds.get(key)) for key in value}
-    elif isinstance(value, list) and isinstance(text, list) and len(value) == len(text):
-        merged = [_merged(*pair) for pair in zip(value, text, strict=True)]
-    elif kind is None:
-        return value if isinstance(value, int | float | None) else text
-    else:
-        merged = text
-    return value if kind is not None and kind.admits(value) and not kind.admits(merged) else merged
-
-
-def _argument_kinds(node: Mapping[str, Any]) -> dict[str, Kind]:
-    """Return the kinds of values that a class of this package takes, by argument; of other nodes none is known."""
-    kinds: dict[str, Kind] = {}
-    if not is_within(str(node.get("_target_")), (OWN,)):
-        return kinds
-    try:
-        arguments = constructor_arguments(node["_target_"])
-    except (LookupError, SyntaxError):
-        return kinds
-    for name, argument in arguments.items():
-        if argument.annotation is not None:
-            try:
-                kinds[name] = kind_of(argument.annotation)
-            except UncheckableError:
-                continue
-    return kinds
-
-
 TOP_LEVEL = {
     "train": {
         "name": "str | None", "runs": "str", "upload_patience": "Seconds", "upload_every": "Seconds", "seed": "Seed",
@@ -188,11 +115,20 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
     plain = {str(key): value for key, value in container.items() if key not in NOT_SETTINGS}
     require_trusted(plain, trust)
     faults = [f"{key} has no value: give {key}=..." for key in missing if complete]
-    faults += _top_level_faults(plain, name)
+    for key, annotation in TOP_LEVEL[name].items():
+        kind = kind_of(annotation)
+        if key not in plain:
+            faults.append(f"{key} has no value: give {key}=...")
+        elif not kind.admits(plain[key]):
+            faults.append(f"{key} must be {kind.words}, not {schema.shown(plain[key])}")
+    for group in PARTS[name]:
+        part = plain.get(group)
+        if not isinstance(part, Mapping) or "_target_" not in part:
+            faults.append(f"{group} has no class (_target_): choose an option, {group}=...")
     not_given = tuple(f"{key} must be" for key in missing)
     faults += [fault for fault in schema.faults(plain) if not fault.startswith(not_given)]
     faults += schema.faults({SEARCH: container.get(SEARCH)})
-    faults = faults or list(relations.broken(relations.RUN, plain))
+    faults = faults or list(schema.broken(schema.RUN, plain))
     if faults:
         raise ConfigError("\n         ".join(faults))
     return plain
@@ -210,7 +146,10 @@ def _explained(overrides: Sequence[str], name: str) -> tuple[list[str], DictConf
 def _compose(lines: list[str], name: str) -> DictConfig:
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(name, lines)
-    lines = [*search_path(), *lines]
+    if folder := own_folder():
+        # Hydra also finds the options of the user's folder.
+        quoted = str(folder).replace("\\", "\\\\").replace('"', '\\"')
+        lines = [f'hydra.searchpath=["file://{quoted}"]', *lines]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, lines)
 
@@ -222,21 +161,6 @@ def _literal(value: Any) -> Any:
     if isinstance(value, list):
         return [_literal(inner) for inner in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
-def _top_level_faults(plain: dict[str, Any], name: str) -> list[str]:
-    kinds = {key: kind_of(ast.Constant(annotation)) for key, annotation in TOP_LEVEL[name].items()}
-    faults = [f"{key} has no value: give {key}=..." for key in kinds if key not in plain]
-    faults += [
-        f"{key} must be {kind.words}, not {schema.shown(plain[key])}"
-        for key, kind in kinds.items()
-        if key in plain and not kind.admits(plain[key])
-    ]
-    for group in PARTS[name]:
-        part = plain.get(group)
-        if not isinstance(part, Mapping) or "_target_" not in part:
-            faults.append(f"{group} has no class (_target_): choose an option, {group}=...")
-    return faults
 
 
 def _explanation(error: Exception, lines: list[str], name: str) -> str:
@@ -252,28 +176,20 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
             return group_not_chosen(key[1])
         if name == "train" and (command := COMMANDS.get(key[1].split(".")[0])):
             return f"{key[1]} is a setting of `{command}`, not of a training"
-        values = _of_choices(lines, name)
+        # The values that only the choices of groups give, inner mappings among them, by dotted key.
+        values: dict[str, Any] = {}
+        with suppress(HydraException, OmegaConfBaseException):
+            chosen = _compose([line for line in lines if is_group(read(line).key_or_group)], name)
+            pending = [("", OmegaConf.to_container(chosen, resolve=False))]
+            for prefix, node in pending:
+                inner = {f"{prefix}{key}": value for key, value in node.items()} if isinstance(node, dict) else {}
+                values |= inner
+                pending += [(f"{key}.", value) for key, value in inner.items()]
         for mapping in (key[1], key[1].rpartition(".")[0]):
             if values.get(mapping) == {}:
                 return f"{mapping} takes any keys, which are added with a plus: +{mapping}={{KEY: VALUE}}"
         return unknown_key(key[1], groups() + sorted(values))
     return _first_line(error)
-
-
-def _of_choices(lines: list[str], name: str) -> dict[str, Any]:
-    """Return the configuration with only the group choices of these overrides: its values by dotted key."""
-    choices = [line for line in lines if is_group(read(line).key_or_group)]
-    try:
-        return dict(_nodes(OmegaConf.to_container(_compose(choices, name), resolve=False)))
-    except (HydraException, OmegaConfBaseException):
-        return {}
-
-
-def _nodes(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values in nested mappings, the mappings among them, with their dotted keys."""
-    for name, inner in plain.items() if isinstance(plain, Mapping) else ():
-        yield f"{prefix}{name}", inner
-        yield from _nodes(inner, f"{prefix}{name}.")
 
 
 def _first_line(error: Exception) -> str:
@@ -283,3 +199,58 @@ def _first_line(error: Exception) -> str:
     key = getattr(error, "full_key", None)
     place = f"{key}: " if key and lines and key not in lines[0] else ""
     return place + lines[0] if lines else type(error).__name__
+
+
+# Environment variables in a configuration: what is stored holds `${oc.env:NAME}`, never the variable's value.
+
+
+def without_variables(config: DictConfig) -> Any:
+    """Return the configuration as plain values, with all interpolations resolved but environment variables.
+
+    `${oc.env:NAME}` remains as text wherever the constructor's annotation admits any text. Elsewhere (numbers, named
+    options) its value stands, which is no secret and may change the result of a run.
+    """
+    OmegaConf.register_new_resolver(RESOLVER, _variable, replace=True)
+    OmegaConf.register_new_resolver("oc.decode", _decoded, replace=True)
+    try:
+        text = OmegaConf.to_container(config, resolve=True)
+    finally:
+        OmegaConf.register_new_resolver(RESOLVER, oc.env, replace=True)
+        OmegaConf.register_new_resolver("oc.decode", oc.decode, replace=True)
+    return _merged(OmegaConf.to_container(config, resolve=True), text) if MARK in repr(text) else text
+
+
+def _variable(name: str, *default: str | None) -> str:
+    quoted = ["null" if value is None else "'" + str(value).replace("'", "\\'") + "'" for value in default]
+    return MARK + ",".join([name, *quoted]) + "}"
+
+
+def _decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
+    if text is not None and MARK in text:
+        return "${oc.decode:" + text + "}"
+    return oc.decode(text, _parent_, _node_)
+
+
+def _merged(value: Any, text: Any, kind: Kind | None = None) -> Any:
+    """Return `text`, with the value in each place whose kind admits no text. kind: of the argument, None if unknown."""
+    if value == text:
+        return value
+    if isinstance(value, dict) and isinstance(text, dict) and value.keys() == text.keys():
+        # The classes of this package say what their arguments admit.
+        arguments: Mapping[str, Argument] = {}
+        if is_within(str(value.get("_target_")), (OWN,)):
+            with suppress(LookupError, SyntaxError):
+                arguments = constructor_arguments(value["_target_"])
+        kinds: dict[str, Kind] = {}
+        for name, argument in arguments.items():
+            with suppress(UncheckableError):
+                if argument.annotation is not None:
+                    kinds[name] = kind_of(argument.annotation)
+        merged: Any = {key: _merged(value[key], text[key], kinds.get(key)) for key in value}
+    elif isinstance(value, list) and isinstance(text, list) and len(value) == len(text):
+        merged = [_merged(*pair) for pair in zip(value, text, strict=True)]
+    elif kind is None:
+        return value if isinstance(value, int | float | None) else text
+    else:
+        merged = text
+    return value if kind is not None and kind.admits(value) and not kind.admits(merged) else merged

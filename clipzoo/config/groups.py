@@ -17,6 +17,30 @@ CONF = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parents[1] / "conf"
 VARIABLE = "CLIPZOO_CONFIG_DIR"
 """Environment variable with the user's folder; the option --config-dir sets it, so that child processes have it too."""
 
+FOREIGN_KEYS = {
+    "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
+    "beta2": "optim.betas", "checkpoint": "init.weights", "ckpt": "init.weights", "dataset": "data",
+    "grad_clip_norm": "trainer.clip_gradient", "learning_rate": "optim.schedule.peak", "logs": "runs",
+    "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "pretrained": "init.weights",
+    "report_to": "logger", "save_frequency": "trainer.checkpoints.every",
+    "tensorboard": "logger=tensorboard", "train_data": "data.shards", "wandb": "logger=wandb",
+    "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
+}  # fmt: skip
+"""Names that other programs, above all open_clip, use for our keys."""
+FOREIGN_GROUPS = {"hydra/sweeper": "a search draws its points with search.sampler=tpe"}
+"""Groups of Hydra's plugins whose work clipzoo does itself."""
+RENAMED_KEYS = {
+    "trainer.save_every": "trainer.checkpoints.every", "trainer.keep": "trainer.checkpoints.keep",
+    "trainer.best_metric": "trainer.checkpoints.best_metric",
+    "trainer.save_in_background": "trainer.checkpoints.in_background",
+    "trainer.checkpoint_format": "trainer.checkpoints.format", "trainer.on_spike": "trainer.spikes.policy",
+    "trainer.spike_window": "trainer.spikes.window", "trainer.spike_threshold": "trainer.spikes.threshold",
+    "trainer.slow_rank_threshold": "trainer.slow_ranks.threshold",
+    "trainer.slow_rank_seconds": "trainer.slow_ranks.seconds",
+}  # fmt: skip
+"""Former names of keys."""
+FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pretrained"}
+
 
 def own_folder() -> Path | None:
     """Return the user's folder of further options, laid out like CONF; None without one.
@@ -28,44 +52,37 @@ def own_folder() -> Path | None:
     return _checked(Path(given).expanduser().absolute()) if given else None
 
 
-def search_path() -> list[str]:
-    """Return the override that lets Hydra find the user's options; none without a folder of the user's."""
-    folder = own_folder()
-    quoted = str(folder).replace("\\", "\\\\").replace('"', '\\"')
-    return [] if folder is None else [f'hydra.searchpath=["file://{quoted}"]']
-
-
 def groups() -> list[str]:
     """Return the names of all groups; nested groups as "head/kernel"."""
-    return sorted({str(path.parent) for path in (*_files(CONF), *_own_files())} - {"."})
+    return sorted({str(path.parent) for folder in _folders() for path in _files(folder)} - {"."})
 
 
 def is_group(name: str) -> bool:
-    return bool(name) and any((folder / name).is_dir() for folder in (CONF, own_folder()) if folder)
+    return bool(name) and any((folder / name).is_dir() for folder in _folders())
 
 
 def options(group: str) -> list[str]:
     """Return the options of a group; experiments with the folder that holds them, "demo/clip"."""
-    paths = [path.with_suffix("") for path in (*_files(CONF), *_own_files()) if path.is_relative_to(group)]
+    paths = [path.with_suffix("") for folder in _folders() for path in _files(folder) if path.is_relative_to(group)]
     names = (path.relative_to(group) for path in paths if not path.name.startswith("_"))
     return sorted(str(name) for name in names if group == "experiment" or len(name.parts) == 1)
 
 
 def option_file(group: str, option: str) -> Path | None:
     """Return the file of an option, None if there is none."""
-    places = [folder / group / f"{option}.yaml" for folder in (CONF, own_folder()) if folder]
+    places = [folder / group / f"{option}.yaml" for folder in _folders()]
     return next((path for path in places if path.exists()), None)
+
+
+def _folders() -> list[Path]:
+    own = own_folder()
+    return [CONF] if own is None else [CONF, own]
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the YAML files in the groups of a folder, relative to it."""
     groups = [path.name for path in CONF.iterdir() if path.is_dir()]
     return [path.relative_to(folder) for group in groups for path in (folder / group).rglob("*.yaml")]
-
-
-def _own_files() -> list[Path]:
-    folder = own_folder()
-    return [] if folder is None else _files(folder)
 
 
 @cache
@@ -99,44 +116,24 @@ def hide_internal_options() -> None:
     SourcesRegistry.instance().types[Listed.scheme()] = Listed
 
 
-# Suggestions in error messages: the nearest valid key or option for a mistyped one.
-
-
-FOREIGN_KEYS = {
-    "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
-    "beta2": "optim.betas", "checkpoint": "init.weights", "ckpt": "init.weights", "dataset": "data",
-    "grad_clip_norm": "trainer.clip_gradient", "learning_rate": "optim.schedule.peak", "logs": "runs",
-    "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "pretrained": "init.weights",
-    "report_to": "logger", "save_frequency": "trainer.save_every",
-    "tensorboard": "logger=tensorboard", "train_data": "data.shards", "wandb": "logger=wandb",
-    "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
-}  # fmt: skip
-"""Names that other programs, above all open_clip, use for our keys."""
-FOREIGN_GROUPS = {"hydra/sweeper": "a search draws its points with search.sampler=tpe"}
-"""Groups of Hydra's plugins whose work clipzoo does itself."""
-FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pretrained"}
-
-
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
     names = FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS
-    ours = names.get(key.rsplit(".", 1)[-1])
+    ours = RENAMED_KEYS.get(key) or names.get(key.rsplit(".", 1)[-1])
     return f"there is no key {key}" + (f"; did you mean {ours}?" if ours else nearest(key, known))
 
 
 def group_not_chosen(group: str) -> str:
     """Return the message for a group inside another one, whose chosen option does not have it."""
     outer, _, inner = group.rpartition("/")
-    having = [option for option in options(outer) if inner in _groups_of(outer, option)]
-    return f"{group} is a group of {' and '.join(f'{outer}={option}' for option in having)}: choose it too"
-
-
-def _groups_of(group: str, option: str) -> list[str]:
-    """Return the names of the groups inside an option, by its list of defaults."""
-    file = option_file(group, option)
-    assert file is not None
-    defaults = yaml.safe_load(file.read_text()).get("defaults", [])
-    return [name.removeprefix("override ") for entry in defaults if isinstance(entry, dict) for name in entry]
+    having = []
+    for option in options(outer):
+        file = option_file(outer, option)
+        assert file is not None
+        defaults = yaml.safe_load(file.read_text()).get("defaults", [])
+        if inner in [name.removeprefix("override ") for entry in defaults if isinstance(entry, dict) for name in entry]:
+            having.append(f"{outer}={option}")
+    return f"{group} is a group of {' and '.join(having)}: choose it too"
 
 
 def unknown_option(group: str, option: str) -> str:

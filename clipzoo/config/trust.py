@@ -17,9 +17,8 @@ from hydra.errors import HydraException
 from clipzoo.config.groups import is_group, options, unknown_option
 from clipzoo.errors import ConfigError
 
-# Overrides of the command line, read by Hydra's own parser.
-
-
+OWN = __name__.partition(".")[0]
+KEY = "trust"
 MOST_VALUES = 10_000
 """Largest number of values of a swept key."""
 _SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
@@ -32,7 +31,17 @@ def read(text: str) -> Override:
     Raises:
         ConfigError: `text` is not an override, or names no option of a group.
     """
-    override = _parsed(text)
+    parser = OverridesParser.create()
+    try:
+        override = parser.parse_override(text)
+    except HydraException as reason:
+        try:
+            override = parser.parse_override(_SHARD_RANGE.sub(r'"\g<0>"', text))
+        except HydraException:
+            lines = [line for line in str(reason).splitlines() if not line.startswith(("Error parsing", "See https"))]
+            fix = "quote brackets and commas once more: \"key='...'\"" if "=" in text else "write KEY=VALUE"
+            explanation = lines[0].strip() if lines else "no reason given"
+            raise ConfigError(f"{text!r} cannot be read ({explanation}): {fix}") from None
     group = override.key_or_group
     if not group:
         raise ConfigError(f"{text!r} names no key: write KEY=VALUE")
@@ -85,25 +94,6 @@ def covering_points(overrides: Sequence[Override]) -> list[list[str]]:
     return [[values[min(index, len(values) - 1)] for values in choices] for index in range(count)]
 
 
-def _parsed(text: str) -> Override:
-    parser = OverridesParser.create()
-    try:
-        return parser.parse_override(text)
-    except HydraException as error:
-        reason = error
-    try:
-        return parser.parse_override(_SHARD_RANGE.sub(r'"\g<0>"', text))
-    except HydraException:
-        lines = [line for line in str(reason).splitlines() if not line.startswith(("Error parsing", "See https"))]
-        fix = "quote brackets and commas once more: \"key='...'\"" if "=" in text else "write KEY=VALUE"
-        explanation = lines[0].strip() if lines else "no reason given"
-        raise ConfigError(f"{text!r} cannot be read ({explanation}): {fix}") from None
-
-
-OWN = __name__.partition(".")[0]
-KEY = "trust"
-
-
 def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
     """Return the packages of `trust=` and the classes that the command line names with `_target_=`.
 
@@ -116,14 +106,20 @@ def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
             continue
         key, value = override.key_or_group, override.value()
         if key == KEY:
-            names.update(_packages(value))
-        names.update(_targets({key.rpartition(".")[2]: value}))
+            packages = value if isinstance(value, list) else [value]
+            if not all(isinstance(name, str) and name for name in packages):
+                raise ConfigError(f"{KEY} must be the name of a package, or a list [a,b] of names, not {value!r}")
+            names.update(map(str, packages))
+        for place, target in values_of(value, key):
+            if place.rpartition(".")[2] == "_target_" and isinstance(target, str):
+                names.add(target)
     return frozenset(names)
 
 
 def require_trusted(config: Mapping[str, Any], trust: Collection[str]) -> None:
     """Raise ConfigError if any `_target_` of a configuration, at any depth, belongs to a package without trust."""
-    faults = [f"{key}={target} {reason}" for key, target in _named(config) if (reason := refusal(target, trust))]
+    named = [(key, target) for key, target in values_of(config) if key.rpartition(".")[2] == "_target_"]
+    faults = [f"{key}={target} {reason}" for key, target in named if (reason := refusal(target, trust))]
     if faults:
         raise ConfigError("\n         ".join(dict.fromkeys(faults)))
 
@@ -144,36 +140,13 @@ def is_within(name: str, packages: Collection[str]) -> bool:
 
 
 def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of every leaf of a configuration."""
-    if isinstance(node, Mapping):
+    """Yield the dotted key and the value of every leaf of a configuration; every `_target_` counts as a leaf."""
+    is_leaf = key.rpartition(".")[2] == "_target_"
+    if isinstance(node, Mapping) and not is_leaf:
         for name, value in node.items():
             yield from values_of(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
+    elif isinstance(node, list | tuple) and not is_leaf:
         for index, value in enumerate(node):
             yield from values_of(value, f"{key}[{index}]")
     else:
         yield key, node
-
-
-def _packages(value: object) -> list[str]:
-    names = value if isinstance(value, list) else [value]
-    if not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{KEY} must be the name of a package, or a list [a,b] of names, not {value!r}")
-    return [str(name) for name in names]
-
-
-def _targets(value: object) -> Iterator[str]:
-    yield from (target for _, target in _named(value) if isinstance(target, str))
-
-
-def _named(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the key and value of every `_target_`."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            place = f"{path}.{key}" if path else str(key)
-            if key == "_target_":
-                yield place, inner
-            yield from _named(inner, place)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _named(inner, f"{path}[{index}]")

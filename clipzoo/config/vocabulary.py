@@ -122,7 +122,7 @@ StepRange = Annotated[tuple[Count, Count], Ascending()]
 """First and last step, counted from 1."""
 SpikeWindow = Annotated[int, Range(at_least=4, at_most=100_000)]
 SpikePolicy = Literal["report", "stop", "skip", "rewind"]
-"""Response to a spike of the loss; see `clipzoo.training.settings.Inspection`."""
+"""Response to a spike of the loss; see conf/trainer/default.yaml."""
 Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
 
 Names = Annotated[list[str], Distinct()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +44,13 @@ class InMemoryDataset:
     def repeats(self, view: Literal["image", "text"]) -> bool:
         """Return True: a pair is the same in every epoch."""
         return True
+
+    def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
+        """No-op: nothing is decoded."""
+
+    def names(self, sample_ids: Sequence[int]) -> list[str]:
+        """Empty: pairs have no names."""
+        return []
 
     def captions(self) -> CaptionCounts:
         """Empty: the pairs need not be images and captions."""

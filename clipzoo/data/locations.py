@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, TextIO
 
-from clipzoo.config.schema import kind_of_object
+from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Range
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import NO_SPACE, kind_of
+from clipzoo.io import NO_SPACE, file_type
 from clipzoo.io.stores import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 KEY = "data.shards"
 MOST_SHARDS = 1_000_000
 """Largest number of shards of one pattern."""
-WEIGHT = kind_of_object(Annotated[float, Range(at_least=1e-3, at_most=1e3)])
+WEIGHT = kind_of(Annotated[float, Range(at_least=1e-3, at_most=1e3)])
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """Endings of files that list images and captions."""
 SILENCE_TIMEOUT_SECONDS = 300.0
@@ -192,7 +192,8 @@ def _state(location: str) -> State | None:
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
-                f"data.shards: {location} is {kind_of(status.st_mode)}, not a file (pipe:COMMAND reads from a command)"
+                f"data.shards: {location} is {file_type(status.st_mode)}, not a file (pipe:COMMAND reads from a "
+                "command)"
             )
         return status.st_size, status.st_mtime_ns
     except FileNotFoundError:

@@ -78,11 +78,6 @@ def read() -> Environment:
     )
 
 
-def set_world_size(size: int) -> None:
-    """Let only the first `size` ranks take part: this process and torch read the smaller world from now on."""
-    os.environ["WORLD_SIZE"] = str(size)
-
-
 def say(text: str) -> None:
     """Print a line on stderr, on the first rank only."""
     if read().is_first:

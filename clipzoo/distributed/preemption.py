@@ -7,6 +7,7 @@ newest checkpoint; ranks that the global batch cannot be divided among wait as s
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -129,7 +130,8 @@ class Spares:
                 f"clipzoo: {environment.world_size} ranks cannot share trainer.global_batch={global_batch}: "
                 f"{size} train, {self.count} wait as spares"
             )
-            launch.set_world_size(size)
+            # This process and torch read the smaller world from now on.
+            os.environ["WORLD_SIZE"] = str(size)
 
     def wait_if_spare(self, timeout: float) -> None:
         """On a spare rank, wait until the run has finished and exit; return at once on the others.
@@ -144,13 +146,9 @@ class Spares:
         host, port = environment.address.rsplit(":", 1)
         try:
             self._store = TCPStore(
-                host,
-                int(port),
-                is_master=environment.is_first and not environment.shares_agent_store,
-                wait_for_workers=False,
-                multi_tenant=True,
-                timeout=timedelta(seconds=timeout),
-            )
+                host, int(port), is_master=environment.is_first and not environment.shares_agent_store,
+                wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout),
+            )  # fmt: skip
             if environment.is_first:
                 return
             while not self._store.check([FINISHED]):

@@ -55,13 +55,7 @@ class Sharded(Parallel[M]):
     equal_passes = True
 
     def __init__(
-        self,
-        model: M,
-        world: World,
-        kept: Iterable[object],
-        ranks: int,
-        reshard: bool = True,
-        offload: bool = False,
+        self, model: M, world: World, kept: Iterable[object], ranks: int, reshard: bool = True, offload: bool = False
     ) -> None:
         super().__init__(model, world)
         self._ranks, self._reshard, self._offload = ranks, reshard, offload
@@ -91,6 +85,11 @@ class Sharded(Parallel[M]):
         self._units.append(encoder)
         device = self.world.device
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if self._offload else OffloadPolicy()
+
+        def placement(parameter: nn.Parameter) -> Shard:
+            # The first dimension that the ranks divide evenly: every rank then holds as much as the others.
+            return Shard(next((place for place, size in enumerate(parameter.shape) if size % self._ranks == 0), 0))
+
         for unit in self._units:
             parameters = [parameter for parameter in unit.parameters() if not isinstance(parameter, DTensor)]
             for parameter in parameters:
@@ -100,13 +99,9 @@ class Sharded(Parallel[M]):
                 for parameter in parameters:
                     parameter.data = parameter.data.cpu()
             fully_shard(
-                unit,
-                mesh=self._mesh,
-                reshard_after_forward=self._reshard,
-                shard_placement_fn=self._placement,
-                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False),
-                offload_policy=offload,
-            )
+                unit, mesh=self._mesh, reshard_after_forward=self._reshard, shard_placement_fn=placement,
+                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), offload_policy=offload,
+            )  # fmt: skip
             unit.register_forward_hook(_free_casts)
         trained = dict(self.trained.named_parameters())
         self._shards = [(whole, trained[name], strides[name]) for name, whole in wholes.items()]
@@ -115,11 +110,6 @@ class Sharded(Parallel[M]):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._encoder = encoder
         return encoder
-
-    def _placement(self, parameter: nn.Parameter) -> Shard:
-        """Shard the first dimension that the ranks divide evenly, so that every rank holds as much as the others."""
-        even = [place for place, size in enumerate(parameter.shape) if size % self._ranks == 0]
-        return Shard(even[0] if even else 0)
 
     def time_passes(self, mark: Mark) -> None:
         for unit in self._units:

@@ -227,7 +227,7 @@ class Watchdog:
         """Exit with the code of the report. The reporting rank prints it; the first rank's log names that rank."""
         if not self._exiting.acquire(blocking=False):
             threading.Event().wait()  # the other thread is about to end the process
-        failure = board.wait_for_failure(FAILED, "clipzoo: a collective broke, and no rank says why")
+        failure = board.wait_for_failure()
         if failure.rank == self.world.rank:
             _print(failure.text)
         elif self.world.is_first:
@@ -245,19 +245,20 @@ class Watchdog:
 
     def _exit(self, code: int) -> NoReturn:
         """Exit without the libraries' destructors, which may wait for lost ranks."""
-        action = threading.Thread(target=self._run_before_exit, daemon=True)
-        action.start()
-        action.join(min(self._timeout, threading.TIMEOUT_MAX))
+
+        def run_actions() -> None:
+            for action in reversed(self._before_exit):
+                try:
+                    action()
+                except Exception:
+                    traceback.print_exc()
+
+        thread = threading.Thread(target=run_actions, daemon=True)
+        thread.start()
+        thread.join(min(self._timeout, threading.TIMEOUT_MAX))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-    def _run_before_exit(self) -> None:
-        for action in reversed(self._before_exit):
-            try:
-                action()
-            except Exception:
-                traceback.print_exc()
 
 
 @dataclass(frozen=True)
@@ -322,12 +323,12 @@ class MessageBoard:
         text = self._read("failure")
         return None if text is None else Failure(**json.loads(text))
 
-    def wait_for_failure(self, code: int, otherwise: str) -> Failure:
-        """Return the failure once it is reported; if no rank reports one in time, report `otherwise`."""
+    def wait_for_failure(self) -> Failure:
+        """Return the failure once it is reported; if no rank reports one in time, this one reports that."""
         begin = time.monotonic()
         while (failure := self.failure()) is None:
             if time.monotonic() - begin > REPORT_WAIT:
-                self.report(code, otherwise)
+                self.report(FAILED, "clipzoo: a collective broke, and no rank says why")
             time.sleep(PERIOD / 10)
         return failure
 

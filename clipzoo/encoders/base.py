@@ -30,13 +30,19 @@ CPU_OVERHEAD, GPU_OVERHEAD = 128, 8192
 """Tokens whose encoding takes as long as starting one more group: kernel launches dominate on a GPU."""
 
 
+def no_tokenizer(captions: list[str]) -> Tensor:
+    raise ConfigError("this encoder has been built without a tokenizer: give tokenizer=...")
+
+
 class Encoder(nn.Module):
     """Base class of encoders, which map each view to Features; projections belong to the head."""
 
     image_width: int
     text_width: int
-    tokenizer: Callable[[list[str]], Tensor]
+    tokenizer: Callable[[list[str]], Tensor] = staticmethod(no_tokenizer)
     image_size: int
+    context_length: int | None = None
+    """Maximum number of tokens of a caption; None if the encoder takes any number."""
     needs_padding: bool = False
     """True if text features depend on the padding: captions are then not trimmed to the longest of the batch."""
 
@@ -55,6 +61,12 @@ class Encoder(nn.Module):
     def pooled_text(self, text: Tensor) -> Tensor:
         """Return only the pooled features, [b, w]; encoders whose tokens cost more override this."""
         return self.text(text).pooled
+
+    @property
+    def towers(self) -> dict[str, nn.Module]:
+        """The modules `image_tower` and `text_tower` by view, for encoders that have them; they share no parameters."""
+        named = ((view, self._modules.get(f"{view}_tower")) for view in ("image", "text"))
+        return {view: tower for view, tower in named if tower is not None}
 
     def facts(self) -> Mapping[str, Any]:
         """Return the values of `from_model:NAME` in a configuration, by name, as plain values."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import Encoder, ImageTower, TextTower, Tower
+from clipzoo.encoders.base import Encoder, ImageTower, TextTower, Tower, no_tokenizer
 from clipzoo.errors import ConfigError
 from clipzoo.types import Count, Features, Probability, Scale, Side, checked
 
@@ -124,7 +124,7 @@ class Towers(TwoTowers):
             setattr(self, key, value)
         self.image_tower, self.text_tower = image, text
         self.needs_padding = text.needs_padding
-        self._given_tokenizer, self.tokenizer = tokenizer, tokenizer or _no_tokenizer
+        self._given_tokenizer, self.tokenizer = tokenizer, tokenizer or no_tokenizer
         self.mean, self.std = tuple(mean or image.mean), tuple(std or image.std)
         self.interpolation, self.resize_mode = interpolation or image.interpolation, resize_mode or image.resize_mode
         self._set_normalisation(self.mean, self.std)
@@ -147,7 +147,3 @@ class Towers(TwoTowers):
 
 def _pooled(tower: nn.Module, inputs: Tensor) -> Tensor:
     return tower.pooled(inputs) if isinstance(tower, Tower) else tower(inputs).pooled
-
-
-def _no_tokenizer(captions: list[str]) -> Tensor:
-    raise ConfigError("this encoder has been built without a tokenizer: give tokenizer=...")

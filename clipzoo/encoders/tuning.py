@@ -59,10 +59,9 @@ class Tuning(Part):
 
 
 def _tower(encoder: Encoder, name: str) -> nn.Module:
-    tower = getattr(encoder, f"{name}_tower", None)
-    if tower is None:
+    if name not in encoder.towers:
         raise ConfigError(f"tune.{name} needs a tower, but {type(encoder).__name__} has no attribute {name}_tower")
-    return tower
+    return encoder.towers[name]
 
 
 class TowerTuning(Part, ABC):

@@ -19,7 +19,7 @@ from torch import Tensor
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import DEVIATION
+from clipzoo.runs.record import DEVIATION
 from clipzoo.types import Embedding, Features, PointSet, map_embedding
 
 BLOCK_POINT_PAIRS = 1 << 28

@@ -28,7 +28,7 @@ from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
+from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
 from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
 
 REMEDY = "the dataset is evaluated again"
@@ -127,7 +127,7 @@ class Suite(Part):
             say(f"evaluation: missing: {text}")
 
     def require(self, metric: str | None, global_batch: int) -> None:
-        """Raise ConfigError if the datasets have no metric trainer.best_metric.
+        """Raise ConfigError if the datasets have no metric trainer.checkpoints.best_metric.
 
         Print a line if the validation has fewer pairs than a batch of the training, `global_batch`.
         """
@@ -144,7 +144,7 @@ class Suite(Part):
         if not is_loss and not is_known:
             loss = [] if self.validation is None else [str(VALIDATION_LOSS)]
             shown = ", ".join([*(f"{place}/..." for place in known), *loss]) or "none: eval has no datasets"
-            raise ConfigError(f"there is no metric trainer.best_metric={metric} (there are: {shown})")
+            raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={metric} (there are: {shown})")
 
     def due(self, before: Progress, now: Progress) -> bool:
         """Return True if training has passed a multiple of every_epochs between two points; equal ones: its start."""

@@ -23,7 +23,7 @@ from clipzoo.evaluation.scoring import exact_products
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.metric_key import VALIDATION
+from clipzoo.runs.record import VALIDATION
 from clipzoo.types import Embedding, Progress, map_embedding
 
 CACHE_GIGABYTES = 50.0

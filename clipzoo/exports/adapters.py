@@ -34,19 +34,14 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
     if newest is None:
         raise ConfigError(f"{run} has no valid checkpoint: train first")
     state = {**read_frozen(Path(run), newest[0]), **newest[0]["model"]}
-    written = [
-        _save_tower(adapters, state, Path(folder) / name)
-        for name in TOWERS
-        if (adapters := _of_tower(adapters_of(state), name))
-    ]
+    adapters, written = adapters_of(state), []
+    for name in TOWERS:
+        prefix = f"encoder.{name}_tower."
+        if of_tower := {weight: parts for weight, parts in adapters.items() if weight.startswith(prefix)}:
+            written.append(_save_tower(of_tower, state, Path(folder) / name))
     if not written:
         raise ConfigError(f"{run} has no adapters: train with tune/image=lora or tune/text=lora")
     return written
-
-
-def _of_tower(adapters: Mapping[str, dict[str, Tensor]], name: str) -> dict[str, dict[str, Tensor]]:
-    prefix = f"encoder.{name}_tower."
-    return {weight: parts for weight, parts in adapters.items() if weight.startswith(prefix)}
 
 
 def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> Path:
@@ -56,21 +51,27 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
     tensors: dict[str, Tensor] = {}
     targets: list[str] = []
     attentions = {weight.removesuffix(".in_proj_weight") for weight in adapters if weight.endswith(".in_proj_weight")}
+    first = next(iter(adapters.values()))
+    rank = len(first["lora_A"])
     for weight, parts in adapters.items():
         path, _, attribute = weight.rpartition(".")
         owner, _, last = path.rpartition(".")
         if attribute == "in_proj_weight":
-            module = path
-            if f"{path}.out_proj.weight" not in adapters:
-                tensors |= _pair(f"{_inner(path)}.base_layer.out_proj", _zeros(parts, state[f"{path}.out_proj.weight"]))
+            module, output = path, f"{path}.out_proj.weight"
+            if output not in adapters:
+                # peft adapts the two projections of torch's MultiheadAttention together: zeros are without effect.
+                outputs, inputs = state[output].shape
+                zeros = torch.zeros(rank, inputs), torch.zeros(outputs, rank)
+                tensors |= _named(f"{_inner(path)}.base_layer.out_proj", *zeros)
         else:
-            # peft adapts the two projections of torch's MultiheadAttention together.
             module = f"{owner}.base_layer.{last}" if owner in attentions else path
-        tensors |= _pair(_inner(module), _shaped(parts, state[weight]))
+        # lora_A [r, i, ...] and lora_B [o, r, 1, ...], as peft's layers for convolutions have them.
+        shape = state[weight].shape
+        lora_a = parts["lora_A"].view(rank, *shape[1:])
+        lora_b = parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:]))
+        tensors |= _named(_inner(module), lora_a, lora_b)
         if owner not in attentions:
             targets.append(_inner(path))
-    first = next(iter(adapters.values()))
-    rank = len(first["lora_A"])
     io.make_folder(folder)
     with io.whole(folder / WEIGHTS) as file:
         file.write(save(tensors, metadata={"format": "pt"}))
@@ -90,23 +91,6 @@ def _inner(path: str) -> str:
     return path.split(".", 2)[2].removeprefix("trunk.")
 
 
-def _pair(module: str, parts: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    return {
-        f"base_model.model.{module}.lora_{name}.weight": part.contiguous()
-        for name, part in zip("AB", parts, strict=True)
-    }
-
-
-def _shaped(parts: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
-    """lora_A [r, i, ...] and lora_B [o, r, 1, ...], as peft's layers for convolutions have them."""
-    rank = len(parts["lora_A"])
-    return (
-        parts["lora_A"].view(rank, *weight.shape[1:]),
-        parts["lora_B"].view(len(weight), rank, *(1 for _ in weight.shape[2:])),
-    )
-
-
-def _zeros(parts: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
-    """An adapter without effect."""
-    rank = len(parts["lora_A"])
-    return torch.zeros(rank, weight.shape[1]), torch.zeros(len(weight), rank)
+def _named(module: str, lora_a: Tensor, lora_b: Tensor) -> dict[str, Tensor]:
+    name = f"base_model.model.{module}"
+    return {f"{name}.lora_A.weight": lora_a.contiguous(), f"{name}.lora_B.weight": lora_b.contiguous()}

@@ -1,9 +1,10 @@
-"""Directories for the Hugging Face hub: weights, configuration, tokenizer, model card and picture."""
+"""`clipzoo.export`: a trained model in the format of another library, or as a directory for the Hugging Face hub."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,234 +13,27 @@ from typing import Any
 import yaml
 
 from clipzoo import io
+from clipzoo.build import part_class
 from clipzoo.encoders.huggingface import HuggingFaceTokenizer
 from clipzoo.errors import ConfigError, installation, masked, nearest
-from clipzoo.exports import files, graphs, graphs as onnx, open_clip, transformers
+from clipzoo.exports import graphs, open_clip, transformers
 from clipzoo.exports.files import save_weights, tokenizer_faults, write_preprocessing
-from clipzoo.io import below, new_folder
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.loading import CONFIG, HERE, HUB, PAIR, VERSION, WEIGHTS, LoadedModel, value_faults
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey, split
-from clipzoo.runs.record import FILE, RunRecord
-from clipzoo.runs.variables import uses_variables
-
-# The results of a run in its model card: a table for each task, with intervals and protocol.
-
+from clipzoo.runs.identity import uses_variables
+from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecord, read_arrays, split
 
 PICTURE = "retrieval.png"
-TITLES = {
-    "zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval",
-}  # fmt: skip
+TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval"}
 Z = 1.96
 """Deviations on both sides of a 95% interval."""
-
-
-def results(folder: Path | None, record: RunRecord | None) -> str:
-    """Return the section of the results. folder: of the run, None for a model that has none."""
-    if folder is None or record is None or not list(measured(record)):
-        return "## Results\n\nThis model has not been evaluated."
-    lines = ["## Results", "", "Percent. In brackets: 95% intervals for the number of test samples (Wilson)."]
-    for task in dict.fromkeys(key.task for key, _ in measured(record)):
-        lines += ["", f"### {TITLES.get(task, markdown_text(_words(task)))}", "", *_table(folder, record, task)]
-        lines += ["", *_protocols(record, task)]
-    if retrieval_picture(folder) is not None:
-        lines += ["", f"![captions with the images retrieved for them]({PICTURE})", ""]
-        lines += ["Captions and the images with the highest scores; a green frame marks the caption's own image."]
-    return "\n".join(lines)
-
-
-def measured(record: RunRecord | None) -> Iterator[tuple[MetricKey, float]]:
-    """Yield the metrics of a run in percent: without the cost of its training, and without losses."""
-    if record is not None:
-        yield from ((key, value) for key, value in record.metrics.items() if key.task not in ("training", VALIDATION))
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95% interval of a share of `count` independent samples (Wilson 1927)."""
-    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return max(0.0, center - half), min(1.0, center + half)
-
-
-def retrieval_picture(folder: Path | None) -> Path | None:
-    """Return the picture of the report with captions and the images retrieved for them, None if there is none."""
-    pictures = sorted((folder / "report").glob("retrieval_*.png")) if folder is not None else []
-    return pictures[0] if pictures else None
-
-
-def _table(folder: Path, record: RunRecord, task: str) -> Iterator[str]:
-    """Yield the lines of a table: a row for each dataset and direction or projection, a column for each metric."""
-    values = {key: value for key, value in measured(record) if key.task == task}
-    shown = [key for key in values if not key.metric.endswith(DEVIATION)]
-    metrics = list(dict.fromkeys(key.metric for key in shown))
-    rows = list(dict.fromkeys((key.dataset, key.protocol) for key in shown))
-    has_protocol = any(protocol for _, protocol in rows)
-    heads = ["dataset", *(["features" if task == "linear_probe" else "direction"] if has_protocol else [])]
-    yield f"| {' | '.join([*heads, *map(_words, metrics)])} |"
-    yield f"|{' --- |' * len(heads)}{' ---: |' * len(metrics)}"
-    for dataset, protocol in rows:
-        place = f"{protocol} projection" if task == "linear_probe" else _words(protocol)
-        cells: list[str] = [markdown_text(dataset), *([markdown_text(place)] if has_protocol else [])]
-        for metric in metrics:
-            key = MetricKey(task, dataset, protocol, metric)
-            cells.append(_cell(folder, key, values) if key in values else "")
-        yield f"| {' | '.join(cells)} |"
-
-
-def _cell(folder: Path, key: MetricKey, values: dict[MetricKey, float]) -> str:
-    value, deviation = values[key], values.get(key.deviation)
-    text = f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
-    count = _samples(folder, key)
-    if count is None or not (key.metric.startswith(("top", "recall_at_"))):
-        return text
-    low, high = wilson(value / 100, count)
-    return f"{text} ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def _protocols(record: RunRecord, task: str) -> Iterator[str]:
-    """Yield a line with the protocol of a task, or one line for each protocol with its datasets."""
-    datasets: dict[str, list[str]] = {}
-    for dataset in dict.fromkeys(key.dataset for key, _ in measured(record) if key.task == task):
-        settings = record.protocol.get(f"{task}/{dataset}", {})
-        text = ", ".join(f"{_words(name)} {setting}" for name, setting in settings.items())
-        datasets.setdefault(text, []).append(dataset)
-    for text, names in datasets.items():
-        if text:
-            place = f" of {', '.join(names)}" if len(datasets) > 1 else ""
-            yield markdown_text(f"Protocol{place}: {text}.")
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _samples(folder: Path, key: MetricKey) -> int | None:
-    """Return the number of test samples behind a metric, None if the run has no file that says it."""
-    # The linear probe has the test split of zero-shot classification.
-    task = "retrieval" if key.task == "retrieval" else "zero_shot"
-    path = io.below(folder, f"evaluation/{task}/{key.dataset}.npz")
-    if key.task not in TITLES or not path.exists():
-        return None
-    if key.task != "retrieval":
-        return len(read_arrays(path, ["all_labels"])["all_labels"])
-    arrays = read_arrays(path, ["gallery", "all_places"])
-    return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])
-
-
-# The papers that heads and objectives come from, as BibTeX.
-
-
-_OF = {
-    "ClipHead": ("clip",), "CloobHead": ("cloob",), "WpseHead": ("wpse",), "KmeHead": ("kme",),
-    "DistanceHead": ("perspective",), "InnerProductHead": ("perspective",),
-    "InfoNCE": ("infonce",), "InfoLOOB": ("cloob",), "SigLIP": ("siglip",), "DCL": ("dcl",), "CyCLIP": ("cyclip",),
-    "SogCLR": ("sogclr",), "ISogCLR": ("isogclr",), "NUCLR": ("nuclr",), "Conditional": ("perspective",),
-    "Joint": ("perspective",), "MMDConditional": ("perspective",), "MMDJoint": ("perspective",),
-}  # fmt: skip
-"""Class of a head or objective -> keys of its papers."""
-_PAPERS = {
-    "clip": ("inproceedings", "Learning Transferable Visual Models From Natural Language Supervision",
-             "Radford, Alec and others", "International Conference on Machine Learning", 2021),
-    "cloob": ("inproceedings", "CLOOB: Modern Hopfield Networks with InfoLOOB Outperform CLIP",
-              "F{\\\"u}rst, Andreas and others", "Advances in Neural Information Processing Systems", 2022),
-    "wpse": ("inproceedings", "Weighted Point Set Embedding for Multimodal Contrastive Learning Toward Optimal "
-             "Similarity Metric", "Uesaka, Toshimitsu and Suzuki, Taiji and Takida, Yuhta and Lai, Chieh-Hsin and "
-             "Murata, Naoki and Mitsufuji, Yuki", "International Conference on Learning Representations", 2025),
-    "kme": ("misc", "Theoretical Refinement of CLIP by Utilizing Linear Structure of Optimal Similarity", None, None,
-            None),
-    "perspective": ("misc", "A Mathematical Perspective On Contrastive Learning",
-                    "Baptista, Ricardo and Stuart, Andrew and Tran, Son", None, 2025),
-    "infonce": ("misc", "Representation Learning with Contrastive Predictive Coding",
-                "van den Oord, Aaron and Li, Yazhe and Vinyals, Oriol", None, 2018),
-    "siglip": ("inproceedings", "Sigmoid Loss for Language Image Pre-Training", "Zhai, Xiaohua and others",
-               "IEEE/CVF International Conference on Computer Vision", 2023),
-    "dcl": ("inproceedings", "Debiased Contrastive Learning", "Chuang, Ching-Yao and others",
-            "Advances in Neural Information Processing Systems", 2020),
-    "cyclip": ("inproceedings", "CyCLIP: Cyclic Contrastive Language-Image Pretraining", "Goel, Shashank and others",
-               "Advances in Neural Information Processing Systems", 2022),
-    "sogclr": ("inproceedings", "Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does "
-               "Not Harm Performance", "Yuan, Zhuoning and others", "International Conference on Machine Learning",
-               2022),
-    "isogclr": ("inproceedings", "Not All Semantics are Created Equal: Contrastive Self-supervised Learning with "
-                "Automatic Temperature Individualization", "Qiu, Zi-Hao and others",
-                "International Conference on Machine Learning", 2023),
-    "nuclr": ("inproceedings", "On Discriminative Probabilistic Modeling for Self-Supervised Representation Learning",
-              "Wang, Bokun and Lei, Yunwen and Ying, Yiming and Yang, Tianbao",
-              "International Conference on Learning Representations", 2025),
-}  # fmt: skip
-"""Key -> type, title, authors, venue, year; None where it is not known."""
-
-
-def citations(*targets: str) -> str:
-    """Return the BibTeX of the papers of some `_target_`s, each paper once; empty for classes of other packages."""
-    keys = dict.fromkeys(key for target in targets for key in _OF.get(target.rpartition(".")[2], ()))
-    return "\n\n".join(_entry(key) for key in keys)
-
-
-def _entry(key: str) -> str:
-    kind, title, authors, venue, year = _PAPERS[key]
-    fields = {"title": f"{{{title}}}", "author": authors, "booktitle": venue, "year": year}
-    lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value is not None)
-    return f"@{kind}{{{key},\n{lines}\n}}"
-
-
-# The model card of a run: README.md with the data, the recipe, the results and the papers of a trained model.
-
-
 RECIPE = {
     "head": ("head", "_target_"), "objective": ("objective", "_target_"), "optimizer": ("optim", "_target_"),
     "global batch": ("trainer", "global_batch"), "epochs": ("trainer", "epochs"), "steps": ("trainer", "steps"),
     "precision": ("trainer", "precision"), "seed": ("seed",),
 }  # fmt: skip
 """Row of the recipe -> keys of the configuration."""
-
-
-def model_card(model: LoadedModel, licence: str | None, data_licence: str | None) -> str:
-    """Return the card of a model as Markdown; sections without a record, as of an open_clip model, are left out."""
-    folder, config = model.folder, model.config
-    record = RunRecord.read(folder) if folder is not None and (folder / FILE).exists() else None
-    if record is not None:
-        record = replace(record, metrics=split(record.metrics)[model.averaged])
-    name = folder.name if folder is not None else type(model.head).__name__
-    head, objective = (config.get(part, {}).get("_target_", "") for part in ("head", "objective"))
-    short = [target.rpartition(".")[2] for target in (head, objective) if target]
-    parts = [
-        _front_matter(name, licence, short, record),
-        f"# {markdown_text(name)}",
-        f"Image-text model trained by clipzoo: {' and '.join(map(markdown_code, short))}.",
-        _use(model),
-        _training(config, record),
-        results(folder, record),
-        _limits(),
-        _licences(licence, data_licence),
-        _papers(head, objective),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _front_matter(name: str, licence: str | None, tags: list[str], record: RunRecord | None) -> str:
-    facts: dict[str, Any] = {"library_name": "clipzoo", "pipeline_tag": "zero-shot-image-classification"}
-    facts["tags"] = ["clipzoo", "contrastive-learning", *(tag.lower() for tag in tags)]
-    if licence is not None:
-        facts["license"] = licence
-    by_place: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for key, value in measured(record):
-        number = {"type": key.metric, "name": str(key), "value": round(value, 2)}
-        by_place.setdefault((key.task, key.dataset), []).append(number)
-    index = [
-        {"task": {"type": task}, "dataset": {"type": dataset, "name": dataset}, "metrics": metrics}
-        for (task, dataset), metrics in by_place.items()
-    ]
-    if index:
-        facts["model-index"] = [{"name": name, "results": index}]
-    return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---"
-
-
-def _use(model: LoadedModel) -> str:
-    context = model.config["encoder"].get("context_length", "any number of")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"""## Use
+USE = """## Use
 
 ```python
 import clipzoo
@@ -250,66 +44,61 @@ image = model.encode_image(model.transform(Image.open("picture.jpg"))[None])
 text = model.encode_text(model.tokenizer(["a red circle", "a blue square"]))
 print(model.similarity(image, text).softmax(dim=1))
 ```
-
-Images of {model.encoder.image_size} pixels, captions of up to {context} tokens, {parameters:,} parameters."""
-
-
-def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
-    if "trainer" not in config:
-        return ""
-    rows = [("data", markdown_code(str(masked(config["data"].get("shards", "not stated"))), in_table=True))]
-    for name, keys in RECIPE.items():
-        value: Any = config
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            rows.append(
-                (name, markdown_code(str(value).rpartition(".")[2] if "_target_" in keys else str(value), True))
-            )
-    lines = [
-        "## Training",
-        "",
-        "| setting | value |",
-        "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in rows),
-    ]
-    if record is not None:
-        lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]
-        cost = record.training
-        facts = [f"revision {record.revision}"] if record.revision else []
-        facts += [f"{name} {version}" for name, version in record.versions.items() if version]
-        if "steps" in cost:
-            facts.insert(0, f"{cost['steps']} steps")
-        lines += ["", markdown_text(", ".join(facts)) + "."] if facts else []
-    return "\n".join(map(str, lines))
-
-
-def _limits() -> str:
-    return """## Limits
+"""
+LIMITS = """## Limits
 
 The model knows what its training data show and say, with their errors and biases, in the language of their captions.
 Scores are comparable among the captions of one image and the images of one caption; they are not probabilities. It has
 not been tested for any use that affects people, and must not be used to identify or to judge them."""
 
 
-def _licences(licence: str | None, data_licence: str | None) -> str:
-    return f"""## Licence
+def export(
+    model: LoadedModel,
+    folder: str | Path,
+    to: str = "open_clip",
+    licence: str | None = None,
+    data_licence: str | None = None,
+) -> None:
+    """Write a model to a folder in the format `to`.
 
-| of | licence |
-| --- | --- |
-| model | {markdown_text(licence or "not stated")} |
-| training data | {markdown_text(data_licence or "not stated")} |"""
+    open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
+    processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. These two hold every head as
+    three graphs, see `clipzoo.exports.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on
+    the Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
+
+    Raises:
+        ConfigError: the format cannot represent the model, or the folder has files. Nothing is written then.
+    """
+    require(model, folder, to)
+    with io.new_folder(Path(folder)) as new:
+        if to == "hub":
+            write_hub(model, new, licence, data_licence)
+        else:
+            if to in ("torch", "onnx") and not tokenizer_faults(model):
+                write_preprocessing(model, new)
+            FORMATS[to].write(model, new)
 
 
-def _papers(*targets: str) -> str:
-    papers = citations(*targets)
-    return f"## Citation\n\n```bibtex\n{papers}\n```" if papers else ""
+def require(model: LoadedModel, folder: str | Path, to: str) -> None:
+    """Raise ConfigError unless `export` can write the model."""
+    if to not in FORMATS:
+        raise ConfigError(f"to={to} is not a format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
+    if reasons := FORMATS[to].faults(model):
+        raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
+    if missing := [name for name in FORMATS[to].packages if find_spec(name) is None]:
+        raise ConfigError(f"{to} needs {', '.join(missing)}: {installation(FORMATS[to].extra)}")
+    if io.below(Path(folder), FORMATS[to].mark).exists():
+        raise ConfigError(f"{folder} already contains an exported model: choose another folder")
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise ConfigError(f"{folder} has files already: choose an empty folder, or one that does not exist")
+
+
+# Directories for the hub: weights, configuration, tokenizer, model card and picture.
 
 
 def faults(model: LoadedModel) -> list[str]:
     """Return the reasons why nobody else could load the model."""
-    nodes = {"encoder": model.config["encoder"], "head": model.config["head"]}
-    if uses_variables(nodes):
+    if uses_variables({"encoder": model.config["encoder"], "head": model.config["head"]}):
         return ["its encoder or head refers to environment variables"]
     return list(value_faults(_nodes(model)))
 
@@ -322,7 +111,7 @@ def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data
     save_weights(model.state_dict(), folder / WEIGHTS)
     if not tokenizer_faults(model):
         write_preprocessing(model, folder)
-    if (picture := retrieval_picture(model.folder)) is not None:
+    if (picture := _retrieval_picture(model.folder)) is not None:
         with io.whole(folder / PICTURE) as file:
             file.write(io.read_bytes(picture, 64 * io.MB))
     io.write_whole(folder / "README.md", model_card(model, licence, data_licence))
@@ -335,8 +124,17 @@ def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data
 
 
 def _nodes(model: LoadedModel) -> dict[str, Any]:
-    """Return the nodes of encoder and head as the directory states them."""
-    nodes = {part: _without_sources(model.config[part]) for part in ("encoder", "head")}
+    """Return the nodes of encoder and head as the directory states them: towers are built without other weights."""
+
+    def without_sources(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            built = {key: without_sources(value) for key, value in node.items()}
+            if "pretrained" in built:
+                built["pretrained"] = False if isinstance(built["pretrained"], bool) else None
+            return built
+        return [without_sources(value) for value in node] if isinstance(node, list | tuple) else node
+
+    nodes = {part: without_sources(model.config[part]) for part in ("encoder", "head")}
     if isinstance(model.tokenizer, HuggingFaceTokenizer) and not tokenizer_faults(model):
         nodes["encoder"]["tokenizer"] = {**nodes["encoder"]["tokenizer"], "name": HERE}
     return nodes
@@ -371,20 +169,168 @@ def require_token() -> None:
         raise ConfigError("an upload needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login")
 
 
-def _without_sources(node: Any) -> Any:
-    """Return a configuration whose towers are built without other weights: those of the directory replace them."""
-    if isinstance(node, Mapping):
-        return {key: _unloaded(key, value) for key, value in node.items()}
-    return [_without_sources(value) for value in node] if isinstance(node, list | tuple) else node
+# The model card: README.md with the data, the recipe, the results and the papers of a trained model.
 
 
-def _unloaded(key: str, value: Any) -> Any:
-    if key != "pretrained":
-        return _without_sources(value)
-    return False if isinstance(value, bool) else None
+def model_card(model: LoadedModel, licence: str | None, data_licence: str | None) -> str:
+    """Return the card of a model as Markdown; sections without a record, as of an open_clip model, are left out."""
+    folder, config = model.folder, model.config
+    record = RunRecord.read(folder) if folder is not None and (folder / FILE).exists() else None
+    if record is not None:
+        record = replace(record, metrics=split(record.metrics)[model.averaged])
+    name = folder.name if folder is not None else type(model.head).__name__
+    targets = [config.get(part, {}).get("_target_", "") for part in ("head", "objective")]
+    short = [target.rpartition(".")[2] for target in targets if target]
+
+    # What the hub reads: YAML before the text.
+    facts: dict[str, Any] = {"library_name": "clipzoo", "pipeline_tag": "zero-shot-image-classification"}
+    facts["tags"] = ["clipzoo", "contrastive-learning", *(part.lower() for part in short)]
+    if licence is not None:
+        facts["license"] = licence
+    by_place: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for key, value in measured(record):
+        number = {"type": key.metric, "name": str(key), "value": round(value, 2)}
+        by_place.setdefault((key.task, key.dataset), []).append(number)
+    if by_place:
+        index = [
+            {"task": {"type": task}, "dataset": {"type": dataset, "name": dataset}, "metrics": metrics}
+            for (task, dataset), metrics in by_place.items()
+        ]
+        facts["model-index"] = [{"name": name, "results": index}]
+
+    context = config["encoder"].get("context_length", "any number of")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    sections = [
+        f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---",
+        f"# {markdown_text(name)}",
+        f"Image-text model trained by clipzoo: {' and '.join(map(markdown_code, short))}.",
+        f"{USE}\nImages of {model.encoder.image_size} pixels, captions of up to {context} tokens, {parameters:,} "
+        "parameters.",
+    ]
+    if "trainer" in config:
+        sections.append(_training(config, record))
+    sections += [
+        results(folder, record),
+        LIMITS,
+        "## Licence\n\n| of | licence |\n| --- | --- |\n"
+        f"| model | {markdown_text(licence or 'not stated')} |\n"
+        f"| training data | {markdown_text(data_licence or 'not stated')} |",
+    ]
+    # An objective of another package is not imported, and so not cited.
+    papers = dict.fromkeys(model.head.citations)
+    with suppress(ConfigError, AttributeError):
+        papers |= dict.fromkeys(part_class(targets[1]).citations)
+    if papers:
+        entries = "\n\n".join(paper.bibtex for paper in papers)
+        sections.append(f"## Citation\n\n```bibtex\n{entries}\n```")
+    return "\n\n".join(sections) + "\n"
 
 
-# `clipzoo.export`: write a trained model in the format of another library.
+def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
+    """Return the section of the recipe, the command and the versions."""
+    lines = ["## Training", "", "| setting | value |", "| --- | --- |"]
+    lines.append(f"| data | {markdown_code(str(masked(config['data'].get('shards', 'not stated'))), in_table=True)} |")
+    for name, keys in RECIPE.items():
+        value: Any = config
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            text = str(value).rpartition(".")[2] if "_target_" in keys else str(value)
+            lines.append(f"| {name} | {markdown_code(text, in_table=True)} |")
+    if record is not None:
+        lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]
+        facts = [f"{record.training['steps']} steps"] if "steps" in record.training else []
+        facts += [f"revision {record.revision}"] if record.revision else []
+        facts += [f"{name} {version}" for name, version in record.versions.items() if version]
+        lines += ["", markdown_text(", ".join(facts)) + "."] if facts else []
+    return "\n".join(lines)
+
+
+def results(folder: Path | None, record: RunRecord | None) -> str:
+    """Return the section of the results: a table for each task, with intervals and protocol. folder: of the run."""
+    if folder is None or record is None or not list(measured(record)):
+        return "## Results\n\nThis model has not been evaluated."
+    lines = ["## Results", "", "Percent. In brackets: 95% intervals for the number of test samples (Wilson)."]
+    for task in dict.fromkeys(key.task for key, _ in measured(record)):
+        lines += ["", f"### {TITLES.get(task, markdown_text(_words(task)))}", "", *_table(folder, record, task), ""]
+        # One line with the protocol of all datasets, or one for each protocol with its datasets.
+        protocols: dict[str, list[str]] = {}
+        for dataset in dict.fromkeys(key.dataset for key, _ in measured(record) if key.task == task):
+            settings = record.protocol.get(f"{task}/{dataset}", {})
+            text = ", ".join(f"{_words(name)} {setting}" for name, setting in settings.items())
+            protocols.setdefault(text, []).append(dataset)
+        for text, names in protocols.items():
+            place = f" of {', '.join(names)}" if len(protocols) > 1 else ""
+            lines += [markdown_text(f"Protocol{place}: {text}.")] if text else []
+    if _retrieval_picture(folder) is not None:
+        lines += ["", f"![captions with the images retrieved for them]({PICTURE})", ""]
+        lines += ["Captions and the images with the highest scores; a green frame marks the caption's own image."]
+    return "\n".join(lines)
+
+
+def _table(folder: Path, record: RunRecord, task: str) -> Iterator[str]:
+    """Yield the lines of a table: a row for each dataset and direction or projection, a column for each metric."""
+    values = {key: value for key, value in measured(record) if key.task == task}
+    keys = [key for key in values if not key.metric.endswith(DEVIATION)]
+    metrics = list(dict.fromkeys(key.metric for key in keys))
+    rows = list(dict.fromkeys((key.dataset, key.protocol) for key in keys))
+    has_protocol = any(protocol for _, protocol in rows)
+    heads = ["dataset", *(["features" if task == "linear_probe" else "direction"] if has_protocol else [])]
+    yield f"| {' | '.join([*heads, *map(_words, metrics)])} |"
+    yield f"|{' --- |' * len(heads)}{' ---: |' * len(metrics)}"
+    for dataset, protocol in rows:
+        place = f"{protocol} projection" if task == "linear_probe" else _words(protocol)
+        cells: list[str] = [markdown_text(dataset), *([markdown_text(place)] if has_protocol else [])]
+        for metric in metrics:
+            key = MetricKey(task, dataset, protocol, metric)
+            if (value := values.get(key)) is None:
+                cells.append("")
+                continue
+            deviation = values.get(key.deviation)
+            cell = f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
+            if metric.startswith(("top", "recall_at_")) and (count := _samples(folder, key)) is not None:
+                low, high = wilson(value / 100, count)
+                cell += f" ({100 * low:.1f} to {100 * high:.1f})"
+            cells.append(cell)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def measured(record: RunRecord | None) -> Iterator[tuple[MetricKey, float]]:
+    """Yield the metrics of a run in percent: without the cost of its training, and without losses."""
+    if record is not None:
+        yield from ((key, value) for key, value in record.metrics.items() if key.task not in ("training", VALIDATION))
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return the 95% interval of a share of `count` independent samples (Wilson 1927)."""
+    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def _samples(folder: Path, key: MetricKey) -> int | None:
+    """Return the number of test samples behind a metric, None if the run has no file that says it."""
+    # The linear probe has the test split of zero-shot classification.
+    task = "retrieval" if key.task == "retrieval" else "zero_shot"
+    path = io.below(folder, f"evaluation/{task}/{key.dataset}.npz")
+    if key.task not in TITLES or not path.exists():
+        return None
+    if key.task != "retrieval":
+        return len(read_arrays(path, ["all_labels"])["all_labels"])
+    arrays = read_arrays(path, ["gallery", "all_places"])
+    return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])
+
+
+def _retrieval_picture(folder: Path | None) -> Path | None:
+    """Return the picture of the report with captions and the images retrieved for them, None if there is none."""
+    return min((folder / "report").glob("retrieval_*.png"), default=None) if folder is not None else None
+
+
+# The formats.
 
 
 @dataclass(frozen=True)
@@ -401,59 +347,12 @@ class Format:
     extra: str = "hf"
 
 
-def _with_preprocessing(write: Callable[[LoadedModel, Path], None]) -> Callable[[LoadedModel, Path], None]:
-    def write_both(model: LoadedModel, folder: Path) -> None:
-        if not files.tokenizer_faults(model):
-            files.write_preprocessing(model, folder)
-        write(model, folder)
-
-    return write_both
-
-
-ONNX = ("tokenizers", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
     "open_clip": Format("open_clip_config.json", open_clip.write_open_clip, open_clip.faults, ()),
     "transformers": Format("config.json", transformers.write_transformers, transformers.faults),
-    "hub": Format("clipzoo.json", write_hub, faults),
-    "torch": Format("score.pt2", _with_preprocessing(graphs.write_torch)),
-    "onnx": Format("score.onnx", _with_preprocessing(onnx.write_onnx), packages=ONNX, extra="onnx"),
+    "hub": Format(CONFIG, write_hub, faults),
+    "torch": Format("score.pt2", graphs.write_torch),
+    "onnx": Format(
+        "score.onnx", graphs.write_onnx, packages=("tokenizers", "onnx", "onnxscript", "onnxruntime"), extra="onnx"
+    ),
 }
-
-
-def export(
-    model: LoadedModel,
-    folder: str | Path,
-    to: str = "open_clip",
-    licence: str | None = None,
-    data_licence: str | None = None,
-) -> None:
-    """Write a model to a folder in the format `to`.
-
-    open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
-    processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. These two hold every head as
-    three graphs, see `clipzoo.exports.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on
-    the Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
-
-    Raises:
-        ConfigError: the format cannot represent the model, or the folder has files. Nothing is written then.
-    """
-    require(model, folder, to)
-    with new_folder(Path(folder)) as new:
-        if to == "hub":
-            write_hub(model, new, licence, data_licence)
-        else:
-            FORMATS[to].write(model, new)
-
-
-def require(model: LoadedModel, folder: str | Path, to: str) -> None:
-    """Raise ConfigError unless `export` can write the model."""
-    if to not in FORMATS:
-        raise ConfigError(f"to={to} is not a format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
-    if reasons := FORMATS[to].faults(model):
-        raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
-    if missing := [name for name in FORMATS[to].packages if find_spec(name) is None]:
-        raise ConfigError(f"{to} needs {', '.join(missing)}: {installation(FORMATS[to].extra)}")
-    if (below(Path(folder), FORMATS[to].mark)).exists():
-        raise ConfigError(f"{folder} already contains an exported model: choose another folder")
-    if Path(folder).is_dir() and any(Path(folder).iterdir()):
-        raise ConfigError(f"{folder} has files already: choose an empty folder, or one that does not exist")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,68 +25,6 @@ from clipzoo.io.weights import from_hub, read_tensors, tensors_in
 from clipzoo.loading import PAIR, LoadedModel
 from clipzoo.model import Model
 
-# Names of the same tensors in open_clip's models and in ours.
-
-
-Rename = Callable[[str], str]
-IMAGE, TEXT = "encoder.image_tower.", "encoder.text_tower."
-
-
-def text_tower(peer: Any) -> Any:
-    """Return the text tower of an open_clip model; of `CLIP` the model itself, which holds the tower's modules."""
-    return getattr(peer, "text", peer)
-
-
-def text_path(peer: Any) -> str | None:
-    """Return the name of the last linear map of the text tower."""
-    tower = text_tower(peer)
-    if tower is peer:
-        return None if peer.text_projection is None else "text_projection"
-    return projection_path(tower)
-
-
-def tower_states(peer: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of the image tower and of the text tower of an open_clip model, by open_clip's names.
-
-    CoCa's decoder is left out.
-    """
-    state = peer.state_dict()
-    image = {key.removeprefix("visual."): value for key, value in state.items() if key.startswith("visual.")}
-    if text_tower(peer) is not peer:
-        return image, {key.removeprefix("text."): value for key, value in state.items() if key.startswith("text.")}
-    others = ("visual.", "logit_scale", "logit_bias")
-    return image, {key: value for key, value in state.items() if not key.startswith(others)}
-
-
-def names(peer: Any) -> tuple[Rename, Rename]:
-    """Return the functions from a name in open_clip's image and text tower to that in our model."""
-    from open_clip.hf_model import HFTextEncoder
-    from open_clip.timm_model import TimmModel
-
-    def in_text(name: str) -> str:
-        if not isinstance(text_tower(peer), HFTextEncoder):
-            return f"{TEXT}trunk.{name}"
-        trunk = name.startswith("transformer.")
-        return f"{TEXT}trunk.{name.removeprefix('transformer.')}" if trunk else f"{TEXT}{name}"
-
-    prefix = IMAGE if isinstance(peer.visual, TimmModel) else f"{IMAGE}trunk."
-    return lambda name: prefix + name, in_text
-
-
-def without_projection(state: Mapping[str, Tensor], path: str | None) -> dict[str, Tensor]:
-    """Return the state of a tower without its last linear map."""
-    return {key: value for key, value in state.items() if key not in (path, f"{path}.weight", f"{path}.bias")}
-
-
-def projections(peer: Any, widths: tuple[int, int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return matrix and bias of the last linear maps, image first. widths: of the features before them."""
-    paths = projection_path(peer.visual), text_path(peer)
-    return [
-        taken_projection(state, path, width)
-        for state, path, width in zip(tower_states(peer), paths, widths, strict=True)
-    ]
-
-
 CLIP_HEAD = "clipzoo.heads.vector.ClipHead"
 ENCODERS = ("clipzoo.encoders.towers.TwoTowers", "clipzoo.encoders.towers.Towers")
 IMAGE_TOWERS = {
@@ -98,9 +37,61 @@ TEXT_TOWERS = {
     "clipzoo.encoders.text.ClipTextTower": "clip",
     "clipzoo.encoders.open_clip.OpenClipText": "open_clip",
 }
+IMAGE, TEXT = "encoder.image_tower.", "encoder.text_tower."
 TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode")
 HARMLESS_OPTIONS = ("drop_rate", "drop_path_rate", "patch_drop_rate", "attn_drop_rate", "proj_drop_rate")
 """Options of a timm trunk without effect in evaluation."""
+OPEN_IMAGE, OPEN_TEXT = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
+KEYS = (
+    "image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std", "interpolation",
+    "resize_mode",
+)  # fmt: skip
+FACTS = {key: f"{PREFIX}{key}" for key in KEYS}
+"""Values of the encoder that are found in the model."""
+PLAIN_VISION = {"image_size", "layers", "width", "patch_size", "head_width", "output_tokens", "patch_dropout"}
+PLAIN_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "norm_kwargs", "output_tokens"}
+"""Settings of towers that `ClipViT`, `ClipResNet` and `ClipTextTower` have too."""
+
+
+@dataclass(frozen=True)
+class PeerTower:
+    """The image or the text tower of an open_clip model.
+
+    state: its tensors, by the names after `prefix` in the model. projection: name of its last linear map, None without.
+    to_ours: function from a name to that in our model.
+    """
+
+    view: str
+    prefix: str
+    state: Mapping[str, Tensor]
+    projection: str | None
+    to_ours: Callable[[str], str]
+
+
+def towers_of(peer: Any) -> list[PeerTower]:
+    """Return both towers of an open_clip model, image first. CoCa's decoder is left out."""
+    from open_clip.hf_model import HFTextEncoder
+    from open_clip.timm_model import TimmModel
+
+    state, text = peer.state_dict(), peer.text if "text" in dict(peer.named_children()) else peer
+    image_prefix = IMAGE if isinstance(peer.visual, TimmModel) else f"{IMAGE}trunk."
+
+    def text_name(name: str) -> str:
+        if not isinstance(text, HFTextEncoder):
+            return f"{TEXT}trunk.{name}"
+        trunk = name.startswith("transformer.")
+        return f"{TEXT}trunk.{name.removeprefix('transformer.')}" if trunk else f"{TEXT}{name}"
+
+    image_state = {key.removeprefix("visual."): value for key, value in state.items() if key.startswith("visual.")}
+    image = PeerTower("image", "visual.", image_state, projection_path(peer.visual), lambda name: image_prefix + name)
+    if text is not peer:
+        text_state = {key.removeprefix("text."): value for key, value in state.items() if key.startswith("text.")}
+        return [image, PeerTower("text", "text.", text_state, projection_path(text), text_name)]
+    # `CLIP` itself holds the modules of the text tower.
+    others = ("visual.", "logit_scale", "logit_bias")
+    text_state = {key: value for key, value in state.items() if not key.startswith(others)}
+    last = None if peer.text_projection is None else "text_projection"
+    return [image, PeerTower("text", "", text_state, last, text_name)]
 
 
 def export_note(config: Mapping[str, Any]) -> str:
@@ -218,7 +209,7 @@ def is_identity(model: Model, view: str) -> bool:
 
 def has_bias(model: Model, view: str) -> bool:
     """Return True if the projection of "image" or "text" adds a vector other than zero."""
-    bias = getattr(model.head, f"{view}_bias", None)
+    bias = dict(model.head.named_parameters()).get(f"{view}_bias")
     return bias is not None and bool(bias.any())
 
 
@@ -260,74 +251,47 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
     Raises:
         ConfigError: that model has other tensors, such as no projection where the head has one.
     """
-    peer = _built(description)
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    settings = {key: value for key, value in description.items() if key != "custom_text"}
+    custom = description.get("custom_text") or description["text_cfg"].get("hf_model_name")
+    settings["text_cfg"] = {**settings["text_cfg"], "hf_model_pretrained": False}
+    with torch.device("meta"):
+        peer: Any = (CustomTextCLIP if custom else CLIP)(**settings)
     ours, state = model.state_dict(), {}
     scale = model.head.log_cosine_scale()
     assert scale is not None
-    image_as, text_as = names(peer)
-    views = (
-        ("image", "visual.", projection_path(peer.visual), image_as),
-        ("text", "" if text_tower(peer) is peer else "text.", text_path(peer), text_as),
-    )
-    for (view, prefix, path, renamed), own in zip(views, tower_states(peer), strict=True):
-        matrix = ours[f"head.{view}_projection"]
-        bias = ours.get(f"head.{view}_bias", matrix.new_zeros(matrix.shape[1]))
-        last = _projection(own, path, matrix, bias)
-        for key, value in own.items():
-            found = last.get(key, ours.get(renamed(key)))
+    for tower in towers_of(peer):
+        matrix = ours[f"head.{tower.view}_projection"]
+        bias = ours.get(f"head.{tower.view}_bias", matrix.new_zeros(matrix.shape[1]))
+        last = _projection(tower, matrix, bias)
+        for key, value in tower.state.items():
+            found = last.get(key, ours.get(tower.to_ours(key)))
             if found is None or found.shape != value.shape:
                 here = "missing" if found is None else list(found.shape)
-                raise ConfigError(f"its {prefix}{key} is {list(value.shape)} in open_clip, {here} here")
-            state[prefix + key] = found
+                raise ConfigError(f"its {tower.prefix}{key} is {list(value.shape)} in open_clip, {here} here")
+            state[tower.prefix + key] = found
     if (pair := model.config.get(PAIR)) is None:
         return state | {"logit_scale": scale.detach()}
     bias = scale.new_tensor(pair["bias"])
     return state | {"logit_scale": scale.detach() + pair["log_scale"], "logit_bias": bias}
 
 
-def _projection(own: Mapping[str, Tensor], path: str | None, matrix: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """Return the last linear map by open_clip's names. own: tensors of the tower there."""
+def _projection(tower: PeerTower, matrix: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """Return the last linear map of a tower by open_clip's names."""
+    path = tower.projection
     if path is None:
         if matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).to(matrix)):
             return {}
         raise ConfigError("open_clip's tower ends without the head's projection")
-    if path in own and not bias.any():
+    if path in tower.state and not bias.any():
         return {path: matrix}
-    if f"{path}.weight" in own and (f"{path}.bias" in own or not bias.any()):
+    if f"{path}.weight" in tower.state and (f"{path}.bias" in tower.state or not bias.any()):
         return {f"{path}.weight": matrix.mT, f"{path}.bias": bias}
     raise ConfigError("head.bias is true, and open_clip's tower has no bias after its projection")
 
 
-def _built(description: Mapping[str, Any]) -> Any:
-    """Return the open_clip model of a description, on the meta device."""
-    from open_clip.model import CLIP, CustomTextCLIP
-
-    settings = {key: value for key, value in description.items() if key != "custom_text"}
-    custom = description.get("custom_text") or description["text_cfg"].get("hf_model_name")
-    text = {**settings["text_cfg"], "hf_model_pretrained": False}
-    with torch.device("meta"):
-        return (CustomTextCLIP if custom else CLIP)(**{**settings, "text_cfg": text})
-
-
 # Models of open_clip with their weights, as our encoder and head.
-
-
-IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
-FACTS = {
-    key: f"{PREFIX}{key}"
-    for key in (
-        "image_width",
-        "text_width",
-        "image_size",
-        "context_length",
-        "tokenizer",
-        "mean",
-        "std",
-        "interpolation",
-        "resize_mode",
-    )
-}
-"""Values of the encoder that are found in the model."""
 
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
@@ -340,7 +304,9 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
     """
     import open_clip
 
-    _require_no_tag(name)
+    before, _, tag = name.rpartition("/")
+    if tag in open_clip.list_pretrained_tags_by_model(before):
+        raise ConfigError(f"{name} is a model with the tag of its weights: give model={before} pretrained={tag}")
     describe(name)
     if pretrained is not None and ":" in name:
         raise ConfigError(
@@ -357,18 +323,10 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
     return LoadedModel(model, config).to(device).eval()
 
 
-def _require_no_tag(name: str) -> None:
-    """Raise ConfigError if the name of a model is followed by the tag of its weights."""
-    import open_clip
-
-    model, _, tag = name.rpartition("/")
-    if tag in open_clip.list_pretrained_tags_by_model(model):
-        raise ConfigError(f"{name} is a model with the tag of its weights: give model={model} pretrained={tag}")
-
-
 def _peer(name: str, pretrained: str | None) -> Any:
     """Return open_clip's own model with its weights. Raises ConfigError."""
     import open_clip
+    from open_clip import factory
 
     weights = pretrained is not None or ":" in name
     what, remedy = f"open_clip's {name} cannot be loaded", ""
@@ -380,7 +338,13 @@ def _peer(name: str, pretrained: str | None) -> Any:
     place = pretrained or name.removeprefix(FOLDER)
     with from_hub(place, what, remedy) if weights else one_message(what, remedy):
         load = partial(open_clip.create_model, name, pretrained_text=False)
-        if file := _stored_weights(name, pretrained):
+        file = pretrained if pretrained is not None and Path(pretrained).exists() else None
+        if pretrained is None and name.startswith(FOLDER):
+            file = factory._find_checkpoint_in_dir(Path(name.removeprefix(FOLDER)))
+        elif pretrained is None and name.startswith(HUB):
+            file = factory.download_pretrained_from_hf(name.removeprefix(HUB))
+        # The sizes of a stranger's weights are compared with those of the model before it takes memory.
+        if file:
             stored = tensors_in(read_tensors(Path(file)))
             with on_meta(len(stored)):
                 peer = load(load_weights=False, device="meta")
@@ -389,40 +353,27 @@ def _peer(name: str, pretrained: str | None) -> Any:
         return load(pretrained=pretrained, load_weights=weights, require_pretrained=weights)
 
 
-def _stored_weights(name: str, pretrained: str | None) -> str | None:
-    """Return the file of weights that open_clip reads for a file, a folder or a model on the hub; None for others."""
-    from open_clip import factory
-
-    if pretrained is not None:
-        return pretrained if Path(pretrained).exists() else None
-    if name.startswith(FOLDER):
-        return factory._find_checkpoint_in_dir(Path(name.removeprefix(FOLDER)))
-    return factory.download_pretrained_from_hf(name.removeprefix(HUB)) if name.startswith(HUB) else None
-
-
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     """Return open_clip's model `peer`, which `name` describes, as encoder and head, and their configuration."""
     config = _configuration(name, peer)
     config = filled(config, found_in_model(config))
     encoder, head = config["encoder"], config["head"]
-    maps = projections(peer, (encoder["image_width"], encoder["text_width"]))
+    towers, widths = towers_of(peer), (encoder["image_width"], encoder["text_width"])
+    maps = [taken_projection(tower.state, tower.projection, width) for tower, width in zip(towers, widths, strict=True)]
     head |= {"embed_width": maps[0][0].shape[1], "bias": any(bias is not None and bool(bias.any()) for _, bias in maps)}
     # SigLIP's image towers end without a projection.
-    head["image_projection"] = projection_path(peer.visual) is not None
+    head["image_projection"] = towers[0].projection is not None
     model = build_model(config)
-    image, text = tower_states(peer)
-    paths = projection_path(peer.visual), text_path(peer)
-    image_as, text_as = names(peer)
-    state = {image_as(key): value for key, value in without_projection(image, paths[0]).items()}
-    state |= {text_as(key): value for key, value in without_projection(text, paths[1]).items()}
-    state["head.log_scale"] = peer.logit_scale.detach().reshape(())
-    for view, (matrix, bias) in zip(("image", "text"), maps, strict=True):
-        state[f"head.{view}_projection"] = matrix
+    state = {"head.log_scale": peer.logit_scale.detach().reshape(())}
+    for tower, (matrix, bias) in zip(towers, maps, strict=True):
+        last = (tower.projection, f"{tower.projection}.weight", f"{tower.projection}.bias")
+        state |= {tower.to_ours(key): value for key, value in tower.state.items() if key not in last}
+        state[f"head.{tower.view}_projection"] = matrix
         if head["bias"]:
-            state[f"head.{view}_bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias
+            state[f"head.{tower.view}_bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias
     model.load_state_dict(state)
     if (bias := getattr(peer, "logit_bias", None)) is not None:
-        config["pair"] = {"log_scale": 0.0, "bias": _number(bias)}
+        config["pair"] = {"log_scale": 0.0, "bias": bias.item()}
     return model, config
 
 
@@ -430,15 +381,15 @@ def _configuration(name: str, peer: Any) -> dict[str, Any]:
     towers = {"name": name, "options": {}}
     encoder: dict[str, Any] = {
         "_target_": "clipzoo.encoders.towers.Towers", "name": name,
-        "image": {"_target_": IMAGE_TOWER, **towers, "image_size": FACTS["image_size"]},
-        "text": {"_target_": TEXT_TOWER, **towers, "context_length": FACTS["context_length"]},
+        "image": {"_target_": OPEN_IMAGE, **towers, "image_size": FACTS["image_size"]},
+        "text": {"_target_": OPEN_TEXT, **towers, "context_length": FACTS["context_length"]},
         **FACTS,
     }  # fmt: skip
     # Those of the weights, which may differ from tag to tag.
     visual = peer.visual
     for key, value in (("mean", visual.image_mean), ("std", visual.image_std)):
         encoder |= {key: [float(number) for number in value]} if value else {}
-    scale = math.exp(_number(peer.logit_scale))
+    scale = math.exp(peer.logit_scale.item())
     head = {
         "_target_": "clipzoo.heads.vector.ClipHead", "image_width": FACTS["image_width"],
         "text_width": FACTS["text_width"], "embed_width": 1, "temperature": 0.07,
@@ -449,17 +400,7 @@ def _configuration(name: str, peer: Any) -> dict[str, Any]:
     return {"seed": 0, "encoder": encoder | preprocessing, "head": head, "data": preprocessing}
 
 
-def _number(tensor: Tensor) -> float:
-    with torch.no_grad():
-        return float(tensor.reshape(()))
-
-
 # Towers that a name of open_clip describes, as the towers that are given by their sizes.
-
-
-PLAIN_VISION = {"image_size", "layers", "width", "patch_size", "head_width", "output_tokens", "patch_dropout"}
-PLAIN_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "norm_kwargs", "output_tokens"}
-"""Settings of towers that `ClipViT`, `ClipResNet` and `ClipTextTower` have too."""
 
 
 def with_plain_towers(encoder: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clipzoo import io
 from clipzoo.build import build_trained
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError, cause, one_message
-from clipzoo.exports import transformers_clip, transformers_siglip
 from clipzoo.exports.files import image_settings, save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.exports.open_clip import head_faults
-from clipzoo.exports.ties import layers_of, to_ours, to_theirs
+from clipzoo.exports.transformers_models import KINDS, TEXT, VISION, layers_of, to_ours, to_theirs
 from clipzoo.io import MB, DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import PAIR, LoadedModel
 
-KINDS: dict[str, Any] = {"CLIPModel": transformers_clip, "SiglipModel": transformers_siglip}
+REMEDY = "export the model again"
+_MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
+BICUBIC, BILINEAR = 3, 2
+"""PIL's numbers of the interpolations."""
 
 
 def faults(model: LoadedModel) -> list[str]:
@@ -32,42 +33,31 @@ def faults(model: LoadedModel) -> list[str]:
         return reasons
     if not isinstance(model.encoder, TwoTowers):
         return [f"its encoder is {type(model.encoder).__name__}"]
-    if _kind(model) is None:
-        reasons = [f"{name} has no place for it ({', '.join(kind.faults(model))})" for name, kind in KINDS.items()]
-    return [*reasons, *tokenizer_faults(model)]
+    reasons = {kind.name: kind.faults(model) for kind in KINDS.values()}
+    refused = [f"{name} has no place for it ({', '.join(faults)})" for name, faults in reasons.items()]
+    return [*(refused if all(reasons.values()) else ()), *tokenizer_faults(model)]
 
 
 def write_transformers(model: LoadedModel, folder: Path) -> None:
     """Write model.safetensors, the tokenizer and the image processor, then config.json."""
-    kind = KINDS[str(_kind(model))]
+    kind = next(kind for kind in KINDS.values() if not kind.faults(model))
     scale = model.head.log_cosine_scale()
     assert scale is not None
     ours = {"head.text_bias": scale.new_zeros(model.head.get_parameter("text_projection").shape[1])}
-    state: dict[str, Tensor] = to_theirs(kind.ties(*layers_of(model)), {**ours, **model.state_dict()})
+    state = to_theirs(kind.ties(*layers_of(model)), {**ours, **model.state_dict()})
     state["logit_scale"] = scale
-    if kind is transformers_siglip:
+    if kind is KINDS["siglip"]:
         pair = model.config.get(PAIR, {"log_scale": 0.0, "bias": 0.0})
         state["logit_scale"] = (scale + pair["log_scale"]).reshape(1)
         state["logit_bias"] = scale.new_tensor([pair["bias"]])
     save_weights(state, folder / "model.safetensors")
-    write_preprocessing(model, folder, kind.PROCESSOR)
+    write_preprocessing(model, folder, kind.processor)
     # Its image processor for timm's models reads config.json alone.
     shared = {"dtype": str(model.dtype).removeprefix("torch.")}
     io.write_json(folder / "config.json", {**kind.config(model), **shared, **image_settings(model)})
 
 
-def _kind(model: LoadedModel) -> str | None:
-    """Return the name of the first class that can represent the model."""
-    return next((name for name, kind in KINDS.items() if not kind.faults(model)), None)
-
-
 # Convert transformers' CLIPModel and SiglipModel to an encoder of two towers and the CLIP head.
-
-
-REMEDY = "export the model again"
-_MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
-BICUBIC, BILINEAR = 3, 2
-"""PIL's numbers of the interpolations."""
 
 
 def from_transformers(folder: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
@@ -80,22 +70,23 @@ def from_transformers(folder: str | Path, device: str | torch.device = "cpu") ->
     path = folder / _MODEL
     content = read_json(path, MB, REMEDY)
     require_fields(path, content, {"vision_config": dict, "text_config": dict}, REMEDY)
-    if (kind := content.get("model_type")) not in ("clip", "siglip"):
+    if (kind := content.get("model_type")) not in KINDS:
         raise ConfigError(f"{folder} holds a model of type {kind}, not clip or siglip")
     if kind == "clip":
         _check_vocabulary(folder)
-    library: Any = transformers_clip if kind == "clip" else transformers_siglip
     with one_message(f"{path} is not the configuration of a {kind} model", REMEDY):
-        nodes = library.configuration(path, content)
+        nodes = KINDS[kind].nodes(path, content)
     images = _image_settings(folder, nodes["encoder"]["image_size"])
     nodes["encoder"] |= {key: images.pop(key) for key in ("mean", "std")}
     config: dict[str, Any] = {"seed": 0, **nodes, "data": images}
     path = folder / _WEIGHTS
     theirs = read_tensors(path, "save the model with safe_serialization=True")
-    layers = [len({name.split(".")[3] for name in theirs if name.startswith(f"{side}.encoder.layers.")})
-              for side in (transformers_clip.VISION, transformers_clip.TEXT)]  # fmt: skip
+    image_layers, text_layers = (
+        len({name.split(".")[3] for name in theirs if name.startswith(f"{side}.encoder.layers.")})
+        for side in (VISION, TEXT)
+    )
     try:
-        state = to_ours(library.ties(*layers), theirs)
+        state = to_ours(KINDS[kind].ties(image_layers, text_layers), theirs)
         state["head.log_scale"] = theirs["logit_scale"].reshape(())
         if "logit_bias" in theirs:
             config["pair"] = {"log_scale": 0.0, "bias": float(theirs["logit_bias"])}

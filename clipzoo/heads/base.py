@@ -11,8 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
+from clipzoo.heads.cost import Cost, Shape, cost_of_vectors, projections
 from clipzoo.heads.scores import DenseScores
 from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper to cite. key: of its BibTeX entry. venue: conference; None for a preprint."""
+
+    key: str
+    title: str
+    authors: str | None = None
+    venue: str | None = None
+    year: int | None = None
+
+    @property
+    def bibtex(self) -> str:
+        fields = {"title": f"{{{self.title}}}", "author": self.authors, "booktitle": self.venue, "year": self.year}
+        lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value is not None)
+        return f"@{'inproceedings' if self.venue else 'misc'}{{{self.key},\n{lines}\n}}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """True if `similarity` sets `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) with which papers train this head."""
+    citations: tuple[Paper, ...] = ()
+    """Papers that define the head."""
 
     @property
     @abstractmethod
@@ -82,6 +102,11 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     @abstractmethod
     def probe(self, features: Features, where: str) -> Tensor:
         """Image features -> inputs of a linear probe, [b, w]. where: "before" or "after" the projection."""
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        """Cost of a step; of projections of the pooled features and one product [b, d] [d, N] unless overridden."""
+        return cost_of_vectors(shape, shape.width, projections(shape))
 
     def log_cosine_scale(self) -> Tensor | None:
         """Return log t if the score is t cos(x P, y Q) of the pooled features, as in CLIP; None for other scores.

@@ -8,8 +8,18 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.heads.base import Paper
+from clipzoo.heads.cost import FLOAT, Cost, Shape, cost_of_vectors, projections
 from clipzoo.heads.vector import UnitVectorHead
 from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, World, checked, gather_embedding
+
+CLOOB = Paper(
+    "cloob",
+    "CLOOB: Modern Hopfield Networks with InfoLOOB Outperform CLIP",
+    'F{\\"u}rst, Andreas and others',
+    "Advances in Neural Information Processing Systems",
+    2022,
+)
 
 
 @checked
@@ -27,6 +37,7 @@ class CloobHead(UnitVectorHead):
         modality are nearly parallel, and their retrieved patterns are nearly equal.
     """
 
+    citations = (CLOOB,)
     published_with = ("infoloob", "infonce")
 
     def __init__(
@@ -45,6 +56,16 @@ class CloobHead(UnitVectorHead):
         self._beta = beta
         self._hopfield_start = hopfield_start
         self._step = 0
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        """Four retrievals from N patterns by memory-efficient attention, then two one-way products."""
+        retrieve = 4 * (4 + 10) * shape.local * shape.batch * shape.width
+        way = cost_of_vectors(shape, shape.width, 0.0)
+        exchanged = way.exchanged if shape.tiled else 0.0
+        points = 4 * shape.batch * shape.width * FLOAT
+        flops = projections(shape) + retrieve + 2 * way.flops
+        return Cost(flops, 4 * shape.width, exchanged, way.scores, points)
 
     @property
     def score_range(self) -> tuple[float, float]:

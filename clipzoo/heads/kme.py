@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import embedding_bag, normalize
 
-from clipzoo.heads.base import Head, ScoreParts
+from clipzoo.heads.base import Head, Paper, ScoreParts
+from clipzoo.heads.cost import FLOAT, Cost, Shape, transposed
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
@@ -113,6 +114,7 @@ class KmeHead(Head[PointSet]):
 
     needs_tokens = True
     learnable_temperature = True
+    citations = (Paper("kme", "Theoretical Refinement of CLIP by Utilizing Linear Structure of Optimal Similarity"),)
     published_with = ("infonce",)
     score_range = (-math.inf, math.inf)
 
@@ -134,6 +136,21 @@ class KmeHead(Head[PointSet]):
         self.raw_gamma = nn.Parameter(torch.tensor(gamma + math.log(-math.expm1(-gamma))))
         self.merge = merge
         self._spread: Tensor | None = None
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        """Four products of all image points with all text points of the global batch.
+
+        The products are the forward pass, its recomputation and two gradients. A CPU recomputes one tile less. Ranks
+        gather captions with their padding; only `text_points` of them are multiplied.
+        """
+        tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
+        project = 6 * shape.local * tokens * shape.width
+        meet = 4 * 2 * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+        gathered = shape.text_points * (shape.width + 1)
+        matrix = shape.local * shape.batch * FLOAT
+        points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
+        return Cost(project + meet, gathered, transposed(shape), 3 * matrix, points)
 
     @property
     def gamma(self) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.heads.base import Head
+from clipzoo.heads.base import Head, Paper
 from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
 from clipzoo.ops.features import squared_distances
 from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, World, checked, gather_embedding
@@ -101,6 +101,15 @@ class ClipHead(UnitVectorHead):
     image_projection: False keeps the identity in place of P, without a bias, as in SigLIP's models.
     """
 
+    citations = (
+        Paper(
+            "clip",
+            "Learning Transferable Visual Models From Natural Language Supervision",
+            "Radford, Alec and others",
+            "International Conference on Machine Learning",
+            2021,
+        ),
+    )
     published_with = (
         *("infonce", "infoloob", "siglip", "dcl", "cyclip", "nuclr", "sogclr", "isogclr"),
         *("conditional", "joint", "mmd_conditional", "mmd_joint"),
@@ -158,6 +167,14 @@ class ClipHead(UnitVectorHead):
 # Inner product and distance heads ("A mathematical perspective on contrastive learning", Baptista et al., 3.3).
 
 
+PERSPECTIVE = Paper(
+    "perspective",
+    "A Mathematical Perspective On Contrastive Learning",
+    "Baptista, Ricardo and Stuart, Andrew and Tran, Son",
+    year=2025,
+)
+
+
 @checked
 class InnerProductHead(VectorHead):
     """logits = <g_u, g_v> / temperature (eq. 25).
@@ -167,6 +184,7 @@ class InnerProductHead(VectorHead):
     temperature: fixed.
     """
 
+    citations = (PERSPECTIVE,)
     published_with = ("conditional", "joint", "mmd_conditional", "mmd_joint", "infonce")
     score_range = (-math.inf, math.inf)
 

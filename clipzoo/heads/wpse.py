@@ -11,7 +11,8 @@ import torch
 from numpy.random import SeedSequence
 from torch import Generator, Tensor, nn
 
-from clipzoo.heads.base import ScoreParts
+from clipzoo.heads.base import Paper, ScoreParts
+from clipzoo.heads.cost import FLOAT, Cost, Shape, cost_of_vectors
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.ops.features import pooled_waves
@@ -98,6 +99,16 @@ class WpseHead(VectorHead):
 
     needs_tokens = True
     learnable_temperature = True
+    citations = (
+        Paper(
+            "wpse",
+            "Weighted Point Set Embedding for Multimodal Contrastive Learning Toward Optimal Similarity Metric",
+            "Uesaka, Toshimitsu and Suzuki, Taiji and Takida, Yuhta and Lai, Chieh-Hsin and Murata, Naoki and "
+            "Mitsufuji, Yuki",
+            "International Conference on Learning Representations",
+            2025,
+        ),
+    )
     published_with = ("infonce",)
     frequencies: Tensor
     phases: Tensor
@@ -112,6 +123,16 @@ class WpseHead(VectorHead):
             "initial_weight, or null"
         ),
     }
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        """Token projections, random features (forward, recomputed, gradient), then a product at width d + D."""
+        tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
+        points = shape.image_points + shape.text_points
+        project = 6 * shape.local * tokens * shape.width
+        waves = 6 * shape.local * points * shape.width * shape.features
+        held = 2 * shape.local * points * shape.width * FLOAT
+        return cost_of_vectors(shape, shape.width + shape.features, project + waves, held)
 
     def __init__(
         self,

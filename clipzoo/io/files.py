@@ -24,6 +24,13 @@ from typing import IO, Any, TypeVar
 
 from clipzoo.errors import ConfigError, TrainingError, first_line
 
+__all__ = [
+    "ANY_SIZE", "DamageLog", "DamagedFileError", "JsonLines", "MB", "NO_SPACE", "WriteError", "below", "digest_of",
+    "ensure_folder", "explained", "file_type", "folder_name", "make_folder", "new_folder", "publish_folder",
+    "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text", "read_yaml", "readable",
+    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_error", "write_json",
+    "write_whole",
+]  # fmt: skip
 log = logging.getLogger(__name__)
 
 MB = 2**20
@@ -163,7 +170,7 @@ def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedRea
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DamagedFileError(path, f"is {kind_of(status.st_mode)}, not a file", remedy)
+                raise DamagedFileError(path, f"is {file_type(status.st_mode)}, not a file", remedy)
             if status.st_size > most:
                 raise DamagedFileError(path, f"has {status.st_size:,} bytes, more than {most:,}", remedy)
             yield file
@@ -173,7 +180,7 @@ def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedRea
         raise DamagedFileError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
-def kind_of(mode: int) -> str:
+def file_type(mode: int) -> str:
     """Return the kind of an irregular file, in words. mode: `st_mode` of its status."""
     kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")

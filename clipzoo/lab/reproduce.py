@@ -41,9 +41,8 @@ from clipzoo.report.published import (
     total_cost,
 )
 from clipzoo.report.render import Cell, markdown_page, text_table
-from clipzoo.runs.directory import is_finished
-from clipzoo.runs.names import run_folder
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.directory import is_finished, run_folder
+from clipzoo.runs.record import TrainingLog
 
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
 """The paper's learning rate: with the demo's, made for unit vectors, nothing is learned. Padding tokens of the demo's

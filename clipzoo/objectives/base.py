@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Head
+from clipzoo.heads.base import Head, Paper
+from clipzoo.heads.cost import Shape
 from clipzoo.heads.wpse import Kernel
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
@@ -70,6 +71,8 @@ class Objective(nn.Module):
     """Name in the log of the objective's value: another one if the loss is a surrogate, with the gradient alone."""
     reads_views: bool = False
     """True if the objective reads the raw images and captions of the batch, and not their similarities only."""
+    citations: tuple[Paper, ...] = ()
+    """Papers that define the objective."""
 
     def __call__(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         """See `forward`. Raises ConfigError for a global batch of one sample if the objective needs negatives."""
@@ -87,6 +90,19 @@ class Objective(nn.Module):
 
         Computed outside autocast, in the precision of the similarity. In training mode the per-sample state is updated.
         """
+
+    @classmethod
+    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+        """Bytes that each other rank receives for a sample in a step, besides those of the head.
+
+        embedding: bytes of the sample's gathered embedding and of its gradient. views: of its raw image and caption.
+        """
+        return 0.0
+
+    @staticmethod
+    def pair(state: Mapping[str, Tensor]) -> tuple[float, float] | None:
+        """Return log t and b of a stored objective whose logits of pairs are t score + b; None if it has none."""
+        return None
 
     def check(self, head: Head) -> list[str]:
         """Return the reasons why this objective cannot train this head, with the keys to change; empty if it can."""

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
@@ -20,6 +21,7 @@ class Conditional(Objective):
     """
 
     name = "conditional"
+    citations = (PERSPECTIVE,)
     loss_unit = "nats"
 
     relations = {"lambda_u + lambda_v > 0": "one of the weights must be above 0"}

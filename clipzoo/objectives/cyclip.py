@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clipzoo.heads.base import Head
+from clipzoo.heads.base import Head, Paper
+from clipzoo.heads.cost import Shape
 from clipzoo.objectives.base import LogitScale, Objective, plain_cosines
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
@@ -21,6 +22,15 @@ class CyCLIP(Objective):
     """
 
     name = "cyclip"
+    citations = (
+        Paper(
+            "cyclip",
+            "CyCLIP: Cyclic Contrastive Language-Image Pretraining",
+            "Goel, Shashank and others",
+            "Advances in Neural Information Processing Systems",
+            2022,
+        ),
+    )
     own_temperature = True
 
     relations = {"at_most(1 / temperature, max_scale)": "the scale 1 / temperature must not exceed its bound max_scale"}
@@ -37,6 +47,11 @@ class CyCLIP(Objective):
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
         self._in_modal = in_modal
         self._cross_modal = cross_modal
+
+    @classmethod
+    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+        """Images are gathered; tiles of images by images and of captions by captions gather both once more."""
+        return 3 * embedding if shape.tiled else embedding
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         image_to_text, text_to_image = similarity.directions

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.heads.base import Head
+from clipzoo.heads.base import Head, Paper
 from clipzoo.objectives.base import Objective, plain_cosines, weighted_loss
 from clipzoo.types import Batch, Decay, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
@@ -22,6 +22,15 @@ class DCL(Objective):
     """
 
     name = "dcl"
+    citations = (
+        Paper(
+            "dcl",
+            "Debiased Contrastive Learning",
+            "Chuang, Ching-Yao and others",
+            "Advances in Neural Information Processing Systems",
+            2020,
+        ),
+    )
     loss_unit = "nats"
     own_temperature = True
     needs_negatives = True

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from clipzoo.heads.base import Head
+from clipzoo.heads.cloob import CLOOB
 from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
@@ -21,6 +22,7 @@ class InfoLOOB(Objective):
     """
 
     name = "infoloob"
+    citations = (CLOOB,)
     loss_unit = "nats"
     needs_negatives = True
 

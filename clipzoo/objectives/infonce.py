@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from clipzoo.heads.base import Paper
 from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
 
@@ -16,6 +17,14 @@ class InfoNCE(Objective):
     """
 
     name = "infonce"
+    citations = (
+        Paper(
+            "infonce",
+            "Representation Learning with Contrastive Predictive Coding",
+            "van den Oord, Aaron and Li, Yazhe and Vinyals, Oriol",
+            year=2018,
+        ),
+    )
     loss_unit = "nats"
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from clipzoo.heads.base import Paper
+from clipzoo.heads.cost import Shape
 from clipzoo.objectives.per_sample import IMAGE, TEXT, MovingAverageObjective, SampleRows, both_anchors
 from clipzoo.types import (
     Batch,
@@ -37,6 +39,16 @@ class ISogCLR(MovingAverageObjective):
     """
 
     name = "isogclr"
+    citations = (
+        Paper(
+            "isogclr",
+            "Not All Semantics are Created Equal: Contrastive Self-supervised Learning with Automatic Temperature "
+            "Individualization",
+            "Qiu, Zi-Hao and others",
+            "International Conference on Machine Learning",
+            2023,
+        ),
+    )
     tau: Tensor
     tau_momentum: Tensor
 
@@ -63,6 +75,11 @@ class ISogCLR(MovingAverageObjective):
         self._momentum = momentum
         self._gradient_clip = gradient_clip
         self._range = minimum_temperature, maximum_temperature
+
+    @classmethod
+    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+        """The sample's id, and for both modalities the new sum and the gradient of the temperature."""
+        return 24
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         samples = self.rows(batch, similarity.world)

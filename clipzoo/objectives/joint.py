@@ -7,6 +7,8 @@ from functools import partial
 
 from torch import Tensor
 
+from clipzoo.heads.cost import Shape
+from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
@@ -18,7 +20,13 @@ class Joint(Objective):
     """
 
     name = "joint"
+    citations = (PERSPECTIVE,)
     loss_unit = "nats"
+
+    @classmethod
+    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+        """The partition sums of the sample as an anchor, and their gradients, in both directions."""
+        return 16
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, (0.5, 0.5), partial(negative_log_density, world=similarity.world))

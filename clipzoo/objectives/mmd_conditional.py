@@ -7,6 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from clipzoo.heads.cost import Shape
+from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.heads.wpse import Kernel
 from clipzoo.objectives.base import Objective, kernel_matrix, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, World, checked
@@ -25,6 +27,7 @@ class MMDConditional(Objective):
     """
 
     name = "mmd_conditional"
+    citations = (PERSPECTIVE,)
     reads_views = True
 
     relations = {"lambda_u + lambda_v > 0": "one of the weights must be above 0"}
@@ -44,6 +47,10 @@ class MMDConditional(Objective):
         self._median_unit = median_unit
         self._exclude_diagonal = exclude_diagonal
         self.needs_negatives = median_unit or exclude_diagonal
+
+    @classmethod
+    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+        return views
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         image_kernel, text_kernel = self._kernels

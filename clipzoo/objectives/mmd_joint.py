@@ -6,6 +6,8 @@ from functools import partial
 
 from torch import Tensor
 
+from clipzoo.heads.cost import FLOAT, Shape
+from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.heads.wpse import Kernel
 from clipzoo.objectives.base import Objective, kernel_matrix, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World, checked
@@ -22,12 +24,18 @@ class MMDJoint(Objective):
     """
 
     name = "mmd_joint"
+    citations = (PERSPECTIVE,)
     reads_views = True
 
     def __init__(self, image_kernel: Kernel, text_kernel: Kernel, median_unit: bool) -> None:
         super().__init__()
         self._kernels = image_kernel, text_kernel
         self._median_unit = self.needs_negatives = median_unit
+
+    @classmethod
+    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+        """Raw inputs, a row of P [N] and its gradient, and partition sums, in both directions."""
+        return views + 4 * FLOAT * shape.batch + 16
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         world = similarity.world

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clipzoo.heads.base import Paper
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, MovingAverageObjective, SampleRows, both_anchors
 from clipzoo.types import (
     Batch,
@@ -52,6 +53,15 @@ class NUCLR(MovingAverageObjective):
     """
 
     name = "nuclr"
+    citations = (
+        Paper(
+            "nuclr",
+            "On Discriminative Probabilistic Modeling for Self-Supervised Representation Learning",
+            "Wang, Bokun and Lei, Yunwen and Ying, Yiming and Yang, Tianbao",
+            "International Conference on Learning Representations",
+            2025,
+        ),
+    )
     depends_on_length = True
     zeta: Tensor
     zeta_momentum: Tensor

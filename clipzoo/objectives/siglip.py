@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from clipzoo.heads.base import Head
+from clipzoo.heads.base import Head, Paper
 from clipzoo.objectives.base import LogitScale, Objective, plain_cosines, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Range, Scale, Similarity, Weight, checked
 
@@ -23,6 +23,15 @@ class SigLIP(Objective):
     """
 
     name = "siglip"
+    citations = (
+        Paper(
+            "siglip",
+            "Sigmoid Loss for Language Image Pre-Training",
+            "Zhai, Xiaohua and others",
+            "IEEE/CVF International Conference on Computer Vision",
+            2023,
+        ),
+    )
     loss_unit = "nats"
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}

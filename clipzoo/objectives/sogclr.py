@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from clipzoo.heads.base import Paper
 from clipzoo.objectives.per_sample import MovingAverageObjective, both_anchors
 from clipzoo.types import Batch, Loss, Negatives, Progress, Scale, Scores, Share, Similarity, checked
 
@@ -21,6 +22,15 @@ class SogCLR(MovingAverageObjective):
     """
 
     name = "sogclr"
+    citations = (
+        Paper(
+            "sogclr",
+            "Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does Not Harm Performance",
+            "Yuan, Zhuoning and others",
+            "International Conference on Machine Learning",
+            2022,
+        ),
+    )
 
     def __init__(self, temperature: Scale, gamma: Share, positive_in_denominator: bool) -> None:
         super().__init__(gamma)

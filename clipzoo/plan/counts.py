@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipzoo.build import build_model, build_parts, parameters_of
-from clipzoo.errors import number_of
+from clipzoo.heads.base import Head
 from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
 from clipzoo.training.gradients import PairEncoder
 from clipzoo.training.tuned import TunedModel
 from clipzoo.types import Batch
@@ -119,9 +120,11 @@ class Counts:
     trains. optimizer: bytes of its state for a trained parameter.
     state: bytes of the per-sample state. buffers: bytes of other buffers. forward_flops: of the encoders for a pair;
     step_flops: with the backward pass. sample: bytes of an image and its caption. activations: without and with
-    recomputation.
+    recomputation. head, objective: on the meta device, for their costs.
     """
 
+    head: Head
+    objective: Objective
     encoder: int
     others: int
     trained_encoder: int
@@ -153,25 +156,27 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         image, text, points = _flops(model, plain)
     autocast = parts.settings.autocast_dtype
     encoder = model.encoder
-    trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
-    forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)
+    image_tower, text_tower = (encoder.towers.get(view, encoder) for view in ("image", "text"))
+    trains = [_trained(tower) > 0 for tower in (image_tower, text_tower)]
     all_blocks = PairEncoder(model, autocast, compile=False).blocks()
     activations = {
         recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
     }
     return Counts(
+        head=model.head,
+        objective=objective,
         encoder=parameters_of(encoder),
         others=parameters_of(model.head) + parameters_of(objective),
         trained_encoder=_trained(encoder),
         trained_others=_trained(model.head) + _trained(objective),
         outside=parameters_of(encoder) - _blocks(encoder, all_blocks).total,
-        image_blocks=_blocks(getattr(encoder, "image_tower", encoder), all_blocks),
+        image_blocks=_blocks(image_tower, all_blocks),
         text_blocks=_blocks(text_tower, all_blocks),
         largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
         optimizer=_optimizer_bytes(parts.optimizer),
         state=_buffer_bytes(objective) - others_before,
         buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
-        forward_flops=forward,
+        forward_flops=image + text,
         step_flops=sum(flops * (3 if trained else 1) for flops, trained in zip((image, text), trains, strict=True)),
         sample=3 * plain["encoder"]["image_size"] ** 2 + 8 * plain["encoder"]["context_length"],
         activations=activations,
@@ -280,239 +285,3 @@ def _trained(module: nn.Module) -> int:
 
 def _buffer_bytes(module: nn.Module) -> int:
     return sum(buffer.nbytes for buffer in module.buffers())
-
-
-# GPUs, their nodes and links.
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Data sheet of a GPU.
-
-    memory: bytes. bf16, tf32: dense FLOP/s. bandwidth: of its memory, bytes/s. within_node: bytes/s that it receives
-    from GPUs of its node.
-    """
-
-    memory: float
-    bf16: float
-    tf32: float
-    bandwidth: float
-    within_node: float
-
-
-GPUS = {
-    "A100": Gpu(80e9, 312e12, 156e12, 2.04e12, 300e9),
-    "A100-40GB": Gpu(40e9, 312e12, 156e12, 1.56e12, 300e9),
-    "H100": Gpu(80e9, 989e12, 494e12, 3.35e12, 450e9),
-    "H200": Gpu(141e9, 989e12, 494e12, 4.8e12, 450e9),
-    "B200": Gpu(180e9, 2250e12, 1125e12, 8e12, 900e9),
-    "L40S": Gpu(48e9, 362e12, 183e12, 0.864e12, 32e9),
-}
-"""From the vendor's data sheets."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Equal GPUs in equal nodes, one rank each.
-
-    between_nodes: bytes/s that one GPU receives from other nodes. reached: share of the peak FLOP/s that a training
-    reaches. usable: share of a GPU's memory that tensors can fill.
-    """
-
-    gpu: Gpu
-    gpus: int
-    per_node: int = 8
-    between_nodes: float = 50e9
-    reached: float = 0.4
-    usable: float = 0.9
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.gpus // self.per_node)
-
-    def link(self, ranks: int) -> float:
-        """Bytes/s that a rank receives in a collective of `ranks` neighbouring ranks."""
-        return self.gpu.within_node if ranks <= self.per_node else self.between_nodes
-
-
-# Cost of heads: FLOPs, embeddings that ranks exchange, memory of scores.
-
-
-FLOAT = 4
-TILED_FROM = 2**25
-"""Entries of the local similarity matrix from which `trainer.tile=auto` uses tiles."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a step: local batch size, ranks, widths of towers and embeddings, points per image and per caption.
-
-    features: random features of WPSE. caption_points: mean number of tokens of a caption without padding.
-    """
-
-    local: int
-    ranks: int
-    image_width: int = 768
-    text_width: int = 512
-    width: int = 512
-    features: int = 1024
-    image_points: int = 197
-    text_points: int = 77
-    caption_points: int = 12
-
-    @property
-    def batch(self) -> int:
-        return self.local * self.ranks
-
-    @property
-    def tiled(self) -> bool:
-        return self.local * self.batch >= TILED_FROM
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost of a step for one rank, forward and backward.
-
-    flops: floating-point operations. gathered: numbers of a sample that all ranks receive, and whose gradient returns.
-    exchanged: bytes that are sent to other ranks and not gathered. scores: bytes of scores held at once. points: bytes
-    of projected points and their gradients.
-    """
-
-    flops: float
-    gathered: float
-    exchanged: float
-    scores: float
-    points: float = 0.0
-
-    def received(self, shape: Shape) -> float:
-        """Bytes that a rank receives through the gathers and their gradients, and the exchanges."""
-        return 2 * (shape.ranks - 1) * shape.local * self.gathered * FLOAT + self.exchanged
-
-
-def clip(shape: Shape) -> Cost:
-    """Cost of CLIP, inner product and distance: one product [b, d] [d, N]."""
-    project = 6 * shape.local * (shape.image_width + shape.text_width) * shape.width
-    return _vectors(shape, shape.width, project)
-
-
-def wpse(shape: Shape) -> Cost:
-    """Cost of WPSE: token projections, random features (forward, recomputed, gradient), then CLIP at width d + D."""
-    tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
-    points = shape.image_points + shape.text_points
-    project = 6 * shape.local * tokens * shape.width
-    waves = 6 * shape.local * points * shape.width * shape.features
-    held = 2 * shape.local * points * shape.width * FLOAT
-    return _vectors(shape, shape.width + shape.features, project + waves, held)
-
-
-def kme(shape: Shape, text_points: int) -> Cost:
-    """Cost of KME-CLIP: four products of all image points with all text points of the global batch.
-
-    The products are the forward pass, its recomputation and two gradients. A CPU recomputes one tile less. Ranks
-    gather captions with their padding; the points of text_points alone are multiplied.
-    """
-    tokens = shape.image_points * shape.image_width + text_points * shape.text_width
-    project = 6 * shape.local * tokens * shape.width
-    meet = 4 * 2 * shape.local * shape.image_points * shape.batch * text_points * shape.width
-    gathered = text_points * (shape.width + 1)
-    matrix = shape.local * shape.batch * FLOAT
-    images = 2 * shape.local * shape.image_points * shape.width * FLOAT
-    return Cost(project + meet, gathered, _transposed(shape), 3 * matrix, images + 2 * shape.batch * gathered * FLOAT)
-
-
-def cloob(shape: Shape) -> Cost:
-    """Cost of CLOOB: four retrievals from N patterns by memory-efficient attention, then two one-way products."""
-    project = 6 * shape.local * (shape.image_width + shape.text_width) * shape.width
-    retrieve = 4 * (4 + 10) * shape.local * shape.batch * shape.width
-    way = _vectors(shape, shape.width, 0.0)
-    exchanged = way.exchanged if shape.tiled else 0.0
-    points = 4 * shape.batch * shape.width * FLOAT
-    return Cost(project + retrieve + 2 * way.flops, 4 * shape.width, exchanged, way.scores, points)
-
-
-def _vectors(shape: Shape, width: int, flops: float, points: float = 0.0) -> Cost:
-    """Cost of scores that are inner products: text vectors and their gradients, a matrix or tiles computed twice.
-
-    A matrix is transposed for the captions, and its gradient back; of tiles only sums travel.
-    """
-    product = 2 * shape.local * shape.batch * width
-    points += 2 * shape.batch * width * FLOAT
-    if shape.tiled:
-        sums = 4 * (shape.ranks - 1) * shape.local * 2
-        return Cost(flops + 4 * product, width, sums, 1024 * 1024 * FLOAT, points)
-    return Cost(flops + 3 * product, width, _transposed(shape), 3 * shape.local * shape.batch * FLOAT, points)
-
-
-def _transposed(shape: Shape) -> float:
-    """Bytes received when a matrix [b, N] is transposed, and its gradient back."""
-    return 2 * (shape.ranks - 1) * shape.local * shape.local * FLOAT
-
-
-COSTS: Mapping[str, Callable[[Shape], Cost]] = {
-    "clipzoo.heads.wpse.WpseHead": wpse,
-    "clipzoo.heads.kme.KmeHead": lambda shape: kme(shape, shape.text_points),
-    "clipzoo.heads.cloob.CloobHead": cloob,
-}
-"""Class of a head -> its cost. Others cost what CLIP does, at the width of their embeddings."""
-
-
-def cost_of(head: Mapping[str, Any], shape: Shape) -> Cost:
-    """Cost of the head that a `_target_` node describes."""
-    return COSTS.get(head["_target_"], clip)(shape)
-
-
-# Settings of a plan that change no result: how ranks share weights, micro-batches, recomputation.
-
-
-@dataclass(frozen=True)
-class Setting:
-    """shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
-
-    micro_batch: samples that pass the encoders at once, at most the rank's share. recomputed: activation checkpointing.
-    """
-
-    shards: int
-    micro_batch: int
-    recomputed: bool
-
-    def name(self, ranks: int) -> str:
-        if self.shards == 1:
-            return "ddp"
-        return "fsdp" if self.shards == ranks else f"hybrid, {number_of(self.shards, 'rank')} a copy"
-
-    def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
-        """Return the overrides of a training with this setting. recomputed_now: of the configuration."""
-        lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
-        if 1 < self.shards < ranks:
-            lines.append(f"trainer.fsdp.shard_group={self.shards}")
-        lines.append(f"trainer.micro_batch={'null' if self.micro_batch >= local else self.micro_batch}")
-        if self.recomputed != recomputed_now:
-            lines += [f"{key}={str(self.recomputed).lower()}" for key in recomputation_keys]
-        return lines
-
-
-def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Setting]:
-    """Yield all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
-    shards = [1]
-    if 1 < cluster.per_node < cluster.gpus and cluster.gpus % cluster.per_node == 0:
-        shards.append(cluster.per_node)
-    if cluster.gpus > 1:
-        shards.append(cluster.gpus)
-    micro_batches = [local]
-    while micro_batches[-1] % 2 == 0:
-        micro_batches.append(micro_batches[-1] // 2)
-    for count in shards:
-        for micro_batch in micro_batches:
-            yield Setting(count, micro_batch, False)
-            if can_recompute:
-                yield Setting(count, micro_batch, True)
-
-
-def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
-    """Return the setting that a configuration has."""
-    trainer = plain["trainer"]
-    shards = 1
-    if trainer.get("parallel", "ddp") == "fsdp":
-        group = trainer["fsdp"]["shard_group"]
-        shards = {"all": cluster.gpus, "node": min(cluster.per_node, cluster.gpus)}.get(group, group)
-    return Setting(shards, min(trainer["micro_batch"] or local, local), recomputed)

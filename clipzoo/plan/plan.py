@@ -11,9 +11,8 @@ GPUs; times are predictions: counts divided by the GPU's data sheet and the shar
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import Parser, number_in, refuse
 from clipzoo.config.compose import compose
@@ -21,107 +20,10 @@ from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import Machines, Range, Samples
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.plan.counts import Cluster, Counts, Setting, Shape, cost_of, recomputation_keys, settings
-from clipzoo.plan.memory import Memory, Transfer, memory, transfers
+from clipzoo.plan.cluster import GPUS, Cluster, configured
 
-# Memory, traffic and time of a step for every setting, and the fastest setting that fits.
-
-
-OPTIMIZER_TRAFFIC = 28
-"""Bytes of a GPU's memory that an optimizer's step reads and writes for a parameter: AdamW in float32."""
-TOLERATED_SLOWDOWN = 0.03
-"""Share by which a simpler setting may be slower than the fastest one."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Prediction of a step under one setting. seconds: of encoders, head, optimizer and exposed transfers."""
-
-    setting: Setting
-    memory: Memory
-    transfers: Sequence[Transfer]
-    seconds: Mapping[str, float]
-
-    @property
-    def step(self) -> float:
-        return sum(self.seconds.values())
-
-    def fits(self, cluster: Cluster) -> bool:
-        return self.memory.total <= cluster.usable * cluster.gpu.memory
-
-    @property
-    def received(self) -> float:
-        return sum(transfer.received for transfer in self.transfers)
-
-
-def shape_of(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> Shape:
-    """Return the sizes of a step. The number of GPUs divides the global batch."""
-    batch, head, encoder = plain["trainer"]["global_batch"], plain["head"], plain["encoder"]
-    return Shape(
-        local=batch // cluster.gpus,
-        ranks=cluster.gpus,
-        image_width=encoder["image_width"],
-        text_width=encoder["text_width"],
-        width=head.get("embed_width") or encoder["image_width"],
-        features=head.get("features", 0),
-        image_points=head.get("image_points") or counts.image_points,
-        text_points=counts.text_points,
-    )
-
-
-def predict(plain: Mapping[str, Any], counts: Counts, cluster: Cluster, setting: Setting) -> Prediction:
-    """Predict a step. Transfers of weights and gradients travel while the encoders compute; the others do not."""
-    shape = shape_of(plain, counts, cluster)
-    found = transfers(plain, counts, shape, setting)
-    again = (setting.micro_batch < shape.local) + setting.recomputed
-    encoders = (counts.step_flops + again * counts.forward_flops) * shape.local
-    speed = cluster.gpu.bf16 if plain["trainer"]["precision"] in ("bf16", "fp16", "auto") else cluster.gpu.tf32
-    towers = encoders / (speed * cluster.reached)
-    hidden = sum(transfer.received / cluster.link(transfer.ranks) for transfer in found if transfer.hidden)
-    trained = counts.trained_encoder / setting.shards + counts.trained_others
-    seconds = {
-        "encoders": towers,
-        "head": cost_of(plain["head"], shape).flops / (cluster.gpu.tf32 * cluster.reached),
-        "optimizer": OPTIMIZER_TRAFFIC * trained / cluster.gpu.bandwidth,
-        "weights and gradients, exposed": max(0.0, hidden - towers),
-        "other transfers": sum(item.received / cluster.link(item.ranks) for item in found if not item.hidden),
-    }
-    return Prediction(setting, memory(plain, counts, shape, setting), found, seconds)
-
-
-def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> list[Prediction]:
-    """Return the prediction to choose, then the fastest first: those that no other one beats in both time and memory,
-    and of each number of shards, with and without recomputation, the largest micro-batch that fits.
-
-    Predictions assume the same share of the peak for all micro-batches, but a GPU reaches less with small ones, which
-    therefore appear to beat the largest.
-
-    To choose: of the settings that fit and are at most TOLERATED_SLOWDOWN slower than the fastest one, the simplest;
-    the one with the least memory if none fits.
-    """
-    shape = shape_of(plain, counts, cluster)
-    options = settings(cluster, shape.local, can_recompute=bool(recomputation_keys(plain)))
-    made = [predict(plain, counts, cluster, setting) for setting in options]
-    fitting = [item for item in made if item.fits(cluster)]
-    if fitting:
-        limit = (1 + TOLERATED_SLOWDOWN) * min(item.step for item in fitting)
-        best = next(item for item in fitting if item.step <= limit)
-    else:
-        best = min(made, key=lambda item: item.memory.total)
-    # Settings come with the largest micro-batch first, and the last item of a key stays in a dict.
-    largest = {(item.setting.shards, item.setting.recomputed): item for item in reversed(fitting)}.values()
-    others = [
-        item
-        for item in made
-        if item is not best and (item in largest or not any(_beats(other, item) for other in made))
-    ]
-    return [best, *sorted(others, key=lambda item: item.step)]
-
-
-def _beats(one: Prediction, other: Prediction) -> bool:
-    smaller, larger = (one.memory.total, one.step), (other.memory.total, other.step)
-    return smaller != larger and all(a <= b for a, b in zip(smaller, larger, strict=True))
-
+if TYPE_CHECKING:
+    from clipzoo.plan.prediction import Prediction
 
 SAMPLES = 12_000_000
 """Size of the dataset unless --samples gives it: that of CC12M."""
@@ -142,7 +44,8 @@ def main(arguments: list[str]) -> None:
 
     # torch is imported only now: a mistyped key is reported at once.
     from clipzoo.build import found_in_model
-    from clipzoo.plan.counts import configured, count, recomputation_keys, recomputes
+    from clipzoo.plan.counts import count, recomputation_keys, recomputes
+    from clipzoo.plan.prediction import predict, predictions, shape_of
     from clipzoo.training.loggers import quiet_libraries
 
     quiet_libraries()
@@ -174,11 +77,7 @@ def main(arguments: list[str]) -> None:
 
 def _details(prediction: Prediction, cluster: Cluster) -> str:
     memory = prediction.memory
-    parts = ", ".join(
-        f"{field.name} {_gigabytes(getattr(memory, field.name))}"
-        for field in fields(memory)
-        if getattr(memory, field.name) >= 5e6
-    )
+    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in memory._asdict().items() if size >= 5e6)
     received = ", ".join(f"{item.cause} {_gigabytes(item.received)}" for item in prediction.transfers)
     seconds = ", ".join(f"{name} {_milliseconds(value)}" for name, value in prediction.seconds.items() if value > 5e-5)
     room = "fits" if prediction.fits(cluster) else "does not fit"
@@ -221,8 +120,6 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
-    from clipzoo.plan.counts import GPUS, Cluster
-
     if options.gpus <= options.per_node:
         refuse(options, ("--per-node", "--between"), f"is for several nodes, and one has all {options.gpus} GPUs")
     elif options.gpus % options.per_node:
@@ -230,22 +127,16 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if options.per_node == 1:
         refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
     gpu = GPUS[options.gpu]
-    changes = {
-        name: value
-        for name, value in {
-            "memory": options.memory and options.memory * 1e9,
-            "bf16": options.peak and options.peak * 1e12,
-            "tf32": options.peak and options.peak * 5e11,
-            "within_node": options.within and options.within * 1e9,
-        }.items()
-        if value
-    }
-    return Cluster(replace(gpu, **changes), options.gpus, options.per_node, options.between * 1e9, options.reached)
+    if options.memory:
+        gpu = replace(gpu, memory=options.memory * 1e9)
+    if options.peak:
+        gpu = replace(gpu, bf16=options.peak * 1e12, tf32=options.peak * 5e11)
+    if options.within:
+        gpu = replace(gpu, within_node=options.within * 1e9)
+    return Cluster(gpu, options.gpus, options.per_node, options.between * 1e9, options.reached)
 
 
 def _parser() -> Parser:
-    from clipzoo.plan.counts import GPUS
-
     number, size = number_in(Figure), number_in(Machines)
     parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,36 +25,11 @@ from clipzoo.report.frame import COSTS, FilledTable, cost_of
 from clipzoo.report.published import PaperColumn, PaperRow
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
-from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey
-from clipzoo.runs.training_log import Line, TrainingLog
+from clipzoo.runs.record import VALIDATION_LOSS, Line, MetricKey, TrainingLog
 
 INK, MUTED, RIGHT, WRONG = "#303f9f", "#9fa8da", "#2e8b57", "#c0503c"
 PALETTE = ("#303f9f", "#c0503c", "#d99a2b", "#2e8b57", "#7a5ba6", "#3c9cc0", "#8a6d4f", "#b8609a", "#7f8c8d", "#5c7a29")
 DPI = 130
-
-
-def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
-    """Remove the upper and right frame and draw light grid lines."""
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color(MUTED)
-    panel.tick_params(labelsize=8, color=MUTED)
-    panel.set_axisbelow(True)
-    panel.grid(axis=grid, color="#e8edf1", linewidth=0.8)
-
-
-def label(panel: Axes, title: str, x: str = "", y: str = "", size: int = 10) -> None:
-    """Set title and axis labels. size: font size of the title."""
-    panel.set_title(title, fontsize=size, color=INK, loc="left")
-    panel.set_xlabel(x, fontsize=8)
-    panel.set_ylabel(y, fontsize=8)
-
-
-def colour(number: int) -> str:
-    return PALETTE[number % len(PALETTE)]
-
-
-Arrays = dict[str, np.ndarray]
-"""Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
 
 
 HIDDEN = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
@@ -82,6 +57,45 @@ UNITS = {
 LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
 """Numbers whose unit is that of the objective's loss."""
 METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
+MOST_NUMBERS = 20
+"""Largest number of classes whose confusion matrix has its percentages written in."""
+MOST_NAMES = 40
+"""Largest number of classes whose confusion matrix has their names."""
+SIDES = ("highest", "lowest")
+PANELS_WIDTH = 7
+"""Datasets side by side in one line of panels."""
+LEGEND_WIDTH = 160
+"""Characters side by side in a legend above a figure."""
+COMPARED_CURVES = {
+    "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
+    "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
+}
+"""Task and metric whose mean is drawn over training."""
+MOST_IMAGES = 8
+"""Images that are shown for each direction of disagreement."""
+Arrays = dict[str, np.ndarray]
+"""Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
+Points = list[tuple[float, float]]
+
+
+def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
+    """Remove the upper and right frame and draw light grid lines."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(MUTED)
+    panel.tick_params(labelsize=8, color=MUTED)
+    panel.set_axisbelow(True)
+    panel.grid(axis=grid, color="#e8edf1", linewidth=0.8)
+
+
+def label(panel: Axes, title: str, x: str = "", y: str = "", size: int = 10) -> None:
+    """Set title and axis labels. size: font size of the title."""
+    panel.set_title(title, fontsize=size, color=INK, loc="left")
+    panel.set_xlabel(x, fontsize=8)
+    panel.set_ylabel(y, fontsize=8)
+
+
+def colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
 
 
 @dataclass(frozen=True)
@@ -123,58 +137,41 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     """Return a curve per varying number of metrics.jsonl, the loss first."""
     units = UNITS | dict.fromkeys(LOSSES, loss_unit)
     names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
-    curves = {
-        name: _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, "")) for name in names
-    }
-    shown = [curves[name] for name in FIRST if name in curves]
-    others = [curve for name, curve in curves.items() if name not in (*FIRST, *HIDDEN)]
-    return shown + [_per_step(curve) for curve in others if len(set(curve.values)) > 1]
+    curves = [
+        _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, ""))
+        for name in [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]
+    ]
+    shown = []
+    for curve in curves:
+        if curve.name in FIRST:
+            shown.append(curve)
+        elif curve.name not in HIDDEN and len(set(curve.values)) > 1:
+            # Running totals, such as the number of transparent images so far, are drawn per step. They are the only
+            # whole numbers of the log that never fall.
+            values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
+            rises = np.diff(values)
+            if all(value.is_integer() for value in curve.values) and (rises >= 0).all():
+                rates = (rises / np.maximum(1.0, np.diff(steps))).tolist()
+                curve = replace(curve, unit="samples per step", values=tuple(rates))
+            shown.append(curve)
+    return shown
 
 
 def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
     """Return zero-shot top-1 and recall@1 during training, a curve per dataset and direction."""
-    keys = {text: MetricKey.parse(text) for text in (evaluations[-1] if evaluations else ())}
-    return [
-        _curve_of(evaluations, text, f"{METRICS[key.task, key.metric]}, {_dataset(key)}", "%")
-        for text, key in keys.items()
-        if (key.task, key.metric) in METRICS
-    ]
-
-
-def validation_curve(evaluations: Sequence[Line]) -> Curve:
-    """Return the loss on held-out pairs, without a point if it was not measured."""
-    return _curve_of(evaluations, str(VALIDATION_LOSS), "validation", "")
+    curves = []
+    for text in evaluations[-1] if evaluations else ():
+        key = MetricKey.parse(text)
+        if (key.task, key.metric) in METRICS:
+            dataset = f"{key.dataset} {key.protocol}".strip().replace("_", " ")
+            curves.append(_curve_of(evaluations, text, f"{METRICS[key.task, key.metric]}, {dataset}", "%"))
+    return curves
 
 
 def _curve_of(lines: Sequence[Line], name: str, title: str, unit: str) -> Curve:
     points = [(float(line["step"]), float(line[name])) for line in lines if isinstance(line.get(name), int | float)]
     steps, values = zip(*points, strict=True) if points else ((), ())
     return Curve(name, title, unit, steps, values)
-
-
-def _per_step(curve: Curve) -> Curve:
-    """Return a running total, such as the number of transparent images so far, per step; other curves unchanged.
-
-    Totals are the only whole numbers of the log that never fall.
-    """
-    values, steps = (0, *curve.values), (0.0, *curve.steps)
-    if not all(value.is_integer() for value in curve.values) or list(values) != sorted(values):
-        return curve
-    rates = [
-        (after - before) / max(1.0, end - start)
-        for before, after, start, end in zip(values, values[1:], steps, steps[1:], strict=False)
-    ]
-    return replace(curve, unit="samples per step", values=tuple(rates))
-
-
-def _dataset(key: MetricKey) -> str:
-    return f"{key.dataset} {key.protocol}".strip().replace("_", " ")
-
-
-MOST_NUMBERS = 20
-"""Largest number of classes whose confusion matrix has its percentages written in."""
-MOST_NAMES = 40
-"""Largest number of classes whose confusion matrix has their names."""
 
 
 def training_figure(
@@ -184,14 +181,26 @@ def training_figure(
 
     evaluations: their validation losses are drawn in the panel of the number `value_log`.
     """
-    shown = training_curves(lines, loss_unit)
+    shown, validation = training_curves(lines, loss_unit), _curve_of(evaluations, str(VALIDATION_LOSS), "", "")
     columns = min(3, len(shown)) or 1
     rows = math.ceil(len(shown) / columns) or 1
     figure = Figure(figsize=(3.7 * columns, 2.6 * rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, curve in zip(panels, shown, strict=False):
-        _draw_curve(panel, np.array(curve.steps), np.array(curve.values))
-        validation = validation_curve(evaluations)
+        steps, values = np.array(curve.steps), np.array(curve.values)
+        if len(values) < 30 or np.abs(np.diff(values)).sum() <= 3 * np.ptp(values):
+            panel.plot(steps, values, color=INK, linewidth=1.6)
+        else:
+            # Many noisy values are drawn thinly, below their mean over a window centred on each step. A window that is
+            # cut short by an end has no mean.
+            panel.plot(steps, values, color=MUTED, linewidth=0.7)
+            window, places = len(values) // 30 + 1, np.arange(len(values))
+            reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
+            sums = np.concatenate([[0.0], values.cumsum()])
+            mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
+            enough = 2 * reach >= window
+            panel.plot(steps[enough], mean[enough], color=INK, linewidth=1.6)
+        _ticks(panel)
         if curve.name == value_log and validation.steps:
             panel.lines[-1].set_label("training")
             panel.plot(validation.steps, validation.values, color=RIGHT, marker="o", markersize=3, label="validation")
@@ -270,20 +279,20 @@ def retrieved(arrays: Arrays) -> Figure:
     figure = Figure(figsize=(2.9 + 1.3 * columns, 1.42 * rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns + 1, squeeze=False, width_ratios=[2.1, *[1] * columns])
     for row in range(rows):
-        _caption(panels[row, 0], str(arrays["captions"][row]), int(arrays["place"][row]) + 1)
+        first, text, rank = (
+            panels[row, 0],
+            wrap(str(arrays["captions"][row]), 30, lines=5),
+            int(arrays["place"][row]) + 1,
+        )
+        first.axis("off")
+        write = partial(first.text, ha="right", transform=first.transAxes)
+        write(1, 0.56, text, va="center", fontsize=9, color=INK)
+        note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
+        write(1, 0.56 - 0.09 * (text.count("\n") + 1) - 0.08, note, va="top", fontsize=7, color=ink)
         for column in range(columns):
             own = arrays["found"][row, column] == arrays["owner"][row]
             _image(panels[row, column + 1], arrays["images"][row, column], framed=bool(own))
     return figure
-
-
-def _caption(panel: Axes, caption: str, rank: int) -> None:
-    panel.axis("off")
-    write = partial(panel.text, ha="right", transform=panel.transAxes)
-    text = wrap(caption, 30, lines=5)
-    write(1, 0.56, text, va="center", fontsize=9, color=INK)
-    note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
-    write(1, 0.56 - 0.09 * (text.count("\n") + 1) - 0.08, note, va="top", fontsize=7, color=ink)
 
 
 def _image(panel: Axes, image: np.ndarray, framed: bool = False) -> None:
@@ -295,124 +304,64 @@ def _image(panel: Axes, image: np.ndarray, framed: bool = False) -> None:
         panel.spines[:].set(color=RIGHT, linewidth=3.5)
 
 
-def _draw_curve(panel: Axes, steps: np.ndarray, values: np.ndarray) -> None:
-    """Draw the values; many noisy values thinly, below their running mean."""
-    noisy = np.abs(np.diff(values)).sum() > 3 * np.ptp(values)
-    if len(values) < 30 or not noisy:
-        panel.plot(steps, values, color=INK, linewidth=1.6)
-    else:
-        panel.plot(steps, values, color=MUTED, linewidth=0.7)
-        # Mean over a window centred on each step; a window cut short by an end has no mean.
-        window, places = len(values) // 30 + 1, np.arange(len(values))
-        reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
-        sums = np.concatenate([[0.0], values.cumsum()])
-        mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
-        enough = 2 * reach >= window
-        panel.plot(steps[enough], mean[enough], color=INK, linewidth=1.6)
-    _ticks(panel)
-
-
 def _ticks(panel: Axes) -> None:
     style(panel)
     panel.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     panel.yaxis.get_offset_text().set_fontsize(7)
 
 
-SIDES = ("highest", "lowest")
-
-
-class Sample(TypedDict):
-    """A sample and its value of a statistic."""
-
-    sample_id: int
-    value: float
-
-
-class Statistic(TypedDict):
-    """A per-sample statistic as `inspection.diagnostics.summarise_samples` writes it; edges: of the histogram."""
-
-    seen: int
-    mean: float
-    counts: list[float]
-    edges: list[float]
-    highest: list[Sample]
-    lowest: list[Sample]
-
-
-def read_statistics(path: Path) -> dict[str, Statistic]:
-    """Read samples.json: statistics by name. Raises DamagedFileError."""
+def read_statistics(path: Path) -> dict[str, dict[str, Any]]:
+    """Read samples.json: statistics by name, as `write_sample_summary` writes them. Raises DamagedFileError."""
     summary = io.read_json(path, 16 * io.MB)
+    number = (int, float)
+    fields: dict[str, Any] = {"seen": int, "mean": number, "counts": list, "edges": list, **dict.fromkeys(SIDES, list)}
     for statistic in summary.values():
-        sides: dict[str, type] = dict.fromkeys(SIDES, list)
-        fields: dict[str, Any] = {"seen": int, "mean": (int, float), "counts": list, "edges": list, **sides}
         io.require_fields(path, statistic if isinstance(statistic, dict) else {}, fields)
         for sample in [*statistic["highest"], *statistic["lowest"]]:
             values = sample if isinstance(sample, dict) else {}
-            io.require_fields(path, values, {"sample_id": int, "value": (int, float)})
-    return cast(dict[str, Statistic], summary)
+            io.require_fields(path, values, {"sample_id": int, "value": number})
+    return summary
 
 
-def sample_histograms(summary: Mapping[str, Statistic]) -> Figure:
+def sample_histograms(summary: Mapping[str, Any]) -> Figure:
     """A panel per statistic: its histogram over the samples seen, with the mean."""
     count = max(1, len(summary))
     figure = Figure(figsize=(4.2 * count, 3.0), dpi=DPI, layout="constrained")
     for panel, (name, statistic) in zip(figure.subplots(1, count, squeeze=False)[0], summary.items(), strict=False):
-        _histogram(panel, name, statistic)
+        panel.stairs(statistic["counts"], statistic["edges"], fill=True, color=INK)
+        panel.axvline(statistic["mean"], color=WRONG, linewidth=1, label=f"mean {statistic['mean']:.3g}")
+        panel.set_xlabel(name.replace("_", " "))
+        panel.set_ylabel("samples")
+        panel.set_title(f"{statistic['seen']:,} samples seen", fontsize=9)
+        panel.legend(frameon=False, fontsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figure:
+def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `inspection.diagnostics.write_examples` leaves them.
+    folder: images by sample id, and captions.json, as `write_examples` leaves them.
 
     Raises:
         DamagedFileError: an image or the captions cannot be read.
     """
     captions = io.read_json(folder / "captions.json", 16 * io.MB)
     figure = Figure(figsize=(1.5 * count, 4.4), dpi=DPI, layout="constrained")
-    rows = zip(
-        figure.subplots(2, count, squeeze=False), SIDES, (statistic["highest"], statistic["lowest"]), strict=True
-    )
-    for panels, side, samples in rows:
+    for panels, side in zip(figure.subplots(2, count, squeeze=False), SIDES, strict=True):
         for panel in panels:
             panel.axis("off")
-        for panel, sample in zip(panels, samples[:count], strict=False):
-            panel.imshow(_read_image(io.below(folder, f"{sample['sample_id']}.png")))
+        for panel, sample in zip(panels, statistic[side][:count], strict=False):
+            path = io.below(folder, f"{sample['sample_id']}.png")
+            try:
+                panel.imshow(imread(path))
+            # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error and more.
+            except Exception as error:
+                raise io.DamagedFileError(path, f"cannot be decoded ({error})") from None
             caption = shorten(str(captions.get(str(sample["sample_id"]), "")), 60, " ...")
             panel.set_title(f"{sample['value']:.2f}\n{wrap(caption, 20, lines=9)}", fontsize=7)
         panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)
     return figure
-
-
-def _read_image(path: Path) -> np.ndarray:
-    try:
-        return imread(path)
-    # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error and more.
-    except Exception as error:
-        raise io.DamagedFileError(path, f"cannot be decoded ({error})") from None
-
-
-def _histogram(panel: Axes, name: str, statistic: Statistic) -> None:
-    panel.stairs(statistic["counts"], statistic["edges"], fill=True, color=INK)
-    panel.axvline(statistic["mean"], color=WRONG, linewidth=1, label=f"mean {statistic['mean']:.3g}")
-    panel.set_xlabel(name.replace("_", " "))
-    panel.set_ylabel("samples")
-    panel.set_title(f"{statistic['seen']:,} samples seen", fontsize=9)
-    panel.legend(frameon=False, fontsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-PANELS_WIDTH = 7
-"""Datasets side by side in one line of panels."""
-LEGEND_WIDTH = 160
-"""Characters side by side in a legend above a figure."""
-COMPARED_CURVES = {
-    "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
-    "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
-}
-"""Task and metric whose mean is drawn over training."""
-Points = list[tuple[float, float]]
 
 
 def comparison_figures(
@@ -433,9 +382,8 @@ def comparison_figures(
         yield Picture("bars by dataset", dataset_bars(labels, columns, means), "By dataset")
     objectives = dict(zip(frame["group"][::-1], frame["objective"][::-1], strict=True))
     yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
-    evaluated = {group: [_evaluations(log) for log in logs] for group, logs in rows.items()}
-    if any(len(evaluations) > 2 for runs in evaluated.values() for evaluations in runs):
-        yield Picture("evaluations during training", compared_evaluations(labels, evaluated))
+    if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
+        yield Picture("evaluations during training", compared_evaluations(labels, rows))
     yield Picture("minutes of training and of evaluation, samples per second, memory", cost_bars(frame), "Cost")
 
 
@@ -500,16 +448,23 @@ def loss_curves(
     return figure
 
 
-def compared_evaluations(
-    labels: Mapping[str, str], evaluated: Mapping[str, Sequence[Sequence[tuple[float, Line]]]]
-) -> Figure:
-    """Metrics during training, as mean and standard deviation over seeds. evaluated: epoch and metrics, by group."""
+def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
+    """Metrics during training, as mean and standard deviation over seeds."""
     figure = Figure(figsize=(12, 3.4), dpi=DPI, layout="constrained")
-    for panel, (title, (task, metric)) in zip(figure.subplots(1, 2), COMPARED_CURVES.items(), strict=True):
-        for number, (group, runs) in enumerate(evaluated.items()):
-            means = [[(epoch, _mean(metrics, task, metric)) for epoch, metrics in run] for run in runs]
-            points = [[(epoch, mean) for epoch, mean in run if mean is not None] for run in means]
-            _curves(panel, points, number, labels[group], marker="o")
+    for panel, (title, wanted) in zip(figure.subplots(1, 2), COMPARED_CURVES.items(), strict=True):
+        for number, (group, logs) in enumerate(rows.items()):
+            runs = []
+            for log in logs:
+                epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
+                per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
+                points: Points = []
+                for line in log.evaluations:
+                    keys = {text: MetricKey.parse(text) for text in line}
+                    values = [float(line[text]) for text, key in keys.items() if (key.task, key.metric) == wanted]
+                    if values:
+                        points.append((float(line["step"]) * per_step, statistics.fmean(values)))
+                runs.append(points)
+            _curves(panel, runs, number, labels[group], marker="o")
         label(panel, title, "epoch", "%")
         style(panel)
         if not panel.get_legend_handles_labels()[0]:
@@ -562,19 +517,6 @@ def _legend(figure: Figure) -> None:
     figure.legend(
         handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9
     )
-
-
-def _evaluations(log: TrainingLog) -> list[tuple[float, Line]]:
-    """Epoch and metrics of each evaluation during training."""
-    epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
-    per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
-    return [(float(line["step"]) * per_step, line) for line in log.evaluations]
-
-
-def _mean(metrics: Line, task: str, metric: str) -> float | None:
-    keys = {text: MetricKey.parse(text) for text in metrics}
-    values = [float(metrics[text]) for text, key in keys.items() if (key.task, key.metric) == (task, metric)]
-    return statistics.fmean(values) if values else None
 
 
 def table_figures(filled: FilledTable) -> Iterator[Picture]:
@@ -682,10 +624,6 @@ def profile_figure(summary: Mapping[str, Any]) -> Figure:
         memory.step(*zip(*summary["memory"], strict=True), where="post", color=INK, linewidth=1)
         memory.set_ylim(bottom=0)
     return figure
-
-
-MOST_IMAGES = 8
-"""Images that are shown for each direction of disagreement."""
 
 
 def disagreement_figure(pair: Disagreement) -> Figure | None:

@@ -13,6 +13,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -24,26 +25,11 @@ import pandas as pd
 from clipzoo import io
 from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.report.published import (
-    PAPERS,
-    PaperColumn,
-    PaperRow,
-    PaperTable,
-    axes,
-    differences,
-    expected_pairs,
-    experiments,
-    protocol_differences,
-    row_names,
-    search_of,
-)
+from clipzoo.report import published
 from clipzoo.report.statistics import distinct, rank_sum
-from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import RunRecord
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays
 
 PAPER = "paper"
 """The scale of the papers' own size."""
@@ -51,7 +37,7 @@ COLUMNS = (
     *("run", "seed", "group", "row", "scale", "encoder", "head", "objective", "cost"),
     *("task", "dataset", "protocol", "metric", "value", "key", "outcomes", "config", "record"),
 )
-TASKS = (
+TASK_KEYS = (
     ("zero-shot top-1", MetricKey("zero_shot", "", "", "top1")),
     ("linear probe before projection, top-1", MetricKey("linear_probe", "", "before", "top1")),
     ("linear probe after projection, top-1", MetricKey("linear_probe", "", "after", "top1")),
@@ -112,7 +98,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 def read_logs(frame: pd.DataFrame, damage: io.DamageLog) -> dict[Path, TrainingLog]:
     """Return the training log of each run; empty for runs whose log cannot be read."""
-    return {run: damage.read(partial(TrainingLog.read, run), TrainingLog((), ())) for run in frame["run"].unique()}
+    return {run: damage.read(partial(TrainingLog.read, run), TrainingLog()) for run in frame["run"].unique()}
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -138,35 +124,29 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     metrics = {**record.metrics, **{MetricKey("training", "", "", name): value for name, value in costs.items()}}
     rows = []
     for key, value in metrics.items():
-        name = {"task": key.task, "dataset": key.dataset, "protocol": key.protocol, "metric": key.metric}
-        rows.append({**facts, **name, "value": float(value), "key": key, "outcomes": _outcomes(folder, key)})
+        outcomes = None
+        with suppress(io.DamagedFileError):  # a name that cannot be that of a file
+            path = io.below(folder, f"evaluation/{key.task}/{key.dataset}.npz")
+            outcomes = path if path.exists() else None
+        rows.append({**facts, **vars(key), "value": float(value), "key": key, "outcomes": outcomes})
     return rows or [facts]
 
 
-def _outcomes(folder: Path, key: MetricKey) -> Path | None:
-    try:
-        path = io.below(folder, f"evaluation/{key.task}/{key.dataset}.npz")
-    except io.DamagedFileError:  # a name that cannot be that of a file
-        return None
-    return path if path.exists() else None
-
-
-def columns_of(frame: pd.DataFrame) -> dict[str, list[PaperColumn]]:
+def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
     """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     by_task = {}
-    for task, wanted in TASKS:
+    for task, wanted in TASK_KEYS:
         keys = [
             key
             for key in frame["key"].dropna().drop_duplicates()
             if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
         ]
-        single = [
-            PaperColumn(task, key.dataset.replace("_", " ") + (" paired" if key.paired else ""), ((key,),))
-            for key in keys
-        ]
-        mean = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
-        if keys:
-            by_task[task] = [*mean, *single]
+        columns = [published.PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
+        for key in keys:
+            label = key.dataset.replace("_", " ") + (" paired" if key.paired else "")
+            columns.append(published.PaperColumn(task, label, ((key,),)))
+        if columns:
+            by_task[task] = columns
     return by_task
 
 
@@ -176,7 +156,7 @@ def numbers(frame: pd.DataFrame) -> Iterator[tuple[Any, dict[MetricKey, float]]]
         yield part.iloc[0], dict(zip(part["key"], part["value"], strict=True))
 
 
-def seed_means(frame: pd.DataFrame, columns: Sequence[PaperColumn]) -> pd.DataFrame:
+def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) -> pd.DataFrame:
     """Average columns over the seeds of each group.
 
     Of several runs with one seed the first counts.
@@ -201,7 +181,7 @@ def seed_means(frame: pd.DataFrame, columns: Sequence[PaperColumn]) -> pd.DataFr
     return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
 
 
-def cell(means: pd.DataFrame, group: str, column: PaperColumn) -> pd.Series | None:
+def cell(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
     """Return the cell of a group in a column of `seed_means`; None if it was not measured."""
     place = (group, column.heading, column.label)
     return means.loc[place] if place in means.index else None
@@ -226,15 +206,20 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
     """Accuracy of guessing on each dataset whose number of classes or images the evaluation left."""
     guessing: dict[MetricKey, float] = {}
     for run in frame["run"].unique():
-        for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
-            if (content := damage.read(partial(read_arrays, path, ("class_names",)), None)) is not None:
-                accuracy = 100 / max(1, len(content["class_names"]))
-                guessing[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
-                guessing |= {MetricKey("linear_probe", path.stem, at, "top1"): accuracy for at in ("before", "after")}
-        for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
-            if (content := damage.read(partial(read_arrays, path, ("gallery",)), None)) is not None:
-                for way in ("image_to_text", "text_to_image"):
-                    guessing[MetricKey("retrieval", path.stem, way, "recall_at_1")] = 100 / int(content["gallery"])
+        for task, name in (("zero_shot", "class_names"), ("retrieval", "gallery")):
+            for path in sorted((run / "evaluation" / task).glob("*.npz")):
+                content = damage.read(partial(read_arrays, path, (name,)), None)
+                if content is None:
+                    continue
+                if task == "zero_shot":
+                    keys = [MetricKey("linear_probe", path.stem, side, "top1") for side in ("before", "after")]
+                    keys.append(MetricKey(task, path.stem, "", "top1"))
+                    choices = max(1, len(content[name]))
+                else:
+                    ways = ("image_to_text", "text_to_image")
+                    keys = [MetricKey(task, path.stem, way, "recall_at_1") for way in ways]
+                    choices = int(content[name])
+                guessing |= dict.fromkeys(keys, 100 / choices)
     return guessing
 
 
@@ -249,25 +234,22 @@ def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd
     common = Path(os.path.commonpath([folder.parent for folder in folders]))
     names = distinct([str(folder.relative_to(common)) for folder in folders])
     seeds = frame.groupby("group", sort=False)["run"].nunique()
-    different = differing_keys(firsts)
-    labels, notes = {}, {}
+    different = [] if given else differing_keys(firsts)
+    facts = {}
     for name, (_, first) in zip(names, firsts.iterrows(), strict=True):
         group, plain = first["group"], flat(first["config"])
         label = (given or {}).get(first["run"], name)
-        labels[group] = f"{label} ({seeds[group]} seeds)" if seeds[group] > 1 else label
+        label += f" ({seeds[group]} seeds)" if seeds[group] > 1 else ""
         own = [
             f"{key.removesuffix('._target_')}={setting_text(plain[key])}"
-            for key in ([] if given else different)
+            for key in different
             if plain.get(key) is not None
         ]
         note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
-        notes[group] = "" if note in labels[group] else note
-    variants = [
-        "" if scale == PAPER else f"scale={scale}" for scale in frame["group"].map(firsts.set_index("group")["scale"])
-    ]
-    return frame.assign(
-        row="", paper="", label=frame["group"].map(labels), note=frame["group"].map(notes), variant=variants
-    )
+        variant = "" if first["scale"] == PAPER else f"scale={first['scale']}"
+        facts[group] = {"label": label, "note": "" if note in label else note, "variant": variant}
+    columns = pd.DataFrame([facts[group] for group in frame["group"]], index=frame.index)
+    return frame.assign(row="", paper="", **columns)
 
 
 def differing_keys(firsts: pd.DataFrame) -> list[str]:
@@ -299,21 +281,27 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
     A row is labelled by the shortest of its names that no other row has.
     """
     chosen = frame[frame["scale"] == scale]
-    found = pd.concat([matches(chosen, row) for row in row_names()] or [matches(chosen, "")])
-    groups = found.drop_duplicates(["row", "variant"])
-    names = []
-    for row, variant in zip(groups["row"], groups["variant"], strict=True):
+    found = pd.concat([matches(chosen, row) for row in published.row_names()] or [matches(chosen, "")])
+    groups = dict(list(found.groupby(["row", "variant"], sort=False)["run"]))
+    names = {}
+    for row, variant in groups:
         settings = variant.removeprefix(f"scale={scale}").removeprefix(", ")
         model, added = ENCODER.sub("", row.split("/", 2)[2]), f" ({settings})" if settings else ""
-        names.append((row, variant, settings, [model, f"{model}{added}", f"{row}{added}"]))
-    counts = Counter(name for *_, candidates in names for name in dict.fromkeys(candidates))
+        names[row, variant] = settings, [model, f"{model}{added}", f"{row}{added}"]
+    counts = Counter(name for _, candidates in names.values() for name in dict.fromkeys(candidates))
     parts = []
-    for row, variant, settings, candidates in names:
+    for (row, variant), runs in groups.items():
+        settings, candidates = names[row, variant]
         label = next((name for name in candidates if counts[name] == 1), candidates[-1])
-        runs = found.loc[(found["row"] == row) & (found["variant"] == variant), "run"]
         rows = pd.concat([chosen[chosen["run"] == run] for run in runs])
         note = "" if settings in label else settings
-        facts = {"row": row, "paper": PAPERS[row.split("/")[0]], "label": label, "note": note, "variant": variant}
+        facts = {
+            "row": row,
+            "paper": published.PAPERS[row.split("/")[0]],
+            "label": label,
+            "note": note,
+            "variant": variant,
+        }
         parts.append(rows.assign(group=f"{row} {variant}", **facts))
     return pd.concat(parts) if parts else chosen.assign(label="", note="", paper="", variant="")
 
@@ -325,34 +313,30 @@ def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
     `variant`, the settings that distinguish the run from its row, and `explanation`, more of them; `point`, the
     settings that the paper searched.
     """
-    experiment = experiments().get(row)
     found = []
-    for _, first in frame.drop_duplicates("run").iterrows() if experiment else ():
-        own, scale = first["row"], first["scale"]
-        if own == row:
-            found.append(_match(first, row))
+    for _, first in frame.drop_duplicates("run").iterrows() if row in published.experiments() else ():
+        own = first["row"]
         # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
-        elif own is not None and scale == PAPER and own.split("/")[1:2] == row.split("/")[1:2]:
-            other = _match(first, row)
-            if other["is_row"]:
-                found.append(other)
+        same = own is not None and first["scale"] == PAPER and own.split("/")[1:2] == row.split("/")[1:2]
+        if (own == row or same) and ((match := _match(first, row))["is_row"] or own == row):
+            found.append(match)
     return pd.DataFrame(found, columns=["run", "row", "is_row", "variant", "explanation", "point"])
 
 
 def _match(run: pd.Series, row: str) -> dict[str, Any]:
     """Compare a run with a row's experiment at the run's scale."""
-    experiment, config, record, scale = experiments()[row].name, run["config"], run["record"], run["scale"]
-    different = differences(config, experiment, scale)
-    search = search_of(row)
-    searched = axes(search.name) if search else {}
+    experiment, config, record, scale = published.experiments()[row].name, run["config"], run["record"], run["scale"]
+    different = published.differences(config, experiment, scale)
+    search = published.search_of(row)
+    searched = published.axes(search.name) if search else {}
     settings = flat(config)
     # Settings at another point of the paper's search are no departure from the row.
     moved = {key: seen for key, (_, seen) in different.items() if seen in searched.get(key, ())}
     departures = {key: pair for key, pair in different.items() if key not in moved}
-    departures |= protocol_differences(record.protocol, experiment, scale)
+    departures |= published.protocol_differences(record.protocol, experiment, scale)
     trainer, steps = config["trainer"], record.training.get("steps")
     if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
-        low, high = expected_pairs(row)
+        low, high = published.expected_pairs(row)
         pairs = round(float(steps) * trainer["global_batch"] / trainer["epochs"])
         if not low <= pairs <= high:
             departures["training pairs"] = (f"{low:,} to {high:,}", f"{pairs:,}")
@@ -380,21 +364,23 @@ class FilledTable:
         selected: for the best of a search, how its point was selected, by place.
     """
 
-    table: PaperTable
+    table: published.PaperTable
     runs: pd.DataFrame
     means: pd.DataFrame
     selected: Mapping[str, str]
 
-    def ours(self, row: PaperRow) -> pd.DataFrame:
+    def ours(self, row: published.PaperRow) -> pd.DataFrame:
         """Frame of the runs that represent a row; empty without any."""
         return self.runs[(self.runs["place"] == row.place) & self.runs["variant"].isna()]
 
-    def variants(self, row: PaperRow) -> dict[str, pd.DataFrame]:
+    def variants(self, row: published.PaperRow) -> dict[str, pd.DataFrame]:
         """Frames of the other runs of a row, by the settings that distinguish them from it."""
         others = self.runs[(self.runs["place"] == row.place) & self.runs["variant"].notna()]
         return dict(list(others.groupby("variant", sort=False)))
 
-    def measured(self, row: PaperRow, column: PaperColumn, variant: str | None = None) -> pd.Series | None:
+    def measured(
+        self, row: published.PaperRow, column: published.PaperColumn, variant: str | None = None
+    ) -> pd.Series | None:
         """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
@@ -410,12 +396,12 @@ class FilledTable:
             for column in self.table.columns
         )
 
-    def difference(self, row: PaperRow, column: PaperColumn) -> float | None:
+    def difference(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
         """Measured minus published."""
-        ours, published = self.measured(row, column), self.table.numbers.get((row, column))
-        return ours["mean"] - published.value if ours is not None and published else None
+        ours, printed = self.measured(row, column), self.table.numbers.get((row, column))
+        return ours["mean"] - printed.value if ours is not None and printed else None
 
-    def p_value(self, row: PaperRow, column: PaperColumn) -> float | None:
+    def p_value(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
         """Rank-sum test of our runs of the row against those of its baseline.
 
         None for the baseline itself, and unless both sides have several seeds.
@@ -427,7 +413,7 @@ class FilledTable:
         return rank_sum(first["values"], second["values"])
 
 
-def fill(table: PaperTable, frame: pd.DataFrame) -> FilledTable:
+def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
     """Put runs beside the published numbers of a table."""
     parts, selected = [frame.iloc[:0].assign(place="", variant=None)], {}
     for row in table.rows:
@@ -443,16 +429,18 @@ def fill(table: PaperTable, frame: pd.DataFrame) -> FilledTable:
     return FilledTable(table, filled, seed_means(filled, table.columns), selected)
 
 
-def _group(row: PaperRow, variant: str | None) -> str:
+def _group(row: published.PaperRow, variant: str | None) -> str:
     return row.place if variant is None else f"{row.place}: {variant}"
 
 
-def _selected(row: PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame) -> tuple[Sequence[Path], str | None]:
+def _selected(
+    row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
+) -> tuple[Sequence[Path], str | None]:
     """Return the runs that represent a row; of a search's points, those of the best one by the paper's criterion.
 
     The second value says how the point was selected, or why none was.
     """
-    search = search_of(row.name)
+    search = published.search_of(row.name)
     if search is None or candidates.empty:
         return list(candidates["run"]), None
     names = {
@@ -467,10 +455,7 @@ def _selected(row: PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame) -> t
         chosen, how = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
     else:
         return [], f"no point of the search can be selected: {search.by} was not measured"
-    count = prod(len(values) for values in axes(search.name).values())
-    source = (
-        f"the paper took the best point of {search.followed}"
-        if search.followed
-        else f"of {count} that the paper searched"
-    )
+    source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
+    if search.followed:
+        source = f"the paper took the best point of {search.followed}"
     return [run for run, name in names.items() if name == chosen], f"{chosen}: {how}; {source}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,21 +22,7 @@ from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
-from clipzoo.report import figures, scaling as laws, sections as parts
-from clipzoo.report.frame import (
-    COSTS,
-    PAPER,
-    columns_of,
-    cost_of,
-    fill,
-    matches,
-    numbers,
-    own_rows,
-    read_frame,
-    read_logs,
-    run_folders,
-    scale_rows,
-)
+from clipzoo.report import figures, frame as frames, render, scaling as laws, sections as parts
 from clipzoo.report.published import Metrics, experiments, layout, table, table_names
 from clipzoo.report.render import (
     TEMPLATES,
@@ -53,15 +40,21 @@ from clipzoo.report.render import (
     text_table,
     write,
 )
-from clipzoo.report.trials import Trials, trial_sections
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
-from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey, parsed, split
-from clipzoo.runs.names import departs
-from clipzoo.runs.record import ENDED_EARLY, RunRecord, revision
-from clipzoo.runs.search import State, Trial
+from clipzoo.report.trials import Trials, trial_sections, trial_table
+from clipzoo.runs.directory import CAPTIONS, config_of, departs, is_finished
+from clipzoo.runs.record import (
+    ENDED_EARLY,
+    VALIDATION_LOSS,
+    MetricKey,
+    RunRecord,
+    TrainingLog,
+    parsed,
+    read_arrays,
+    revision,
+    split,
+)
+from clipzoo.runs.search import LOSS, Search, Space, State, Trial
 from clipzoo.runs.sweep import Point, points, sweep_folder
-from clipzoo.runs.training_log import TrainingLog
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
@@ -70,6 +63,18 @@ MOST_IN_MATRIX = 100
 """Largest number of classes whose confusion matrix can still be read as a picture."""
 PROFILE, TRACE, SNAPSHOT = "profile", "trace.json.gz", "memory_snapshot.pickle"
 PROFILE_FIGURE = "time of each part of a step and allocated memory"
+PROFILE_TEXT = (
+    'A part does not include its subparts: "communication" is taken out of the part that waits for it, but the '
+    'exchange of gradients that runs during the backward pass is in "backward". Scores that the objective asks for '
+    'are in "objective", encoding again for the backward pass of a micro-batch in the towers. "other" is what a '
+    "step does beside its parts, such as logging."
+)
+LEAD = (
+    "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
+    "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
+)
+MOST_ROWS = 30
+"""Trials that the terminal shows."""
 
 
 def write_report(run: Path, record: RunRecord | None = None) -> Path:
@@ -86,7 +91,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     damage = io.DamageLog()
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
-    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    log = damage.read(partial(TrainingLog.read, run), TrainingLog())
     config: dict[str, Any] = {}
     if (run / "config.yaml").exists():
         config = damage.read(partial(config_of, run), config)
@@ -100,9 +105,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         Section(facts=_facts(run, config, record, metrics, damage)),
         *_result_sections(metrics, missing, record),
         *_training_sections(run, config, record, log, damage),
-        *_zero_shot_sections(run, metrics, damage),
-        *_retrieval_sections(run, metrics, damage),
-        *_sample_sections(run, damage),
+        *_outcome_sections(run, metrics, damage),
     ]
     if record:
         facts: list[str | Span] = ["Revision ", Span(record.revision, "code"), "; "] if record.revision else []
@@ -192,8 +195,8 @@ def _training_sections(
         yield Section(figures=[_picture("evaluations during training", "evaluations", drawn)])
 
 
-def _zero_shot_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
-    """Errors on each dataset."""
+def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
+    """Errors and retrieved images on each dataset, then per-sample statistics with the extreme samples of each."""
     is_first = True
     for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
         name, content = path.stem, damage.read(partial(read_arrays, path, ZERO_SHOT), None)
@@ -205,52 +208,39 @@ def _zero_shot_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> It
         top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
         text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
         confusions = parts.confusions(content)
-        matrix, worst = [], []
-        if len(content["class_names"]) > MOST_IN_MATRIX:
-            worst = [Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])]
-        else:
+        is_large, matrix = len(content["class_names"]) > MOST_IN_MATRIX, []
+        if not is_large:
             drawn = figures.confusion_matrix(content)
             matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", drawn)]
         yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
-        yield from worst
+        if is_large:
+            yield Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])
         if len(content["images"]):
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
             drawn = figures.mistakes(content)
             yield Section(text=[lead], figures=[_picture(f"errors on {name}", f"mistakes_{name}", drawn)])
-
-
-def _retrieval_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
-    """Retrieved images of each dataset."""
     for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
         name, content = path.stem, damage.read(partial(read_arrays, path, RETRIEVAL), None)
         if content is None:
             continue
         recall = metrics.get(MetricKey("retrieval", name, "text_to_image", "recall_at_1"))
-        text: list[Text] = []
-        if recall is not None:
-            text.append(("Text to image, recall@1: ", Span(f"{recall:.1f} %", "strong")))
+        text = [] if recall is None else [("Text to image, recall@1: ", Span(f"{recall:.1f} %", "strong"))]
         text.append(
             f"Images retrieved by a few captions among {int(content['gallery']):,}, best first; the caption's own "
             "image is framed."
         )
         drawn = figures.retrieved(content)
         yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", drawn)])
-
-
-def _sample_sections(run: Path, damage: io.DamageLog) -> Iterator[Section]:
-    """Histograms of per-sample statistics, then the extreme samples of each statistic."""
     path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
-    summary: dict[str, figures.Statistic] = {}
-    if path.exists():
-        summary = damage.read(partial(figures.read_statistics, path), summary)
+    summary: dict[str, Any] = damage.read(partial(figures.read_statistics, path), {}) if path.exists() else {}
     if summary:
         drawn = figures.sample_histograms(summary)
         yield Section("Per-sample statistics", figures=[_picture("histograms", "samples", drawn)])
     for name in summary if (folder / "captions.json").exists() else ():
         extremes = damage.read(partial(figures.extreme_samples, summary[name], folder), None)
         if extremes is not None:
-            text = f"{capitalised(name.replace('_', ' '))}: samples with the highest and the lowest values."
-            yield Section(text=[text], figures=[_picture(name, f"samples_{name}", extremes)])
+            lead = f"{capitalised(name.replace('_', ' '))}: samples with the highest and the lowest values."
+            yield Section(text=[lead], figures=[_picture(name, f"samples_{name}", extremes)])
 
 
 def _profile_sections(run: Path) -> list[Section]:
@@ -267,7 +257,6 @@ def _profile_sections(run: Path) -> list[Section]:
     io.require_fields(path, summary, {**fields, "operations": list, "memory": list})
     (first, last), host, device = summary["steps"], summary["host_ms"], summary["device_ms"]
     total, drawn = sum(host.values()), figures.profile_figure(summary)
-    labels = ["part", "ms a step", "share", *(["GPU ms a step"] if device else [])]
     times = [
         [part, f"{time:.2f}", f"{time / total:.1%}", *([f"{device.get(part, 0.0):.2f}"] if device else [])]
         for part, time in host.items()
@@ -275,37 +264,26 @@ def _profile_sections(run: Path) -> list[Section]:
     operations: list[list[str | Cell]] = [
         [Cell(part["name"], code=True), f"{part['calls']:.1f}", f"{part['ms']:.2f}"] for part in summary["operations"]
     ]
-    heads = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
-    files: list[Text] = [
-        (Span(TRACE, "link", TRACE), ": the trace of torch.profiler, for https://ui.perfetto.dev or chrome://tracing")
-    ]
-    files.append(
-        (
-            Span(SNAPSHOT, "link", SNAPSHOT),
-            ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz",
-        )
-        if (folder / SNAPSHOT).exists()
-        else "no memory snapshot: torch records one on a GPU only"
-    )
+    snapshot: Text = "no memory snapshot: torch records one on a GPU only"
+    if (folder / SNAPSHOT).exists():
+        explained = ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz"
+        snapshot = (Span(SNAPSHOT, "link", SNAPSHOT), explained)
+    trace = ": the trace of torch.profiler, for https://ui.perfetto.dev or chrome://tracing"
     lead = (
         f"First of {summary['ranks']} {'rank' if summary['ranks'] == 1 else 'ranks'}, {summary['device']}: {total:.1f} "
         "ms a step while it was profiled, which is slower than without."
     )
-    explained = (
-        'A part does not include its subparts: "communication" is taken out of the part that waits for it, but the '
-        'exchange of gradients that runs during the backward pass is in "backward". Scores that the objective asks for '
-        'are in "objective", encoding again for the backward pass of a micro-batch in the towers. "other" is what a '
-        "step does beside its parts, such as logging."
-    )
-    page = Page(f"Profile of {run.name}, steps {first} to {last}", [folder / "profile.md", folder / "profile.html"])
+    labels = ["part", "ms a step", "share", *(["GPU ms a step"] if device else [])]
+    heads = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
     content = [
         Section(text=[lead], figures=[Picture(PROFILE_FIGURE, drawn, file="profile.png")]),
         Section(tables=[text_table(labels, times, left=1)]),
-        Section(text=[explained]),
+        Section(text=[PROFILE_TEXT]),
         Section("Operations with the most time", tables=[text_table(heads, operations, left=1)]),
-        Section("Files", items=files),
+        Section("Files", items=[(Span(TRACE, "link", TRACE), trace), snapshot]),
     ]
-    write(page, content)
+    files = [folder / "profile.md", folder / "profile.html"]
+    write(Page(f"Profile of {run.name}, steps {first} to {last}", files), content)
     link = Span(f"Profile of steps {first} to {last}", "page", f"{PROFILE}/profile")
     picture = Picture(PROFILE_FIGURE, drawn, file=f"{PROFILE}/profile.png")
     return [Section(text=[(link, f": {total:.1f} ms a step.")], figures=[picture])]
@@ -320,12 +298,6 @@ def _picture(text: str, name: str, figure: Figure) -> Picture:
 def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
     """Content of a JSON file; empty without one, or if it is damaged."""
     return damage.read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
-
-
-LEAD = (
-    "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
-    "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
-)
 
 
 def write_pages(
@@ -357,8 +329,8 @@ def write_pages(
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
     """
     damage = io.DamageLog()
-    frame = read_frame(folders, damage)
-    unfinished = [folder for folder in run_folders(folders) if not is_finished(folder)]
+    frame = frames.read_frame(folders, damage)
+    unfinished = [folder for folder in frames.run_folders(folders) if not is_finished(folder)]
     if frame.empty and not names:
         damaged = f" ({len(damage.faults)} with damaged files)" if damage.faults else ""
         raise ConfigError(
@@ -368,18 +340,18 @@ def write_pages(
     of_papers = frame["row"].notna() & (frame["row"] != "") if len(folders) == 1 else frame["row"].isna() & False
     runs, own = frame[of_papers], frame[~of_papers]
     known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
-    filled = [fill(table(name), runs) for name in names or known]
+    filled = [frames.fill(table(name), runs) for name in names or known]
     filled = [part for part in filled if names or part.is_measured]
     scales = []
-    for scale in runs.loc[runs["scale"] != PAPER, "scale"].unique():
-        if len(rows := scale_rows(runs, scale)):
+    for scale in runs.loc[runs["scale"] != frames.PAPER, "scale"].unique():
+        if len(rows := frames.scale_rows(runs, scale)):
             scales.append(parts.Comparison.of(rows, damage, scale))
-    logs = read_logs(frame, damage)
+    logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
     content = [section for axis, found in fits.items() for section in _scaling_sections(found, axis, output)]
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
-    compared = parts.Comparison.of(own_rows(own, labels), damage) if len(own) else None
+    compared = parts.Comparison.of(frames.own_rows(own, labels), damage) if len(own) else None
     if compared:
         content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
     lines = [line for part in [*scales, *([compared] if compared else [])] for line in parts.comparison_lines(part)]
@@ -405,7 +377,8 @@ def write_pages(
     code = revision()
     made = f"Made by clipzoo {version('clipzoo')}{f', revision {code}' if code else ''}."
     sections.append(Section(notes=[made], formats=["html"]))
-    io.write_whole(output / "tables.csv", csv(text_table(parts.CSV_COLUMNS, lines, left=0)))
+    cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
+    io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
     return write(Page("The papers' tables" if scales or filled else "Comparison of runs", files), sections)
 
@@ -428,7 +401,7 @@ def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Pat
 
 def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
     """Commands and costs of the rows that have runs only at another scale."""
-    at_full_size = set(runs.loc[runs["scale"] == PAPER, "row"])
+    at_full_size = set(runs.loc[runs["scale"] == frames.PAPER, "row"])
     rows: list[list[str | Cell]] = []
     for row in runs["row"].unique():
         experiment = experiments().get(row)
@@ -445,7 +418,7 @@ def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.Dama
     for _, run in frame.drop_duplicates("run").iterrows():
         state, name = "", run["row"]
         if name is not None:
-            own = matches(frame[frame["run"] == run["run"]], name)
+            own = frames.matches(frame[frame["run"] == run["run"]], name)
             state = "no such row" if own.empty else "yes" if own["is_row"].iloc[0] else ""
             state = state or f"no: {own['explanation'].iloc[0]}"
         code = run["record"].revision or ""
@@ -478,30 +451,26 @@ def overview(swept: Sequence[Point]) -> Table:
     """
     finished, tasks = _finished_points(swept)
     keys = [key for key in swept[0].swept if key != "seed"]
+    groups = parts.seed_groups(swept)
+    best = pd.DataFrame([finished.reindex(folders)[tasks].mean() for folders in groups.values()]).max()
     rows = []
-    columns = [*tasks, parts.LOSS, next(iter(COSTS))]
-    groups = _seed_groups(swept)
-    means = pd.DataFrame(
-        [finished.reindex(folders)[columns].mean().to_list() for folders in groups.values()], columns=columns
-    )
-    for number, (values, folders) in enumerate(groups.items()):
-        texts = []
-        for name in columns:
-            best = name in tasks and len(means) > 1 and bool(means[name][number] == means[name].max())
-            texts.append(parts.seeds_text(finished.reindex(folders)[name].dropna().to_list()) + "*" * best)
+    for values, folders in groups.items():
+        results, texts = finished.reindex(folders), []
+        for name in finished.columns:
+            is_best = len(groups) > 1 and bool(results[name].mean() == best.get(name))
+            texts.append(parts.seeds_text(results[name].dropna().to_list()) + "*" * is_best)
         done = sum(folder in finished.index for folder in folders)
-        texts.append(str(done) if done == len(folders) else f"{done} of {len(folders)}")
-        rows.append([*values, *texts])
-    return text_table([*keys, *columns, "runs"], rows, left=len(keys))
+        rows.append([*values, *texts, str(done) if done == len(folders) else f"{done} of {len(folders)}"])
+    return text_table([*keys, *finished.columns, "runs"], rows, left=len(keys))
 
 
 def sweep_trials(swept: Sequence[Point]) -> Trials:
     """Return the points of a sweep, averaged over seeds, as trials: compared by the first task, or by the last loss."""
     finished, tasks = _finished_points(swept)
     keys = [key for key in swept[0].swept if key != "seed"]
-    name = tasks[0] if tasks else parts.LOSS
+    name = tasks[0] if tasks else LOSS
     trials, runs = [], {}
-    for number, (values, folders) in enumerate(_seed_groups(swept).items()):
+    for number, (values, folders) in enumerate(parts.seed_groups(swept).items()):
         results = finished.reindex(folders)[name].dropna()
         state: State = "finished"
         if results.empty:
@@ -516,30 +485,23 @@ def sweep_trials(swept: Sequence[Point]) -> Trials:
     return Trials(trials, [name], ["maximize" if tasks else "minimize"], runs=runs)
 
 
-def _seed_groups(swept: Sequence[Point]) -> dict[tuple[str, ...], list[Path]]:
-    """Run directories by swept values without the seed."""
-    groups: dict[tuple[str, ...], dict[Path, None]] = {}
-    for point in swept:
-        values = tuple(value for key, value in point.swept.items() if key != "seed")
-        groups.setdefault(values, {})[point.folder] = None
-    return {values: list(folders) for values, folders in groups.items()}
-
-
 def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of the finished runs, with a column for each task, the last loss and minutes; names of tasks."""
     damage = io.DamageLog()
-    frame = read_frame([folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage)
-    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in columns_of(frame).items()}
-    logs, minutes = read_logs(frame, damage), next(iter(COSTS))
+    frame = frames.read_frame(
+        [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage
+    )
+    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
+    logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
     rows = {
         run["run"]: {
             **{name: column.value(metrics) for name, column in tasks.items()},
-            parts.LOSS: parts.last_loss(logs[run["run"]]),
-            minutes: cost_of(frame[frame["run"] == run["run"]], minutes),
+            LOSS: logs[run["run"]].last_loss,
+            minutes: frames.cost_of(frame[frame["run"] == run["run"]], minutes),
         }
-        for run, metrics in numbers(frame)
+        for run, metrics in frames.numbers(frame)
     }
-    columns = [*tasks, parts.LOSS, minutes]
+    columns = [*tasks, LOSS, minutes]
     return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=float), list(tasks)
 
 
@@ -555,3 +517,29 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     return html_page("explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers)
+
+
+# The page of a search or a sweep: its trials, and the comparison of their runs.
+
+
+def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Trial]) -> str:
+    """Write index.html to the folder of a search; return the table of its trials, the best and the path of the page.
+
+    Without a finished trial there is no page.
+    """
+    shown = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
+    table = f"\n{render.terminal(trial_table(shown, MOST_ROWS))}\n\n{shown.summary}"
+    folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
+    if not shown.finished or not folders:
+        missing = "run of the search is left" if shown.finished else "trial of the search is finished"
+        return f"{table}\nno {missing}: there is no page"
+    page = write_pages(
+        folders, [], folder, first=trial_sections(shown, "The search"), labels=shown.labels, tested=False
+    )
+    best = [f"best: trial {trial.number + 1}: {command(trial)}" for trial in shown.best[:3]]
+    return "\n".join([table, *best, f"the page of the search: {page}"])
+
+
+def command(trial: Trial) -> str:
+    """Return the command that trains a trial alone, or shows that it is finished."""
+    return shlex.join(["clipzoo", "train", *trial.overrides])

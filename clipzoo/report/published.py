@@ -16,10 +16,9 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError, nearest
+from clipzoo.runs.directory import EXEMPT
 from clipzoo.runs.identity import identity
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.names import EXEMPT
-from clipzoo.runs.protocol import Setting, settings
+from clipzoo.runs.record import MetricKey, Setting, protocol_settings
 from clipzoo.runs.sweep import searched
 
 FOLDER = Path(__file__).parent / "papers"
@@ -194,9 +193,7 @@ def search_of(row: str) -> Search | None:
 def not_measured(key: MetricKey) -> str | None:
     """Return the reason why the evaluation does not measure a metric; None if it does."""
     for entry in layout()["not_measured"]:
-        if (entry["task"], entry["dataset"]) == (key.task, key.dataset) and entry.get(
-            "metric", key.metric
-        ) == key.metric:
+        if (entry["task"], entry["dataset"], entry.get("metric", key.metric)) == (key.task, key.dataset, key.metric):
             return entry["reason"]
     return None
 
@@ -250,19 +247,15 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
     if metric == "average":
         thirteen = layout()["thirteen"].items()
         return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
-    names = [datasets] if isinstance(datasets, str) else list(datasets)
-    groups = tuple(_keys(task, metric, name) for name in names)
-    return PaperColumn(heading, " and ".join(names) + _suffix(task, metric), groups)
-
-
-def _suffix(task: str, metric: str) -> str:
-    """Cut-off of recall, or of accuracy other than top-1: it tells columns of one dataset apart."""
-    if metric == "mean_recall_1_5_10":
-        return " @1, 5, 10"
+    # The cut-off of recall, or of accuracy other than top-1, tells columns of one dataset apart.
     cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
-    if task.startswith("retrieval"):
-        return f" @{cut}"
-    return f" top-{cut}" if cut.isdigit() and cut != "1" else ""
+    suffix = f" top-{cut}" if cut.isdigit() and cut != "1" else ""
+    if metric == "mean_recall_1_5_10":
+        suffix = " @1, 5, 10"
+    elif task.startswith("retrieval"):
+        suffix = f" @{cut}"
+    names = [datasets] if isinstance(datasets, str) else list(datasets)
+    return PaperColumn(heading, " and ".join(names) + suffix, tuple(_keys(task, metric, name) for name in names))
 
 
 def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
@@ -286,10 +279,6 @@ def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
     return tuple(
         MetricKey("retrieval", name, direction, f"recall_at_{cut}") for direction in directions for cut in cuts
     )
-
-
-Differences = dict[str, tuple[Any, Any]]
-"""Expected and seen value by configuration key; None for an absent key."""
 
 
 @dataclass(frozen=True)
@@ -332,9 +321,13 @@ def experiments() -> Mapping[str, Experiment]:
     return by_row
 
 
-def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> Differences:
-    """Keys of a run's configuration whose values are not the experiment's."""
-    expected, seen = _expected(experiment, scale), _comparable(plain)
+def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[str, tuple[Any, Any]]:
+    """Keys of a run's configuration whose values are not the experiment's.
+
+    Returns the expected and the seen value by key; None for an absent key.
+    """
+    seen = {key: value for key, value in identity(plain).items() if key not in EXEMPT}
+    expected = _expected(experiment, scale)
     return {
         key: (expected.get(key), seen.get(key))
         for key in sorted({*expected, *seen})
@@ -347,15 +340,15 @@ def protocol_differences(
 ) -> dict[str, tuple[Setting, Setting]]:
     """Evaluation settings that differ from the experiment's, on the datasets that the experiment evaluates.
 
-    protocol: settings by task and dataset, of the run's record; runs of earlier versions have none.
+    protocol: settings by task and dataset, of the run's record.
     """
-    evaluation = _resolved(experiment, scale)["eval"]
+    evaluation = _composed(experiment, scale)["eval"]
     return {
         f"eval.{name} of {place}": (value, seen[name])
         for place, seen in protocol.items()
         for task, _, dataset in [place.partition("/")]
         if dataset in evaluation.get(task, ())
-        for name, value in settings(evaluation, task, dataset).items()
+        for name, value in protocol_settings(evaluation, task, dataset).items()
         if seen.get(name, value) != value
     }
 
@@ -364,7 +357,9 @@ def protocol_differences(
 def axes(search: str) -> Mapping[str, list[Any]]:
     """Keys that an option of conf/search varies, with their values."""
     return {
-        override.key_or_group: [_scalar(value) for value in override.sweep_iterator()]
+        override.key_or_group: [
+            yaml.safe_load(value) if isinstance(value, str) else value for value in override.sweep_iterator()
+        ]
         for override in map(read, searched(search))
     }
 
@@ -385,17 +380,9 @@ def total_cost(rows: Iterable[Experiment]) -> str:
 
 @cache
 def _expected(experiment: str, scale: str) -> Mapping[str, Any]:
-    return _comparable(_resolved(experiment, scale))
+    return {key: value for key, value in identity(_composed(experiment, scale)).items() if key not in EXEMPT}
 
 
 @cache
-def _resolved(experiment: str, scale: str) -> Mapping[str, Any]:
+def _composed(experiment: str, scale: str) -> Mapping[str, Any]:
     return compose([f"experiment={experiment}", f"scale={scale}"])
-
-
-def _comparable(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in identity(plain).items() if key not in EXEMPT}
-
-
-def _scalar(value: Any) -> Any:
-    return yaml.safe_load(value) if isinstance(value, str) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import fill
@@ -23,7 +23,7 @@ from clipzoo.report.frame import columns_of, numbers
 from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.report.statistics import LAW_RESAMPLES, Interval, ScalingFit, fit_power_law
 from clipzoo.runs.identity import identity
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import TrainingLog
 
 COMPUTE, SAMPLES, WIDTH = "compute", "samples", "width"
 LABELS = {COMPUTE: "FLOPs of the training", SAMPLES: "samples seen", WIDTH: "encoder.image_width"}
@@ -34,6 +34,14 @@ FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
 MOST_KEYS = 2
 """Largest number of keys in the name of a method, beside classes."""
+LAST = 0.1
+"""Share of the training whose logged losses are averaged."""
+NATS = re.compile("loss|PMI")
+"""Quantities in nats; all others are in percent."""
+PANELS = 3
+"""Panels side by side."""
+TITLE = 40
+"""Characters of a line in the title of a panel."""
 
 
 @dataclass(frozen=True)
@@ -121,44 +129,35 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
     Raises:
         ConfigError: trainings without a value on the axis, or too few scales for a fit.
     """
+    free = GROUPS.get(axis) or (axis_label(axis).partition(".")[0], "head.embed_width", "optim.schedule")
+
+    def is_free(key: str, value: Any) -> bool:
+        is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        return (is_number or key.startswith("data.")) and any(key == one or key.startswith(f"{one}.") for one in free)
+
     methods: dict[str, list[Training]] = {}
     for training in trainings:
-        methods.setdefault(_method(training, axis), []).append(training)
+        same = {key: value for key, value in training.settings.items() if not is_free(key, value)}
+        methods.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(training)
     quantities = dict.fromkeys(quantity for training in trainings for quantity in training.values)
-    found = {
-        method: [curve for quantity in quantities if (curve := _curve(quantity, group, axis))]
-        for method, group in methods.items()
-    }
-    found = {method: fitted for method, fitted in found.items() if fitted}
-    if not found:
+    fitted: dict[str, list[ScalingCurve]] = {}
+    for method, group in methods.items():
+        for quantity in quantities:
+            if (curve := _curve(quantity, group, axis)) is not None:
+                fitted.setdefault(method, []).append(curve)
+    if not fitted:
         most = max(len({training.place(axis) for training in group}) for group in methods.values())
+        surpassed = "; scales that a cheaper one surpasses do not count" if axis == COMPUTE else ""
         raise ConfigError(
             f"--scaling {axis}: a method has {number_of(most, 'value')} of {axis_label(axis)} at most; a fit needs "
-            f"{FEWEST + 1}, the "
-            "largest of them to check the law"
-            + "; scales that a cheaper one surpasses do not count"
-            * (axis == COMPUTE)
+            f"{FEWEST + 1}, the largest of them to check the law{surpassed}"
         )
-    named = zip(_names(list(found)), found.values(), strict=True)
-    return [replace(curve, method=name) for name, fitted in named for curve in fitted]
+    named = zip(_names(list(fitted)), fitted.values(), strict=True)
+    return [replace(curve, method=name) for name, part in named for curve in part]
 
 
 def axis_label(axis: str) -> str:
     return LABELS.get(axis, axis)
-
-
-def _method(training: Training, axis: str) -> str:
-    """Return what the trainings of one curve have in common."""
-    free = GROUPS.get(axis) or (axis_label(axis).partition(".")[0], "head.embed_width", "optim.schedule")
-    same = {key: value for key, value in training.settings.items() if not _is_free(key, value, free)}
-    return json.dumps(same, sort_keys=True, default=str)
-
-
-def _is_free(key: str, value: Any, groups: Sequence[str]) -> bool:
-    is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    return (is_number or key.startswith("data.")) and any(
-        key == group or key.startswith(f"{group}.") for group in groups
-    )
 
 
 def _names(methods: Sequence[str]) -> list[str]:
@@ -182,51 +181,35 @@ def _names(methods: Sequence[str]) -> list[str]:
 
 def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCurve | None:
     """Return None with too few scales."""
-    scales = _scales(trainings, axis, quantity)
-    if len(scales) <= FEWEST:
-        return None
-    *others, last = scales
-    kept = tuple(_front(others)) if axis == COMPUTE else tuple(others)
-    if len(kept) < FEWEST:
-        return None
-    dropped = tuple(scale for scale in others if scale not in kept)
-    return ScalingCurve("", quantity, kept, dropped, last, tuple(_extrapolations(kept, last)))
-
-
-def _scales(trainings: Sequence[Training], axis: str, quantity: str) -> list[Scale]:
     settings: dict[str, list[Training]] = {}
     for training in trainings:
         settings.setdefault(json.dumps(training.settings, sort_keys=True, default=str), []).append(training)
     best: dict[float, Scale] = {}
     for group in settings.values():
         values = tuple(value for training in group if (value := training.values.get(quantity, 0.0)) > 0)
-        x = group[0].place(axis)
-        if values and (x not in best or Scale(x, values).mean < best[x].mean):
-            best[x] = Scale(x, values)
-    return [best[x] for x in sorted(best)]
-
-
-def _front(scales: Sequence[Scale]) -> Iterator[Scale]:
-    """Yield the scales that no cheaper one surpasses."""
-    least = math.inf
+        scale = Scale(group[0].place(axis), values)
+        if values and (scale.x not in best or scale.mean < best[scale.x].mean):
+            best[scale.x] = scale
+    if len(best) <= FEWEST:
+        return None
+    *scales, last = (best[x] for x in sorted(best))
+    least, kept = math.inf, []
     for scale in scales:
-        if scale.mean < least:
-            yield scale
+        if axis != COMPUTE or scale.mean < least:
+            kept.append(scale)
             least = scale.mean
-
-
-def _extrapolations(scales: Sequence[Scale], held_out: Scale) -> Iterator[Extrapolation]:
-    x = [scale.x for scale in scales for _ in scale.values]
-    y = [value for scale in scales for value in scale.values]
-    for with_floor in (False, True) if len(scales) > FEWEST else (False,):
+    if len(kept) < FEWEST:
+        return None
+    x = [scale.x for scale in kept for _ in scale.values]
+    y = [value for scale in kept for value in scale.values]
+    laws = []
+    for with_floor in (False, True) if len(kept) > FEWEST else (False,):
         # A law with a floor is fitted by iterations: fewer resamples.
         fit = fit_power_law(x, y, with_floor, resamples=FLOOR_RESAMPLES if with_floor else LAW_RESAMPLES)
-        predicted = fit.predicted(held_out.x, runs=len(held_out.values))
-        yield Extrapolation(fit, predicted, predicted.contains(held_out.mean))
-
-
-LAST = 0.1
-"""Share of the training whose logged losses are averaged."""
+        predicted = fit.predicted(last.x, runs=len(last.values))
+        laws.append(Extrapolation(fit, predicted, predicted.contains(last.mean)))
+    dropped = tuple(scale for scale in scales if scale not in kept)
+    return ScalingCurve("", quantity, tuple(kept), dropped, last, tuple(laws))
 
 
 def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Training]:
@@ -252,14 +235,6 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
     return found
 
 
-NATS = re.compile("loss|PMI")
-"""Quantities in nats; all others are in percent."""
-PANELS = 3
-"""Panels side by side."""
-TITLE = 40
-"""Characters of a line in the title of a panel."""
-
-
 def lead(axis: str, curves: Sequence[ScalingCurve]) -> str:
     """Say what was fitted and how the held-out scales came out."""
     checked = [law for curve in curves for law in curve.laws]
@@ -278,25 +253,25 @@ def table(curves: Sequence[ScalingCurve]) -> Table:
     """Laws, exponents and the check on the held-out scale."""
     several = any(curve.method for curve in curves)
     heads = [
-        "quantity",
-        "law",
-        "trainings",
-        "exponent and 95 % interval",
-        "held-out scale",
-        "predicted",
-        "measured",
+        *("quantity", "law", "trainings", "exponent and 95 % interval", "held-out scale", "predicted", "measured"),
         "inside",
     ]
-    rows: list[list[str | Cell]] = [
-        [
-            *([curve.method] if several else []), curve.quantity, _law(law),
-            str(sum(len(scale.values) for scale in curve.scales)), _interval(law.fit.exponent),
-            f"{curve.held_out.x:.4g}", _interval(law.predicted), f"{curve.held_out.mean:.3g}",
-            Cell("yes" if law.is_inside else "no", bold=not law.is_inside),
-        ]
-        for curve in curves
-        for law in curve.laws
-    ]  # fmt: skip
+    rows: list[list[str | Cell]] = []
+    for curve in curves:
+        for law in curve.laws:
+            fitted = law.fit.law
+            formula = f"{fitted.factor:.3g} x^{-fitted.exponent:.3g}"
+            trainings = str(sum(len(scale.values) for scale in curve.scales))
+            exponent, predicted = (
+                f"{interval.estimate:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+                for interval in (law.fit.exponent, law.predicted)
+            )
+            inside = Cell("yes" if law.is_inside else "no", bold=not law.is_inside)
+            rows.append([
+                *([curve.method] if several else []), curve.quantity,
+                f"{fitted.floor:.3g} + {formula}" if fitted.floor else formula, trainings, exponent,
+                f"{curve.held_out.x:.4g}", predicted, f"{curve.held_out.mean:.3g}", inside,
+            ])  # fmt: skip
     return text_table(["method"] * several + heads, rows, left=2 + several)
 
 
@@ -314,7 +289,17 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
         panel.set_yscale("log")
         label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", size=9)
         style(panel)
-        _readable(panel)
+        # Axes of less than two decades have plain numbers: their powers of ten would be too few ticks.
+        for drawn, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+            if high / low >= 100:
+                continue
+            places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
+            shown = [place for place in places if low <= place <= high]
+            if len(shown) < 2:  # less than an octave: equal distances serve as well
+                shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
+            shown = shown[:: max(1, -(-len(shown) // 6))]
+            drawn.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
+            drawn.set_ticks([], minor=True)
     for panel in panels[len(quantities) :]:
         panel.remove()
     handles, labels = panels[0].get_legend_handles_labels()
@@ -335,8 +320,7 @@ def _draw(panel: Axes, curve: ScalingCurve, shade: str) -> None:
                 *zip(*points, strict=True), marker, color=shade, markerfacecolor=face, markersize=4,
                 label=prefix + text if text else None,
             )  # fmt: skip
-    ends = curve.scales[0].x, curve.held_out.x
-    grid = np.geomspace(ends[0], ends[1], 40)
+    grid = np.geomspace(curve.scales[0].x, curve.held_out.x, 40)
     for law, line in zip(curve.laws, ("-", "--"), strict=False):
         values = [law.fit.law.value(float(x)) for x in grid]
         name = "law with a floor" if law.fit.law.floor else "power law"
@@ -346,25 +330,3 @@ def _draw(panel: Axes, curve: ScalingCurve, shade: str) -> None:
         grid, [band.low for band in bands], [band.high for band in bands], color=shade, alpha=0.15, linewidth=0,
         label=prefix + "95 % prediction interval",
     )  # fmt: skip
-
-
-def _readable(panel: Axes) -> None:
-    """Write plain numbers on axes of less than two decades, whose powers of ten alone would be too few ticks."""
-    for axis, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
-        if high / low < 100:
-            places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
-            shown = [place for place in places if low <= place <= high]
-            if len(shown) < 2:  # less than an octave: equal distances serve as well
-                shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
-            shown = shown[:: max(1, -(-len(shown) // 6))]
-            axis.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
-            axis.set_ticks([], minor=True)
-
-
-def _law(law: Extrapolation) -> str:
-    formula = f"{law.fit.law.factor:.3g} x^{-law.fit.law.exponent:.3g}"
-    return f"{law.fit.law.floor:.3g} + {formula}" if law.fit.law.floor else formula
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.estimate:.3g} [{interval.low:.3g}, {interval.high:.3g}]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,39 +16,15 @@ import yaml
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamageLog, require_fields
+from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
-from clipzoo.report.frame import (
-    COSTS,
-    FilledTable,
-    cell,
-    chance,
-    columns_of,
-    cost_of,
-    differing_keys,
-    mean_text,
-    seed_means,
-    setting_text,
-)
-from clipzoo.report.published import (
-    HEADINGS,
-    Metrics,
-    PaperColumn,
-    PaperNumber,
-    PaperRow,
-    experiments,
-    layout,
-    not_measured,
-    table as paper_table,
-    table_names,
-)
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.identity import flat
-from clipzoo.runs.metric_key import MetricKey, written
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import TASKS, MetricKey, RunRecord, TrainingLog, written
+from clipzoo.runs.search import LOSS
 from clipzoo.runs.sweep import Point
-from clipzoo.runs.training_log import TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -76,6 +52,12 @@ CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
 )
+DIRECTIONS = ("image_to_text", "text_to_image")
+CUTOFFS = (1, 5, 10)
+ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
+SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
+SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
+MOST_CONFUSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -87,15 +69,15 @@ class Comparison:
 
     scale: str
     frame: pd.DataFrame
-    columns: Mapping[str, Sequence[PaperColumn]]
+    columns: Mapping[str, Sequence[published.PaperColumn]]
     means: pd.DataFrame
-    guessing: Metrics
+    guessing: published.Metrics
 
     @classmethod
     def of(cls, frame: pd.DataFrame, damage: DamageLog, scale: str = "") -> Comparison:
-        columns = columns_of(frame)
-        means = seed_means(frame, [column for parts in columns.values() for column in parts])
-        return cls(scale, frame, columns, means, chance(frame, damage))
+        columns = frames.columns_of(frame)
+        means = frames.seed_means(frame, [column for parts in columns.values() for column in parts])
+        return cls(scale, frame, columns, means, frames.chance(frame, damage))
 
     @property
     def rows(self) -> dict[str, pd.DataFrame]:
@@ -117,21 +99,17 @@ def own_sections(
     compared: Comparison, logs: Mapping[Path, TrainingLog], damage: DamageLog, lead: bool, tested: bool
 ) -> list[Section]:
     """Any runs. lead: explain the comparison, where the page's own lead does not. tested: test the differences."""
-    tables, figures = (
-        task_tables(compared),
-        list(comparison_figures(compared.frame, compared.columns, compared.means, logs)),
-    )
-    text, further = [OWN] if lead else [], []
+    tables, text, further = task_tables(compared), [OWN] if lead else [], []
+    figures = list(comparison_figures(compared.frame, compared.columns, compared.means, logs))
     if not tested:
         text.append(SELECTED)
     elif len(compared.rows) > 1:
-        differences, pairs = differences_of(compared, damage), list(disagreements(compared.frame, damage))
-        if differences:
+        if differences := differences_of(compared, damage):
             text.append(SEPARATION)
             further.append(separation_table(differences, compared.frame["label"].iloc[0]))
         if (settings := settings_table(compared.frame)).rows:
             further.append(settings)
-        if pairs:
+        if pairs := list(disagreements(compared.frame, damage)):
             further.append(disagreement_table(pairs))
         for pair in pairs:
             if (drawn := disagreement_figure(pair)) is not None:
@@ -151,7 +129,7 @@ def _tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
     columns = {task: parts[:1] if task in probes else parts for task, parts in compared.columns.items()}
     sections = [
         Section(tables=tables, formats=["md"]),
-        Section(tables=[_table(compared, columns, tuple(COSTS))], formats=["html"]),
+        Section(tables=[_table(compared, columns, tuple(frames.COSTS))], formats=["html"]),
     ]
     if any(len(parts) > 1 for parts in probes.values()):
         details = _table(compared, probes, ())
@@ -162,11 +140,11 @@ def _tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
 def task_tables(compared: Comparison) -> list[Table]:
     """A table per task and one of costs, titled."""
     tables = [_table(compared, {task: parts}, (), f"{task}, %") for task, parts in compared.columns.items()]
-    return [*tables, _table(compared, {}, tuple(COSTS), "Training")]
+    return [*tables, _table(compared, {}, tuple(frames.COSTS), "Training")]
 
 
 def _table(
-    compared: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Sequence[str], title: str = ""
+    compared: Comparison, tasks: Mapping[str, Sequence[published.PaperColumn]], costs: Sequence[str], title: str = ""
 ) -> Table:
     columns = [column for parts in tasks.values() for column in parts]
     of_papers = any(compared.frame["paper"] != "")
@@ -181,35 +159,40 @@ def _table(
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
-            ours, place = cell(compared.means, group, column), (column.heading, column.label)
+            ours, place = frames.cell(compared.means, group, column), (column.heading, column.label)
             is_best = ours is not None and place in best.index and bool(ours["mean"] == best[place])
             marks = ["mean"] * (column.label == "mean") + ["best"] * is_best
-            cells.append(Cell(mean_text(ours), mark=" ".join(marks)))
+            cells.append(Cell(frames.mean_text(ours), mark=" ".join(marks)))
         for cost in costs:
-            value = cost_of(runs, cost)
+            value = frames.cost_of(runs, cost)
             cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
         rows.append(Row(tuple(cells)))
     guessing = [column.value(compared.guessing) for column in columns]
     if any(guessing):
-        numbers = [Cell("" if value is None else f"{value:.1f}") for value in guessing]
-        names = [Cell("chance"), *([Cell("")] if of_papers else [])]
-        rows.append(Row((*names, *numbers, *[Cell("")] * len(costs)), kind="published"))
+        texts = ["" if value is None else f"{value:.1f}" for value in guessing]
+        row = ["chance", *([""] if of_papers else []), *texts, *("" for _ in costs)]
+        rows.append(Row(tuple(map(Cell, row)), kind="published"))
     return Table(tuple(headings), tuple(rows), title)
 
 
-def comparison_lines(compared: Comparison) -> Iterator[list[str]]:
+def comparison_lines(compared: Comparison) -> Iterator[list[Any]]:
     """Lines of the CSV, each row a variant in the table "scale=<name>"; columns as in the papers' tables."""
     for group, runs in compared.rows.items():
         first = runs.iloc[0]
+        start = ["runs", "", first["label"], "", ""]
         if first["row"]:
             _, pretrain, model = first["row"].split("/", 2)
-            start = [f"scale={compared.scale}", pretrain, model, first["row"], experiments()[first["row"]].name]
-        else:
-            start = ["runs", "", first["label"], "", ""]
+            start = [
+                f"scale={compared.scale}",
+                pretrain,
+                model,
+                first["row"],
+                published.experiments()[first["row"]].name,
+            ]
         for column in (column for parts in compared.columns.values() for column in parts):
-            if (ours := cell(compared.means, group, column)) is not None:
-                place = [*start, column.heading, column.label, "", "", f"variant: {first['variant']}"]
-                yield [*place, *_csv_numbers(ours), "", ""]
+            if (ours := frames.cell(compared.means, group, column)) is not None:
+                place = [*start, column.heading, column.label, "", None, f"variant: {first['variant']}"]
+                yield [*place, ours["mean"], ours["deviation"], len(ours["values"]), None, None]
 
 
 def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
@@ -244,8 +227,8 @@ def settings_table(frame: pd.DataFrame) -> Table:
     configurations = [flat(config) for config in firsts["config"]]
     headings = (Heading("key", "left"), *(Heading(label, "left", wrap=True) for label in firsts["label"]))
     rows = []
-    for key in differing_keys(firsts):
-        values = [Cell(setting_text(plain[key]) if key in plain else "") for plain in configurations]
+    for key in frames.differing_keys(firsts):
+        values = [Cell(frames.setting_text(plain[key]) if key in plain else "") for plain in configurations]
         rows.append(Row((Cell(key.removesuffix("._target_"), code=True), *values)))
     return Table(headings, tuple(rows), "Settings that differ", wrap=True)
 
@@ -263,7 +246,7 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
     return text_table(labels, rows, left=3, title=title, wrap=True)
 
 
-def table_sections(filled: FilledTable) -> list[Section]:
+def table_sections(filled: frames.FilledTable) -> list[Section]:
     """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
     table, tables, missing = filled.table, paper_tables(filled), missing_rows(filled)
     titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
@@ -281,7 +264,7 @@ def table_sections(filled: FilledTable) -> list[Section]:
     return sections
 
 
-def paper_tables(filled: FilledTable) -> list[Table]:
+def paper_tables(filled: frames.FilledTable) -> list[Table]:
     """Tables of published numbers, ours, their difference and variants; titled by task if there are several."""
     columns = filled.table.columns
     tasks = list(dict.fromkeys(column.heading for column in columns))
@@ -292,7 +275,9 @@ def paper_tables(filled: FilledTable) -> list[Table]:
     return [_block(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
 
 
-def _block(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]) -> Table:
+def _block(
+    filled: frames.FilledTable, title: str, columns: Sequence[published.PaperColumn], labels: Sequence[str]
+) -> Table:
     table, rows = filled.table, []
 
     def add(kind: str, name: str, numbers: Sequence[Cell], pretrain: str = "", model: str = "") -> None:
@@ -300,52 +285,46 @@ def _block(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labe
         rows.append(Row((*names, *numbers), kind, starts=bool(model)))
 
     for row in table.rows:
-        published = [table.numbers.get((row, column)) for column in columns]
-        texts = ["" if number is None else number.text(".2f") for number in published]
+        printed = [table.numbers.get((row, column)) for column in columns]
+        texts = ["" if number is None else number.text(".2f") for number in printed]
         add("published", "published", [Cell(text) for text in texts], row.pretrain, row.model)
-        ours = [filled.measured(row, column) for column in columns]
-        if any(measured is not None for measured in ours):
-            cells = []
-            for column, measured in zip(columns, ours, strict=True):
-                p_value = filled.p_value(row, column)
-                star = "*" if p_value is not None and p_value < SIGNIFICANT else ""
-                cells.append(Cell(mean_text(measured, table.digits(column)) + star))
-            add("ours", f"ours, {seeds(filled.ours(row))}", cells)
-            changes = [_difference(filled, row, column) for column in columns]
+        for variant, runs in [(None, filled.ours(row)), *filled.variants(row).items()]:
+            ours = [filled.measured(row, column, variant) for column in columns]
+            if all(measured is None for measured in ours):
+                continue
+            distinct = sorted(set(runs["seed"]))
+            seeds = f"{len(distinct)} seeds" if len(distinct) > 1 else f"seed {distinct[0]}"
+            texts = [
+                frames.mean_text(measured, table.digits(column)) for column, measured in zip(columns, ours, strict=True)
+            ]
+            if variant is not None:
+                add("variant", f"variant: {variant}, {seeds}", [Cell(text) for text in texts])
+                continue
+            p_values = [filled.p_value(row, column) for column in columns]
+            stars = ["*" if p_value is not None and p_value < SIGNIFICANT else "" for p_value in p_values]
+            add("ours", f"ours, {seeds}", [Cell(text + star) for text, star in zip(texts, stars, strict=True)])
+            changes = []
+            for column in columns:
+                change, digits = filled.difference(row, column), table.digits(column)
+                if change is None:
+                    changes.append(Cell(""))
+                elif rounded := round(change, digits):
+                    changes.append(Cell(f"{change:+.{digits}f}", mark="up" if rounded > 0 else "down"))
+                else:  # zero has no sign
+                    changes.append(Cell(f"{0:.{digits}f}"))
             if any(change.text for change in changes):
                 add("difference", "difference", changes)
-        for variant, runs in filled.variants(row).items():
-            numbers = [mean_text(filled.measured(row, column, variant), table.digits(column)) for column in columns]
-            if any(numbers):
-                add("variant", f"variant: {variant}, {seeds(runs)}", [Cell(number) for number in numbers])
     headings = [Heading(label, "left") for label in ("after", "model", "")]
     return Table((*headings, *(Heading(label, wrap=True) for label in labels)), tuple(rows), title)
 
 
-def seeds(runs: pd.DataFrame) -> str:
-    """The seeds in words."""
-    distinct = sorted(set(runs["seed"]))
-    return f"{len(distinct)} seeds" if len(distinct) > 1 else f"seed {distinct[0]}"
-
-
-def _difference(filled: FilledTable, row: PaperRow, column: PaperColumn) -> Cell:
-    """Signed difference; zero after rounding has no sign."""
-    change, digits = filled.difference(row, column), filled.table.digits(column)
-    if change is None:
-        return Cell("")
-    rounded = round(change, digits)
-    if not rounded:
-        return Cell(f"{0:.{digits}f}")
-    return Cell(f"{change:+.{digits}f}", mark="up" if rounded > 0 else "down")
-
-
-def missing_rows(filled: FilledTable) -> Table:
+def missing_rows(filled: frames.FilledTable) -> Table:
     """Rows without runs, with command and cost, and rows whose runs were evaluated on none of the columns."""
     rows: list[list[str | Cell]] = []
     for row in filled.table.rows:
-        ours, experiment = filled.ours(row), experiments().get(row.name)
+        ours, experiment = filled.ours(row), published.experiments().get(row.name)
         if ours.empty:
-            reason = layout()["without_experiment"].get(row.name) or "no experiment"
+            reason = published.layout()["without_experiment"].get(row.name) or "no experiment"
             command, cost = (experiment.command, experiment.cost) if experiment else ("", reason)
             rows.append([row.pretrain, row.model, Cell(command, code=True), cost])
         elif all(filled.measured(row, column) is None for column in filled.table.columns):
@@ -354,7 +333,7 @@ def missing_rows(filled: FilledTable) -> Table:
     return text_table(["after", "model", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
-def remarks(filled: FilledTable) -> list[str]:
+def remarks(filled: frames.FilledTable) -> list[str]:
     """Sentences below a paper's table."""
     table, lines = filled.table, []
     if table.note:
@@ -363,7 +342,9 @@ def remarks(filled: FilledTable) -> list[str]:
         lines.append(f"No published numbers: {table.without_numbers}.")
     for column in table.columns:
         # The mean over several datasets is empty too; the columns of the datasets say why.
-        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (reason := not_measured(column.keys[0])):
+        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (
+            reason := published.not_measured(column.keys[0])
+        ):
             lines.append(f"{column.label}, {column.heading}: not measured; {reason}.")
     tests = []
     for row in table.rows:
@@ -384,70 +365,60 @@ def remarks(filled: FilledTable) -> list[str]:
     return lines
 
 
-def table_lines(filled: FilledTable) -> Iterator[list[str]]:
+def table_lines(filled: frames.FilledTable) -> Iterator[list[Any]]:
     """Lines of the CSV: a line per cell of a row, with runs (state "row") or without ("missing"), and per variant."""
     for row in filled.table.rows:
-        experiment = experiments().get(row.name)
+        experiment = published.experiments().get(row.name)
         for column in filled.table.columns:
             number = filled.table.numbers.get((row, column))
-            start = [filled.table.name, row.pretrain, row.model, row.name, experiment.name if experiment else ""]
-            start += [column.heading, column.label]
-            start += [number.printed, _csv_number(number.deviation)] if number else ["", ""]
-            if (ours := filled.measured(row, column)) is not None:
-                tested = [_csv_number(filled.difference(row, column)), _csv_number(filled.p_value(row, column))]
-                yield [*start, "row", *_csv_numbers(ours), *tested]
-            elif number:
-                yield [*start, "missing", "", "", "", "", ""]
-            for variant in filled.variants(row):
-                if (measured := filled.measured(row, column, variant)) is not None:
-                    yield [*start, f"variant: {variant}", *_csv_numbers(measured), "", ""]
+            start: list[Any] = [
+                filled.table.name,
+                row.pretrain,
+                row.model,
+                row.name,
+                experiment.name if experiment else "",
+            ]
+            start += [column.heading, column.label, *((number.printed, number.deviation) if number else ("", None))]
+            for variant in (None, *filled.variants(row)):
+                ours, state = filled.measured(row, column, variant), "row" if variant is None else f"variant: {variant}"
+                if ours is not None:
+                    tested = [filled.difference(row, column), filled.p_value(row, column)]
+                    numbers = [ours["mean"], ours["deviation"], len(ours["values"])]
+                    yield [*start, state, *numbers, *(tested if variant is None else [None, None])]
+                elif number and variant is None:
+                    yield [*start, "missing", *[None] * 5]
 
 
-def _csv_numbers(ours: pd.Series) -> list[str]:
-    return [_csv_number(ours["mean"]), _csv_number(ours["deviation"]), str(len(ours["values"]))]
-
-
-def _csv_number(value: float | None) -> str:
-    return "" if value is None or pd.isna(value) else f"{value:.4f}"
-
-
-TASKS = ("zero_shot", "linear_probe", "retrieval")
-DIRECTIONS = ("image_to_text", "text_to_image")
-CUTOFFS = (1, 5, 10)
-ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
-
-
-def result_tables(metrics: Metrics) -> list[Table]:
+def result_tables(metrics: published.Metrics) -> list[Table]:
     """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
     measured = {key.metric for key in metrics if key.task == "zero_shot"}
-    tables = {
-        ("zero_shot", "Zero-shot classification, %"): {
-            ("", name): text for name, text in ACCURACIES.items() if name in measured
-        },
-        ("linear_probe", "Linear probe, %"): {
-            (side, name): f"{ACCURACIES[name]}, {side} projection"
-            for name in ("top1", "mean_per_class")
-            for side in ("before", "after")
-        },
-        ("retrieval", "Retrieval, recall in %"): {
-            (direction, f"recall_at_{cut}"): f"{direction.replace('_', ' ')} @{cut}"
-            for direction in DIRECTIONS
-            for cut in CUTOFFS
-        },
+    accuracies = {("", name): text for name, text in ACCURACIES.items() if name in measured}
+    probes = {
+        (side, name): f"{ACCURACIES[name]}, {side} projection"
+        for name in ("top1", "mean_per_class")
+        for side in ("before", "after")
     }
-    found = []
-    for (task, title), columns in tables.items():
+    recalls = {
+        (direction, f"recall_at_{cut}"): f"{direction.replace('_', ' ')} @{cut}"
+        for direction in DIRECTIONS
+        for cut in CUTOFFS
+    }
+    tables = []
+    for task, title, columns in (
+        ("zero_shot", "Zero-shot classification, %", accuracies),
+        ("linear_probe", "Linear probe, %", probes),
+        ("retrieval", "Retrieval, recall in %", recalls),
+    ):
         rows = []
         for dataset, paired in dict.fromkeys((key.dataset, key.paired) for key in metrics if key.task == task):
             keys = [MetricKey(task, dataset, f"paired_{place}" if paired else place, name) for place, name in columns]
-            name = f"{dataset}_paired" if paired else dataset
-            rows.append([name, *(_measurement(metrics, key) for key in keys)])
+            rows.append([f"{dataset}_paired" if paired else dataset, *(_measurement(metrics, key) for key in keys)])
         if rows:
-            found.append(text_table(["dataset", *columns.values()], rows, left=1, title=title))
-    return found
+            tables.append(text_table(["dataset", *columns.values()], rows, left=1, title=title))
+    return tables
 
 
-def _measurement(metrics: Metrics, key: MetricKey) -> str:
+def _measurement(metrics: published.Metrics, key: MetricKey) -> str:
     """A metric with its standard deviation, if there is one; empty if it is not measured."""
     if key not in metrics:
         return ""
@@ -455,7 +426,7 @@ def _measurement(metrics: Metrics, key: MetricKey) -> str:
     return f"{metrics[key]:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
 
 
-def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
+def published_tables(metrics: published.Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
     """A table per task: the metric that papers report on each dataset, the published number, the difference.
 
     Args:
@@ -470,20 +441,20 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     metrics = {key: value for key, value in metrics.items() if key.task in TASKS}
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
-    published: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
-    for name in table_names() if row else ():
-        for (paper_row, column), printed in paper_table(name).numbers.items():
+    # By column, the published number and the table that it is in.
+    lines: dict[published.PaperColumn, tuple[published.PaperNumber | None, str]] = {}
+    for name in published.table_names() if row else ():
+        for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
-                published.setdefault(column, (printed, name))
-    shown = {key for column in published if len(column.groups or ()) == 1 for key in column.keys}
+                lines.setdefault(column, (printed, name))
+    shown = {key for column in lines if len(column.groups or ()) == 1 for key in column.keys}
     # A missing dataset with a published number has its line already.
-    absent = {name for name in missing if any(name in column.datasets for column in published)}
-    lines = dict(published)
+    absent = {name for name in missing if any(name in column.datasets for column in lines)}
     for column in _measured_columns(metrics, missing):
         if not shown.intersection(column.keys) and not absent.intersection(column.datasets):
             lines.setdefault(column, (None, ""))
     tables = []
-    for heading in dict.fromkeys(HEADINGS.values()):
+    for heading in dict.fromkeys(published.HEADINGS.values()):
         part = {column: line for column, line in lines.items() if column.heading == heading}
         labels = ["dataset", "ours"]
         if any(number for number, _ in part.values()):
@@ -491,20 +462,18 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
         rows = []
         for column, (number, source) in part.items():
             value = column.value(metrics)
-            ours = "" if value is None else f"{value:.2f}"
-            if value is not None and len(column.keys) == 1:
-                ours = _measurement(metrics, column.keys[0])
-            if value is None and len(column.datasets) == 1 and column.datasets <= set(missing):
-                ours = "missing"
-            text = number.text("g") if number else ""
+            if value is None:
+                ours = "missing" if len(column.datasets) == 1 and column.datasets <= set(missing) else ""
+            else:
+                ours = _measurement(metrics, column.keys[0]) if len(column.keys) == 1 else f"{value:.2f}"
             difference = f"{value - number.value:+.2f}" if number and value is not None else ""
-            rows.append([column.label, ours, text, difference, source][: len(labels)])
+            rows.append([column.label, ours, number.text("g") if number else "", difference, source][: len(labels)])
         if rows:
             tables.append(text_table(labels, rows, left=1, title=capitalised(heading)))
     return tables
 
 
-def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
+def _measured_columns(metrics: published.Metrics, missing: Mapping[str, str]) -> Iterator[published.PaperColumn]:
     """For each dataset the metric that papers report; top-1 and recalls for a dataset of no paper."""
     from clipzoo.evaluation.datasets.dataset import catalogue
 
@@ -520,38 +489,30 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
         }
         for heading, key in columns.items():
             if key in metrics or (name in missing and "metric" in facts):
-                yield PaperColumn(heading, title, ((key,),))
+                yield published.PaperColumn(heading, title, ((key,),))
         prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
         for direction in DIRECTIONS:
             for cut in CUTOFFS:
                 key = MetricKey("retrieval", name, f"{prefix}{direction}", f"recall_at_{cut}")
                 if key in metrics or (name in missing and "captions" in facts):
-                    yield PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
+                    yield published.PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
 
 
 def cost_table(cost: Mapping[str, float | str]) -> Table:
     """Costs of the training, those of unknown name too; a single row."""
-    percent, minutes = "{:.0%}".format, lambda value: f"{value / 60:.1f}"
-    shown: dict[str, tuple[str, Callable[[float], str]]] = {
-        "seconds": ("minutes", minutes),
-        "evaluation_seconds": ("minutes of evaluation", minutes),
-        "samples_per_second": ("samples/s", "{:,.0f}".format),
-        "data_wait": ("waiting for data", percent),
-        **{part: (part, percent) for part in ("forward", "backward", "optimizer")},
-        "flops_utilisation": ("model FLOPs utilization", "{:.1%}".format),
-        "flops": ("model FLOPs", "{:.3g}".format),
-        "peak_memory_mib": ("peak memory", lambda value: f"{value / 1024:.2f} GiB"),
-    }
+    forms = {
+        "seconds": ("minutes", "{:.1f}", 60), "evaluation_seconds": ("minutes of evaluation", "{:.1f}", 60),
+        "samples_per_second": ("samples/s", "{:,.0f}", 1), "data_wait": ("waiting for data", "{:.0%}", 1),
+        **{part: (part, "{:.0%}", 1) for part in ("forward", "backward", "optimizer")},
+        "flops_utilisation": ("model FLOPs utilization", "{:.1%}", 1), "flops": ("model FLOPs", "{:.3g}", 1),
+        "peak_memory_mib": ("peak memory", "{:.2f} GiB", 1024),
+    }  # fmt: skip
     labels, row = [], []
     for name, value in cost.items():
-        text, written_as = shown.get(name, (name.replace("_", " "), "{:,}".format))
-        labels.append(text)
-        row.append(written_as(value) if isinstance(value, int | float) else str(value))
+        label, form, unit = forms.get(name, (name.replace("_", " "), "{:,}", None))
+        labels.append(label)
+        row.append(form.format(value if unit is None else value / unit) if isinstance(value, int | float) else value)
     return text_table(labels, [row] if row else [], left=1)
-
-
-SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
-SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
 
 
 def is_spike(path: Path, content: Mapping[str, Any]) -> bool:
@@ -572,9 +533,6 @@ def spike_table(spikes: Iterable[Mapping[str, Any]]) -> Table:
         for spike in spikes
     ]  # fmt: skip
     return text_table(["step", "loss", "limit", "gradient norm", "limit", "batch", "samples"], rows, left=0)
-
-
-MOST_CONFUSIONS = 8
 
 
 def confusions(arrays: Arrays) -> Table:
@@ -606,26 +564,43 @@ def worst_classes(arrays: Arrays) -> Table:
     return text_table(["class", "right", "mostly predicted as"], rows, left=1)
 
 
-LOSS = "loss"
-"""Name of the last training loss among the metrics, for runs without evaluation."""
+def seed_groups(points: Sequence[Point]) -> dict[tuple[str, ...], list[Path]]:
+    """Run directories of a sweep by swept values without the seed, in the order of the command line."""
+    groups: dict[tuple[str, ...], dict[Path, None]] = {}
+    for point in points:
+        values = tuple(value for key, value in point.swept.items() if key != "seed")
+        groups.setdefault(values, {})[point.folder] = None
+    return {values: list(folders) for values, folders in groups.items()}
 
 
 def sweep_rows(points: Sequence[Point], metric: str) -> pd.DataFrame:
     """Average a metric of results.json, or the last training loss, over the seeds of each combination of swept values.
 
     Returns a table in the order of the command line: `swept`, the values by key; `values` of the finished points, their
-    `mean`, `deviation` and `count`; `points`, finished or not.
+    `mean`, `deviation` and `count`; `points`, finished or not. Runs with damaged files are left out with a warning.
+
+    Raises ConfigError if a finished run lacks the metric.
     """
-    values: dict[tuple[tuple[str, str], ...], list[float | None]] = {}
-    for point in points:
-        swept = tuple((key, value) for key, value in point.swept.items() if key != "seed")
-        values.setdefault(swept, []).append(_value(point.folder, metric))
-    rows = pd.DataFrame({"swept": map(dict, values), "points": map(len, values.values())})
-    rows["values"] = [[value for value in part if value is not None] for part in values.values()]
-    rows["count"] = rows["values"].map(len)
-    rows["mean"] = rows["values"].map(lambda part: float(np.mean(part)) if part else math.nan)
-    rows["deviation"] = rows["values"].map(lambda part: float(np.std(part, ddof=1)) if len(part) > 1 else math.nan)
-    return rows
+    keys = [key for key in points[0].swept if key != "seed"]
+    rows, damage = [], DamageLog()
+    for swept, folders in seed_groups(points).items():
+        values = []
+        for folder in filter(is_finished, folders):
+            if metric == LOSS:
+                value = damage.read(partial(TrainingLog.read, folder), TrainingLog()).last_loss
+            elif (record := damage.read(partial(RunRecord.read, folder), None)) is None:
+                continue
+            else:
+                metrics = written(record.metrics)
+                if metric not in metrics:
+                    known = ", ".join([*sorted(metrics), LOSS])
+                    raise ConfigError(f"{folder} has no metric {metric} (it has: {known})")
+                value = metrics[metric]
+            values += [] if value is None else [value]
+        mean = float(np.mean(values)) if values else math.nan
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+        rows.append([dict(zip(keys, swept, strict=True)), len(folders), values, len(values), mean, deviation])
+    return pd.DataFrame(rows, columns=["swept", "points", "values", "count", "mean", "deviation"])
 
 
 def best_row(rows: pd.DataFrame, lowest: bool = False) -> int:
@@ -639,10 +614,11 @@ def best_row(rows: pd.DataFrame, lowest: bool = False) -> int:
 def sweep_table(rows: pd.DataFrame, metric: str, lowest: bool = False) -> Table:
     """Swept values and the metric, the best row in bold."""
     keys, best = list(rows["swept"].iloc[0]), best_row(rows, lowest)
-    cells = [
-        [Cell(text, bold=number == best) for text in (*row["swept"].values(), seeds_text(row["values"]), _count(row))]
-        for number, row in rows.iterrows()
-    ]
+    cells = []
+    for number, row in rows.iterrows():
+        count = str(row["count"]) if row["count"] == row["points"] else f"{row['count']} of {row['points']}"
+        texts = [*row["swept"].values(), seeds_text(row["values"]), count]
+        cells.append([Cell(text, bold=number == best) for text in texts])
     table = text_table([*keys, metric, "runs"], cells, left=len(keys))
     return replace(table, headings=tuple(replace(heading, wrap=False) for heading in table.headings))
 
@@ -652,27 +628,3 @@ def seeds_text(values: Sequence[float]) -> str:
     if not len(values):
         return "-"
     return f"{np.mean(values):.4g}" + (f" ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else "")
-
-
-def _count(row: pd.Series) -> str:
-    return str(row["count"]) if row["count"] == row["points"] else f"{row['count']} of {row['points']}"
-
-
-def last_loss(log: TrainingLog) -> float | None:
-    return next((float(line[LOSS]) for line in reversed(log.training) if LOSS in line), None)
-
-
-def _value(folder: Path, metric: str) -> float | None:
-    """The metric of a finished run; None for an unfinished one, and with a warning for one with damaged files."""
-    if not is_finished(folder):
-        return None
-    damage = DamageLog()
-    if metric == LOSS:
-        return last_loss(damage.read(partial(TrainingLog.read, folder), TrainingLog((), ())))
-    record = damage.read(partial(RunRecord.read, folder), None)
-    if record is None:
-        return None
-    metrics = written(record.metrics)
-    if metric not in metrics:
-        raise ConfigError(f"{folder} has no metric {metric} (it has: {', '.join([*sorted(metrics), LOSS])})")
-    return metrics[metric]

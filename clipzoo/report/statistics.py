@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +17,34 @@ from scipy import optimize, stats
 
 from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import MetricKey, read_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
 """Probability with which an interval contains the true value."""
+SIGNIFICANT = 0.05
+"""Largest probability of any false difference in a table."""
+POWER = 0.8
+"""Probability with which a detectable difference is detected."""
+MOST_SEEDS = 1000
+"""Number of seeds above which the power analysis gives no number."""
 RESAMPLES = 2000
 """Bootstrap resamples. The ends of a 95 % interval then vary by a few hundredths of its length."""
-_AT_ONCE = 4_000_000
+AT_ONCE = 4_000_000
 """Largest number of resampled values in memory."""
+LAW_RESAMPLES = 1000
+MOST_ARRANGEMENTS = 200_000
+"""Arrangements up to which the rank-sum test is exact."""
+ANSWERS = {
+    ("zero_shot", ""): ("all_predictions", "all_labels"),
+    ("linear_probe", "before"): ("all_before", "all_labels"),
+    ("linear_probe", "after"): ("all_after", "all_labels"),
+    ("retrieval", "text_to_image"): ("all_places", "all_owners"),
+    ("retrieval", "image_to_text"): ("all_image_places", ""),
+}
+"""By task and protocol: the array of answers, and that of the right ones or, for captions, of their images."""
 
 
 @dataclass(frozen=True)
@@ -53,31 +70,29 @@ class Interval:
 
 
 def over_seeds(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Return Student's t interval of the mean over runs that differ in their seed alone.
+    """Return Student's t interval of the mean over runs that differ only in their seed.
 
     Exact for normally distributed results. A single run has an unbounded interval.
     """
-    mean, spread = float(np.mean(values)), _standard_error(values)
+    mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * spread
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half)
 
 
 def difference_over_seeds(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval:
     """Return Welch's interval of mean(second) - mean(first), for runs whose seeds have nothing in common.
 
-    Unbounded if both sides have a single run, or one side has one and the other no spread.
+    Unbounded if a side has a single run. Results without any spread have an interval of no length.
     """
     estimate = float(np.mean(second) - np.mean(first))
     if min(len(first), len(second)) < 2:
         return Interval(estimate, -math.inf, math.inf)
-    spread = math.hypot(_standard_error(first), _standard_error(second))
-    if spread == 0.0:
+    if np.ptp(first) == 0 and np.ptp(second) == 0:
         return Interval(estimate, estimate, estimate)
-    freedom = spread**4 / sum(_standard_error(side) ** 4 / (len(side) - 1) for side in (first, second))
-    half = float(stats.t.ppf((1 + level) / 2, freedom)) * spread
-    return Interval(estimate, estimate - half, estimate + half)
+    ends = stats.ttest_ind(second, first, equal_var=False).confidence_interval(level)
+    return Interval(estimate, float(ends.low), float(ends.high))
 
 
 def over_samples(
@@ -102,8 +117,13 @@ def over_samples(
     sizes: np.ndarray = np.ones(len(outcomes))
     if clusters is not None:
         owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
-        sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, np.ones(len(owner)))
-    means = _resampled_means(sums, sizes, resamples, seed)
+        sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, sizes)
+    # Means of samples whose clusters are drawn with replacement.
+    generator, means = np.random.default_rng(seed), np.empty(resamples)
+    step = max(1, AT_ONCE // len(sums))
+    for start in range(0, resamples, step):
+        drawn = generator.integers(len(sums), size=(min(step, resamples - start), len(sums)))
+        means[start : start + step] = sums[drawn].sum(1) / sizes[drawn].sum(1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(outcomes.mean()), float(low), float(high))
 
@@ -121,25 +141,6 @@ def paired_difference(
     if before.shape != after.shape:
         raise ValueError(f"paired outcomes are those of the same samples, not of {len(before)} and {len(after)}")
     return over_samples(after - before, clusters, level, resamples, seed)
-
-
-def _resampled_means(sums: np.ndarray, sizes: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """[resamples]: means of samples whose clusters are drawn with replacement."""
-    generator, count = np.random.default_rng(seed), len(sums)
-    means = np.empty(resamples)
-    step = max(1, _AT_ONCE // count)
-    for start in range(0, resamples, step):
-        drawn = generator.integers(count, size=(min(step, resamples - start), count))
-        means[start : start + step] = sums[drawn].sum(1) / sizes[drawn].sum(1)
-    return means
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-
-
-SIGNIFICANT = 0.05
-"""Largest probability of any false difference in a table."""
 
 
 def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
@@ -166,7 +167,7 @@ def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999
     if not len(sums):
         return 1.0
     generator, reached = np.random.default_rng(seed), 0
-    step = max(1, 4_000_000 // len(sums))
+    step = max(1, AT_ONCE // len(sums))
     for start in range(0, resamples, step):
         signs = generator.integers(2, size=(min(step, resamples - start), len(sums))) * 2 - 1
         reached += int((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).sum())
@@ -196,9 +197,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in result]
 
 
-MOST_ARRANGEMENTS = 200_000
-
-
 def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the p-value of "both samples come from one distribution"; equal values share their mean rank.
 
@@ -223,13 +221,6 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
     return float(test.pvalue)
 
 
-POWER = 0.8
-"""Probability with which the difference is detected."""
-_TAIL = 1e-14
-"""Probability that the quadrature leaves out on either side."""
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(400)
-
-
 def detectable_difference(
     deviation: float, seeds: int, power: float = POWER, significance: float = SIGNIFICANT
 ) -> float:
@@ -241,47 +232,37 @@ def detectable_difference(
     """
     if seeds < 2:
         return math.inf
-    return deviation * math.sqrt(2 / seeds) * _detectable_shift(2 * (seeds - 1), power, significance)
+    freedom = 2 * (seeds - 1)
+    limit = float(stats.t.isf(significance / 2, freedom))
+    # P(|T| > limit) for Student's noncentral t, by quadrature: scipy's own is NaN for large limits.
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    low, high = stats.chi2.ppf([1e-14, 1 - 1e-14], freedom)
+    places = low + (high - low) * (nodes + 1) / 2
+    thresholds, density = limit * np.sqrt(places / freedom), weights * stats.chi2.pdf(places, freedom)
+
+    def rejected(shift: float) -> float:
+        outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
+        return float((high - low) / 2 * density @ outside)
+
+    largest = 1.0
+    while rejected(largest) < power:
+        largest *= 1.5
+    shift = float(optimize.brentq(lambda shift: rejected(shift) - power, 0.0, largest))
+    return deviation * math.sqrt(2 / seeds) * shift
 
 
 def seeds_for(difference: float, deviation: float, power: float = POWER, significance: float = SIGNIFICANT) -> int:
     """Return the number of seeds of each method with which a difference is detected with probability `power`."""
     if difference <= 0:
         raise ValueError(f"the difference to detect must be above 0, not {difference}")
-    enough = 2
-    while detectable_difference(deviation, enough, power, significance) > difference:
-        enough *= 2
-    too_few = enough // 2
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if detectable_difference(deviation, middle, power, significance) > difference:
-            too_few = middle
-        else:
-            enough = middle
-    return enough
 
+    def is_enough(seeds: int) -> bool:
+        return detectable_difference(deviation, seeds, power, significance) <= difference
 
-def _detectable_shift(freedom: int, power: float, significance: float) -> float:
-    """Return the noncentrality at which the t-test with `freedom` degrees rejects with probability `power`."""
-    limit = float(stats.t.isf(significance / 2, freedom))
-    largest = 1.0
-    while _rejected(largest, limit, freedom) < power:
-        largest *= 1.5
-    return float(optimize.brentq(lambda shift: _rejected(shift, limit, freedom) - power, 0.0, largest))
-
-
-def _rejected(shift: float, limit: float, freedom: int) -> float:
-    """Return P(|T| > limit) for Student's noncentral t, by quadrature: scipy's own is NaN for large limits."""
-    low, high = stats.chi2.ppf([_TAIL, 1 - _TAIL], freedom)
-    places = low + (high - low) * (_NODES + 1) / 2
-    thresholds = limit * np.sqrt(places / freedom)
-    outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
-    return float((high - low) / 2 * (_WEIGHTS * stats.chi2.pdf(places, freedom)) @ outside)
-
-
-LAW_RESAMPLES = 1000
-_FLOORS = 16
-"""Floors that are tried before the best one is refined."""
+    most = 2
+    while not is_enough(most):
+        most *= 2
+    return bisect.bisect_left(range(most), True, lo=max(2, most // 2), key=is_enough)
 
 
 @dataclass(frozen=True)
@@ -349,29 +330,32 @@ def fit_power_law(
     parameters = 3 if with_floor else 2
     if len(np.unique(log_x)) < parameters + 2:
         raise ValueError(f"this power law needs {parameters + 2} scales or more, not {len(np.unique(log_x))}")
-    best = _fit(log_x, log_y, _start(log_x, log_y) if with_floor else np.zeros(2))
+    start = np.zeros(2)
+    if with_floor:
+        # The best of some floors below the smallest value, with the straight line that goes with it.
+        best, least = start, math.inf
+        for share in np.linspace(0.01, 0.97, 16):
+            log_floor = float(log_y.min() + np.log(share))
+            line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0]
+            candidate = np.append(line, log_floor)
+            loss = float(np.square(log_y - _log_value(candidate, log_x)).sum())
+            if loss < least:
+                best, least = candidate, loss
+        start = best
+    values, error, spread = _fit(log_x, log_y, start)
     freedom = len(log_x) - parameters
-    residuals = (log_y - _log_value(best.values, log_x)) * np.sqrt(len(log_x) / freedom)
-    generator = np.random.default_rng(seed)
-    errors = generator.choice(residuals - residuals.mean(), (resamples, len(log_x)))
-    fits = [_fit(log_x, _log_value(best.values, log_x) + error, best.values) for error in errors]
-    ratios = [(fit.values[1] - best.values[1]) / fit.error for fit in fits if fit.error > 0]
+    residuals = (log_y - _log_value(values, log_x)) * np.sqrt(len(log_x) / freedom)
+    drawn = np.random.default_rng(seed).choice(residuals - residuals.mean(), (resamples, len(log_x)))
+    fits = [_fit(log_x, _log_value(values, log_x) + errors, values) for errors in drawn]
+    ratios = [(fitted[1] - values[1]) / deviation for fitted, deviation, _ in fits if deviation > 0]
     high, low = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2]) if ratios else (0.0, 0.0)
-    exponent, error = float(best.values[1]), best.error
+    exponent = float(values[1])
     interval = Interval(exponent, exponent - float(low) * error, exponent - float(high) * error)
-    return ScalingFit(_law(best.values), interval, tuple(_law(fit.values) for fit in fits), best.spread, freedom)
+    return ScalingFit(_law(values), interval, tuple(_law(fitted) for fitted, *_ in fits), spread, freedom)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """values: log factor, exponent and, if fitted, log floor. error: standard error of the exponent."""
-
-    values: np.ndarray
-    error: float
-    spread: float
-
-
-def _fit(log_x: np.ndarray, log_y: np.ndarray, start: np.ndarray) -> _Fit:
+def _fit(log_x: np.ndarray, log_y: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Return log factor, exponent and, if fitted, log floor; standard error of the exponent; spread of log y."""
     if len(start) == 2:
         slopes = np.stack([np.ones_like(log_x), -log_x], 1)
         values = np.linalg.lstsq(slopes, log_y, rcond=None)[0]
@@ -379,18 +363,7 @@ def _fit(log_x: np.ndarray, log_y: np.ndarray, start: np.ndarray) -> _Fit:
         fitted = optimize.least_squares(lambda values: _log_value(values, log_x) - log_y, start, method="lm")
         values, slopes = fitted.x, fitted.jac
     spread = float(np.sqrt(np.square(log_y - _log_value(values, log_x)).sum() / (len(log_x) - len(values))))
-    return _Fit(values, spread * float(np.sqrt(np.linalg.pinv(slopes.T @ slopes)[1, 1])), spread)
-
-
-def _start(log_x: np.ndarray, log_y: np.ndarray) -> np.ndarray:
-    """Return the best of some floors below the smallest value, with the straight line that goes with it."""
-    candidates = []
-    for share in np.linspace(0.01, 0.97, _FLOORS):
-        log_floor = float(log_y.min() + np.log(share))
-        line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), np.zeros(2))
-        values = np.append(line.values, log_floor)
-        candidates.append((float(np.square(log_y - _log_value(values, log_x)).sum()), values))
-    return min(candidates, key=lambda candidate: candidate[0])[1]
+    return values, spread * float(np.sqrt(np.linalg.pinv(slopes.T @ slopes)[1, 1])), spread
 
 
 def _log_value(values: np.ndarray, log_x: np.ndarray) -> np.ndarray:
@@ -401,18 +374,6 @@ def _log_value(values: np.ndarray, log_x: np.ndarray) -> np.ndarray:
 def _law(values: np.ndarray) -> PowerLaw:
     with np.errstate(over="ignore"):  # a resample that no power law fits has an infinite factor
         return PowerLaw(*(float(value) for value in (np.exp(values[0]), values[1], *np.exp(values[2:]))))
-
-
-ANSWERS = {
-    ("zero_shot", ""): ("all_predictions", "all_labels"),
-    ("linear_probe", "before"): ("all_before", "all_labels"),
-    ("linear_probe", "after"): ("all_after", "all_labels"),
-    ("retrieval", "text_to_image"): ("all_places", "all_owners"),
-    ("retrieval", "image_to_text"): ("all_image_places", ""),
-}
-"""By task and protocol: the array of answers, and that of the right ones or, for captions, of their images."""
-MOST_SEEDS = 1000
-"""Number of seeds above which the power analysis gives no number."""
 
 
 @dataclass(frozen=True)
@@ -485,40 +446,46 @@ def compare(
             after = runs[runs["key"] == key]
             if group == baseline or before.empty or after.empty:
                 continue
-            sides = [side.drop_duplicates("seed")["value"].to_list() for side in (before, after)]
+            label, sides = runs["label"].iloc[0], [side.drop_duplicates("seed")["value"] for side in (before, after)]
             if min(map(len, sides)) > 1:
-                counts = f"{len(sides[0])} and {number_of(len(sides[1]), 'seed')}"
-                pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in sides])))
-                judged: _Judged = difference_over_seeds(*sides), welch(*sides), counts, pooled, min(map(len, sides))
+                found.append(seeds_difference(name, group, label, *(side.to_list() for side in sides)))
+                continue
+            first, second = (
+                _outcomes(side.iloc[0], part.iloc[0]["run"], damage)
+                for side, part in ((before, groups[baseline]), (after, runs))
+            )
+            if first is None or second is None or not np.array_equal(first[1], second[1]):
+                continue
+            right, clusters = (first[0], second[0]), first[1]
+            interval = paired_difference(100 * right[0], 100 * right[1], clusters)
+            if (count := len(np.unique(clusters))) == len(clusters):
+                p, basis = mcnemar(right[0] > 0, right[1] > 0), number_of(count, "sample")
             else:
-                outcomes = [_outcomes(side.iloc[0], runs.iloc[0]["run"], damage)
-                            for side, runs in ((before, groups[baseline]), (after, runs))]  # fmt: skip
-                if outcomes[0] is None or outcomes[1] is None:
-                    continue
-                if not np.array_equal(outcomes[0][1], outcomes[1][1]):
-                    continue
-                judged = _over_samples(outcomes[0][0], outcomes[1][0], outcomes[0][1])
-            found.append(Difference(name, group, runs["label"].iloc[0], *judged))
+                p = sign_flip(right[1] - right[0], clusters)
+                basis = f"{number_of(len(clusters), 'caption')} of {number_of(count, 'image')}"
+            found.append(Difference(name, group, label, interval, p, basis))
     return adjusted(found)
+
+
+def seeds_difference(
+    metric: str,
+    group: str,
+    label: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    samples: Interval | None = None,
+) -> Difference:
+    """Return Welch's difference of results of several seeds, p not adjusted yet. Names as in `Difference`."""
+    basis = f"{len(before)} and {number_of(len(after), 'seed')}"
+    pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
+    interval, p = difference_over_seeds(before, after), welch(before, after)
+    return Difference(metric, group, label, interval, p, basis, pooled, min(len(before), len(after)), samples=samples)
 
 
 def adjusted(found: Sequence[Difference]) -> list[Difference]:
     """Adjust the p-values by Holm's method for all of them, and the level of the power analysis by their number."""
     level = SIGNIFICANT / max(1, len(found))
     return [replace(item, p=p, level=level) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
-
-
-_Judged = tuple[Interval, float, str, float | None, int]
-"""Interval, p, basis, deviation over seeds and number of seeds of a difference."""
-
-
-def _over_samples(before: np.ndarray, after: np.ndarray, clusters: np.ndarray) -> _Judged:
-    """Judge the difference between two runs on the same samples."""
-    interval, count = paired_difference(100 * before, 100 * after, clusters), len(np.unique(clusters))
-    if count == len(before):
-        return interval, mcnemar(before > 0, after > 0), number_of(count, "sample"), None, 0
-    basis = f"{number_of(len(before), 'caption')} of {number_of(count, 'image')}"
-    return interval, sign_flip(after - before, clusters), basis, None, 0
 
 
 def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.ndarray, np.ndarray] | None:

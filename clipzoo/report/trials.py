@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -22,15 +22,25 @@ from clipzoo.io.text import shorten
 from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, label, style
 from clipzoo.report.render import Cell, Picture, Section, Table, text_table
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import RunRecord, TrainingLog
 from clipzoo.runs.search import STATES, Trial, front
-from clipzoo.runs.training_log import TrainingLog
 
 MOST_GROUPS = 4
 """Groups into which the values of a key are divided for its importance."""
-SECONDS = "seconds"
 LONGEST_VALUE = 24
 """Columns of a value in the label of a run."""
+COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
+"""From yellow, the worst, to violet."""
+SINGLE = ListedColormap([INK])
+"""Where all results are equal, or only one is known."""
+LOGARITHMIC = 30
+"""Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
+LEAST_GAP = 0.04
+"""Share of an axis between two labels that do not overlap."""
+LONGEST = 18
+"""Characters of a label on an axis."""
+LONGEST_TITLE = 56
+"""Characters of one line of a title."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +92,15 @@ class Trials:
     @cached_property
     def minutes(self) -> dict[int, float]:
         """Minutes of training of each trial, 0 where unknown."""
-        return {
-            trial.number: sum(map(_minutes, self.runs.get(trial.number) or [trial.folder])) for trial in self.trials
-        }
+        minutes, damage = {}, DamageLog()
+        for trial in self.trials:
+            minutes[trial.number] = 0.0
+            for run in self.runs.get(trial.number) or [trial.folder]:
+                log = damage.read(partial(TrainingLog.read, run), TrainingLog())
+                record = damage.read(partial(RunRecord.read, run), RunRecord()) if is_finished(run) else RunRecord()
+                seconds = [float(line["seconds"]) for line in log.training if "seconds" in line]
+                minutes[trial.number] += max([*seconds, float(record.training.get("seconds", 0.0))]) / 60
+        return minutes
 
     @property
     def compared(self) -> tuple[str, dict[int, float]]:
@@ -134,12 +150,17 @@ def importance(shown: Trials) -> dict[str, float]:
     """
     _, values = shown.compared
     trials = [trial for trial in shown.trials if trial.number in values]
-    found = {}
+    results = pd.Series([values[trial.number] for trial in trials], dtype=float)
+    shares = {}
     for key in shown.keys:
-        share = _share(groups([trial.values[key] for trial in trials]), [values[trial.number] for trial in trials])
-        if share is not None:
-            found[key] = share
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        parts = results.groupby(groups([trial.values[key] for trial in trials]))
+        if parts.ngroups < 2 or len(results) <= parts.ngroups:
+            continue
+        total = float(np.square(results - results.mean()).sum())
+        within = float(np.square(results - parts.transform("mean")).sum())
+        chance = (parts.ngroups - 1) * within / (len(results) - parts.ngroups)
+        shares[key] = max(0.0, (total - within - chance) / total) if total else 0.0
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def groups(values: Sequence[object]) -> list[int]:
@@ -157,43 +178,6 @@ def as_numbers(values: Sequence[object]) -> list[float] | None:
         return [float(str(value)) for value in values]
     except ValueError:
         return None
-
-
-def _share(numbers: Sequence[int], values: Sequence[float]) -> float | None:
-    members: Mapping[int, list[float]] = {number: [] for number in numbers}
-    for number, value in zip(numbers, values, strict=True):
-        members[number].append(value)
-    if len(members) < 2 or len(values) <= len(members):
-        return None
-    mean = statistics.fmean(values)
-    total = sum((value - mean) ** 2 for value in values)
-    within = sum((value - statistics.fmean(group)) ** 2 for group in members.values() for value in group)
-    if total == 0:
-        return 0.0
-    chance = (len(members) - 1) * within / (len(values) - len(members))
-    return max(0.0, (total - within - chance) / total)
-
-
-def _minutes(run: Path) -> float:
-    damage = DamageLog()
-    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
-    record = damage.read(partial(RunRecord.read, run), RunRecord()) if is_finished(run) else RunRecord()
-    seconds = [float(line[SECONDS]) for line in log.training if SECONDS in line]
-    return max([*seconds, float(record.training.get(SECONDS, 0.0))]) / 60
-
-
-COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
-"""From yellow, the worst, to violet."""
-SINGLE = ListedColormap([INK])
-"""Where all results are equal, or only one is known."""
-LOGARITHMIC = 30
-"""Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
-LEAST_GAP = 0.04
-"""Share of an axis between two labels that do not overlap."""
-LONGEST = 18
-"""Characters of a label on an axis."""
-LONGEST_TITLE = 56
-"""Characters of one line of a title."""
 
 
 def trial_sections(shown: Trials, title: str) -> list[Section]:
@@ -226,7 +210,12 @@ def parallel_coordinates(shown: Trials) -> Figure:
     figure = Figure(figsize=(max(7.0, 1.9 * len(columns)), 4.2), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     trials = sorted(shown.trials, key=lambda trial: (trial.state == "finished", trial in shown.best))
-    places = [_axis(panel, place, _column(shown, name), shown.scales.get(name)) for place, name in enumerate(columns)]
+    texts = [[str(trial.values.get(key, "")) for trial in shown.trials] for key in shown.keys]
+    texts += [[str(trial.results[number]) for trial in shown.finished] for number in range(len(shown.metrics))]
+    places = [
+        _axis(panel, place, values, shown.scales.get(name))
+        for place, (name, values) in enumerate(zip(columns, texts, strict=True))
+    ]
     first = [trial.results[0] for trial in shown.finished] or [0.0]
     several = min(first) < max(first)
     norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]] if several else SINGLE
@@ -291,8 +280,21 @@ def progress(shown: Trials) -> Figure:
     panel.set_xlim(0, None)
     label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0])
     style(panel)
-    if shown.rungs:
-        _rungs(panels[1], shown)
+    if not shown.rungs:
+        return figure
+    for trial in shown.trials:
+        points = [(shown.rungs[rung], value) for rung, value in sorted(trial.rungs.items())]
+        points += [(1.0, trial.results[0])] if trial.results else []
+        if points:
+            is_best = trial in shown.best
+            ink = RIGHT if is_best else INK if trial.results else MUTED
+            panels[1].plot(
+                *zip(*points, strict=True), marker="o", markersize=3, color=ink, linewidth=2 if is_best else 1
+            )
+    for rung in shown.rungs:
+        panels[1].axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
+    label(panels[1], "results at the rungs", "share of the training", shown.metrics[0])
+    style(panels[1])
     return figure
 
 
@@ -300,9 +302,11 @@ def trade_off(shown: Trials) -> Figure:
     """The first two metrics of every finished trial, and those that no other one surpasses."""
     figure = Figure(figsize=(6, 4), dpi=DPI, layout="constrained")
     panel = figure.subplots()
-    panel.plot(*_pairs(shown.finished), "o", color=MUTED, markersize=5, label="finished")
+    finished = [trial.results for trial in shown.finished]
+    panel.plot(*np.array(finished).T[:2], "o", color=MUTED, markersize=5, label="finished")
     best = sorted(shown.best, key=lambda trial: trial.results[0])
-    panel.plot(*_pairs(best), marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
+    line = np.array([trial.results for trial in best]).T[:2]
+    panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
     for trial in best:
         panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
     panel.legend(frameon=False, fontsize=8)
@@ -311,32 +315,6 @@ def trade_off(shown: Trials) -> Figure:
     label(panel, "trade-off", arrows[0], arrows[1])
     style(panel)
     return figure
-
-
-def _rungs(panel: Axes, shown: Trials) -> None:
-    for trial in shown.trials:
-        points = [(shown.rungs[rung], value) for rung, value in sorted(trial.rungs.items())]
-        points += [(1.0, trial.results[0])] if trial.results else []
-        if points:
-            best = trial in shown.best
-            colour = RIGHT if best else INK if trial.results else MUTED
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, linewidth=2 if best else 1)
-    for rung in shown.rungs:
-        panel.axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
-    label(panel, "results at the rungs", "share of the training", shown.metrics[0])
-    style(panel)
-
-
-def _pairs(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
-    return [trial.results[0] for trial in trials], [trial.results[1] for trial in trials]
-
-
-def _column(shown: Trials, name: str) -> list[str]:
-    """Return the values of a key, or of a metric, as texts."""
-    if name in shown.metrics:
-        number = list(shown.metrics).index(name)
-        return [str(trial.results[number]) for trial in shown.finished]
-    return [str(trial.values.get(name, "")) for trial in shown.trials]
 
 
 def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
@@ -348,8 +326,7 @@ def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> d
     distinct = list(dict.fromkeys(values))
     numbers = as_numbers(distinct)
     if numbers is None:
-        heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
-        marks = dict(heights)
+        marks = heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
     else:
         low, high = min(numbers, default=0.0), max(numbers, default=1.0)
         log = low > 0 and high > LOGARITHMIC * low if log is None else log

@@ -1,8 +1,9 @@
-"""Run directories: config.yaml, results.json once finished, and the checks before a training. Needs no torch."""
+"""Run directories: their names, config.yaml, results.json once finished, and the checks before a training."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,35 +13,40 @@ from typing import Any, Protocol
 import yaml
 
 from clipzoo import io
-from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.runs import renamed
-from clipzoo.runs.dataset import (
-    FILE,
+from clipzoo.config.trust import read
+from clipzoo.errors import ConfigError, TrainingError, masked
+from clipzoo.io import folder_name
+from clipzoo.io.weights import weights_digest
+from clipzoo.runs.identity import (
+    DATASET_FILE,
     LOCATION,
     Fingerprint,
+    differing,
+    digest,
+    flat,
+    identity,
+    is_harmless,
     is_moved,
     record_dataset,
     run_on_moved_dataset,
     unknown_fingerprint,
+    with_variables,
 )
-from clipzoo.runs.identity import differing, flat, identity
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.record import TASKS
 from clipzoo.runs.remote import runs_of
-from clipzoo.runs.variables import with_variables
 
 CONFIG = "config.yaml"
 CAPTIONS = "captions.json"
 """How often captions repeat in the dataset of a run: `CaptionCounts.figures`."""
 PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
 """Nodes that the configuration of every run has."""
-TASKS = ("zero_shot", "linear_probe", "retrieval")
 NODES = ("eval", "logger", "init", "tune", "average")
 """Nodes that the configuration of a run may have besides PARTS."""
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "name": (str, type(None)), "runs": str, "row": (str, type(None)), "seed": int,
     "trainer.global_batch": int, "trainer.epochs": (int, float, type(None)),
-    "trainer.save_every": int, "eval.root": str,
+    "trainer.checkpoints.every": int, "eval.root": str,
     **{f"eval.{task}": list for task in TASKS},
 }  # fmt: skip
 """Types of the values that commands read from a stored configuration, besides the nodes that they build."""
@@ -48,6 +54,18 @@ CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"
 MOST_DIFFERENCES = 6
 """Number of differing keys that a message names."""
 LENGTH = ("trainer.epochs", "trainer.steps")
+WEIGHT_KEYS = ("weights", "image", "text", "head")
+"""Keys of `init` that name weights."""
+LONGEST_DESCRIPTION = 80
+"""Largest number of characters before the digest in the name of a run."""
+LONGEST_VALUE = 32
+UNNAMED = ("name", "search", "trust", "hydra")
+"""Keys that choose no setting. Besides HARMLESS, they do not appear in the name of a run."""
+EXEMPT = ("seed", "row", "head.seed", "data.shards")
+"""Keys besides HARMLESS in which a run of an experiment may differ: seeds and paths. The number of pairs tells whether
+the shards hold the right dataset."""
+NAMED_NODE = "init"
+"""Node of HARMLESS that appears: the identity of a run has digests of the weights that it names."""
 
 
 class Rank(Protocol):
@@ -70,7 +88,7 @@ def find_run(
     folder = run_folder(plain, overrides)
     if not plain["name"] and not folder.exists():
         runs = runs_of(plain)
-        runs.refresh_file(FILE)
+        runs.refresh_file(DATASET_FILE)
         folder = runs.refresh(run_on_moved_dataset(folder, plain, fingerprint).name)
     check_configuration(folder, plain, fingerprint)
     return folder
@@ -81,7 +99,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a run, with today's names of classes.
+    """Return the configuration of a run.
 
     Raises:
         DamagedFileError: its config.yaml is missing or damaged, or a link in the run directory leads out of it.
@@ -91,24 +109,23 @@ def config_of(folder: Path) -> dict[str, Any]:
     config = io.read_yaml(path, CONFIG_REMEDY)
     nodes = [*PARTS, *(name for name in NODES if name in config)]
     io.require_fields(path, config, {"seed": int, **dict.fromkeys(nodes, dict)}, CONFIG_REMEDY)
-    values = _values(config)
+    # Nodes and values of nested mappings and lists by dotted key.
+    values: dict[str, Any] = {}
+
+    def add(node: Mapping[Any, Any] | list[Any], prefix: str = "") -> None:
+        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            values[f"{prefix}{name}"] = value
+            if isinstance(value, Mapping | list):
+                add(value, f"{prefix}{name}.")
+
+    add(config)
     kinds = {key: kinds for key, kinds in FIELDS.items() if key in values}
     names = [f"eval.{task}" for task in TASKS]
     kinds |= {key: str for key in values if key.endswith("_target_") or key.rpartition(".")[0] in names}
     io.require_fields(
         path, values, {**dict.fromkeys((f"{part}._target_" for part in PARTS), str), **kinds}, CONFIG_REMEDY
     )
-    return renamed.current(config)
-
-
-def _values(node: Mapping[Any, Any] | list[Any], path: str = "") -> dict[str, Any]:
-    """Return the nodes and the values of nested mappings and lists by dotted key."""
-    values: dict[str, Any] = {}
-    for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-        values[f"{path}{name}"] = value
-        if isinstance(value, Mapping | list):
-            values |= _values(value, f"{path}{name}.")
-    return values
+    return config
 
 
 @contextmanager
@@ -119,7 +136,16 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
     """
     is_new = not folder.exists()
     if rank.is_first:
-        _make(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno in io.NO_SPACE:
+                raise io.write_error(folder, error) from None
+            raise ConfigError(
+                f"the run directory {folder} cannot be made ({error.strerror}): give another runs=..."
+            ) from None
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"the run directory {folder} cannot be written: give another runs=... or name=...")
     try:
         yield
     except (ConfigError, TrainingError):
@@ -153,10 +179,8 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     """
     if not (folder / CONFIG).exists():
         return
-    stored = config_of(folder)
-    before, now, values = identity(stored), identity(plain), identity(with_variables(plain))
-    # Runs of earlier versions hold the values of environment variables.
-    different = [key for key in differing(before, now) if before.get(key) != values.get(key)]
+    before, now = identity(config_of(folder)), identity(plain)
+    different = differing(before, now)
     if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
         different.remove(LOCATION)
     remedy = "give another name=..., or remove the folder"
@@ -171,22 +195,106 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
 def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
     """Hint shown when a finished run is requested with a different eval configuration; empty if it is the same."""
     before = flat(config_of(folder).get("eval") if (folder / CONFIG).exists() else plain["eval"])
-    now = flat(plain["eval"])
-    if not differing(before, now):
+    if not differing(before, flat(plain["eval"])):
         return ""
     return (
         f"\nIts eval configuration was different. Evaluate it with another one: clipzoo evaluate run={folder} eval=..."
     )
 
 
-def _make(folder: Path) -> None:
+def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of a training with the digests of its initial weights, if it has any, as `init.digests`.
+
+    A run is known by the digests, wherever the files are. A run with a configured name keeps its digests when the files
+    are gone: a resume does not read them.
+
+    Raises:
+        ConfigError: a file of weights does not exist.
+    """
+    node = plain.get("init") or {}
+    names = with_variables({key: node[key] for key in WEIGHT_KEYS if node.get(key) is not None})
+    if not names:
+        return plain
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if error.errno in io.NO_SPACE:
-            raise io.write_error(folder, error) from None
-        raise ConfigError(
-            f"the run directory {folder} cannot be made ({error.strerror}): give another runs=..."
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"the run directory {folder} cannot be written: give another runs=... or name=...")
+        digests = {key: weights_digest(name, f"init.{key}") for key, name in names.items()}
+    except ConfigError:
+        stored: Any = None
+        if plain["name"] and (path := run_folder(plain, ()) / CONFIG).exists():
+            stored = io.read_yaml(path).get("init")
+        stored = stored if isinstance(stored, dict) else {}
+        if not stored.get("digests") or any(stored.get(key) != node.get(key) for key in WEIGHT_KEYS):
+            raise
+        digests = stored["digests"]
+    return {**plain, "init": {**node, "digests": digests}}
+
+
+# Names of runs: a description of the overrides, then the digest of the configuration.
+
+
+def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
+    """Return the run directory of a configuration, <runs>/<name>. It need not exist.
+
+    A run without a configured name is the directory whose name ends with the digest of its configuration, whatever
+    stands before the digest; if there is none, the name begins with a description of the overrides. Of a run in a store
+    it is the local copy, which is brought up to date.
+
+    Raises:
+        ConfigError: no folder may have the configured name.
+    """
+    runs = runs_of(plain)
+    if named := with_variables(plain["name"]):
+        return runs.refresh(folder_name(named, "name"))
+    suffix = f"-{digest(plain)}"
+    existing = sorted(name for name in runs.names() if name.endswith(suffix))
+    name = f"{description(overrides)}{suffix}"
+    return runs.refresh(name if name in existing or not existing else existing[0])
+
+
+def description(overrides: Sequence[str]) -> str:
+    """Return the overrides that affect the result as a part of a folder's name: "head-kme+trainer.epochs-40".
+
+    Its characters mean nothing to a shell or to Hydra. Long descriptions have the last parts of keys only, and then
+    end after the last override that fits. The experiment stands first, without its key.
+    """
+    values: dict[str, str] = {}
+    for override in map(read, masked(list(overrides))):
+        key = override.key_or_group.removesuffix("._target_")
+        if override.is_delete() or not _is_named(key):
+            continue
+        text = override.get_value_element_as_str()
+        if key != override.key_or_group:
+            text = text.rpartition(".")[2]
+        if key != "experiment" and "/" in text and not text.startswith(("[", "{")):
+            # A path: its last folder or file that is no pattern.
+            parts = [part for part in text.split()[0].split("/") if part.strip("\"'") and not set("{}*") & set(part)]
+            text = parts[-1] if parts else ""
+        values[key] = _plain_text(text)
+    if "experiment" in values:
+        values = {"experiment": values.pop("experiment"), **values}
+    short = {key.rsplit(".", 1)[-1]: value for key, value in values.items()}
+    for named in (values, short if len(short) == len(values) else values):
+        texts = (text if key == "experiment" else f"{_plain_text(key)}-{text}" for key, text in named.items())
+        name = "+".join(text.strip("-") for text in texts)
+        if len(name) <= LONGEST_DESCRIPTION:
+            break
+    while len(name) > LONGEST_DESCRIPTION:
+        name = name.rpartition("+")[0] or name[:LONGEST_DESCRIPTION].rstrip("-.")
+    return name or "run"
+
+
+def departs(overrides: Sequence[str]) -> bool:
+    """Return True if overrides change a setting of their experiment, apart from seeds and the place of the data."""
+    keys = [line.lstrip("+~").partition("=")[0] for line in overrides]
+    return any(key not in ("experiment", *EXEMPT) and _is_named(key) for key in keys)
+
+
+def _is_named(key: str) -> bool:
+    """Return True if an override of this key appears in the name of a run: it may change the result."""
+    node = re.split("[./]", key)[0]
+    return node not in UNNAMED and (node == NAMED_NODE or not is_harmless(key))
+
+
+def _plain_text(text: str) -> str:
+    bare = re.sub(r"[][(){}$\"']", "", text)
+    plain = re.sub(r"[^A-Za-z0-9_.-][^A-Za-z0-9_.]*|\.\.+", "-", bare)[:LONGEST_VALUE].strip(".").rstrip("-")
+    return plain if bare.startswith("-") else plain.lstrip("-")

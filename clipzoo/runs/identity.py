@@ -1,41 +1,41 @@
-"""The part of a configuration that determines a run's result, and its digest."""
+"""The identity of a run: the part of its configuration that determines its result, and the content of its dataset."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from clipzoo import io
+from clipzoo.config.compose import MARK
 from clipzoo.config.schema import is_open
-from clipzoo.errors import masked
-from clipzoo.runs import renamed
+from clipzoo.errors import ConfigError, masked
+from clipzoo.io.weights import checkpoints_in
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
     "encoder.image.checkpoint", "encoder.text.checkpoint", "encoder.interpolation", "encoder.resize_mode",
-    "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
-    "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit",
-    "trainer.best_metric", "trainer.save_in_background", "trainer.checkpoint_format", "trainer.sample_state",
-    "trainer.profile", "trainer.on_spike", "trainer.spike_window", "trainer.spike_threshold", "trainer.head_products",
+    "trainer.log_every", "trainer.checkpoints", "trainer.micro_batch", "trainer.device", "trainer.timeout",
+    "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit", "trainer.sample_state",
+    "trainer.profile", "trainer.spikes", "trainer.head_products", "trainer.slow_ranks",
     "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
-    "trainer.parallel", "trainer.fsdp", "trainer.slow_rank_threshold", "trainer.slow_rank_seconds",
+    "trainer.parallel", "trainer.fsdp",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
-
-_FULL = "clipzoo.encoders.tuning.Full"
-DEFAULTS: dict[str, Any] = {
-    "init.leave_out": [],
-    "head.merge": None, "head.initial_weight": None, "head.hopfield_start": 0,
-    "optim.schedule.warmup_samples": None, "optim.schedule.restart_steps": None, "optim.schedule.restart_samples": None,
-    "trainer.patience": None,
-    "tune._target_": "clipzoo.encoders.tuning.Tuning", "tune.head_rate": 1.0, "tune.head_steps": 0,
-    "tune.image._target_": _FULL, "tune.image.rate": 1.0, "tune.image.layer_decay": 1.0,
-    "tune.text._target_": _FULL, "tune.text.rate": 1.0, "tune.text.layer_decay": 1.0,
-}  # fmt: skip
-"""Keys that earlier versions did not have, with the values under which a run is what it was without them."""
+DATASET_FILE = "dataset.json"
+LOCATION = "data.shards"
+"""Key of the configuration that says where the dataset is."""
+Fingerprint = Callable[[Path], str | None]
+"""Returns the fingerprint of the configured dataset, None if it is not known yet. The argument is a run directory,
+which may hold the dataset's index."""
 
 
 def flat(plain: Any, path: str = "") -> dict[str, Any]:
@@ -50,21 +50,8 @@ def flat(plain: Any, path: str = "") -> dict[str, Any]:
 
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flat configuration without harmless keys, later keys at their defaults, and passwords of URLs."""
-    return {
-        key: value
-        for key, value in flat(renamed.first(masked(plain))).items()
-        if not is_harmless(key) and not (key in DEFAULTS and value == DEFAULTS[key])
-    }
-
-
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the keys in which two flat configurations differ.
-
-    A value that is to be found in the model (`from_model:...`) differs from none: a run's config.yaml holds the value.
-    """
-    keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    return [key for key in keys if not _same_but_open(before, now, key)]
+    """Return the flat configuration without harmless keys and without passwords of URLs."""
+    return {key: value for key, value in flat(masked(plain)).items() if not is_harmless(key)}
 
 
 def is_harmless(key: str) -> bool:
@@ -73,15 +60,98 @@ def is_harmless(key: str) -> bool:
 
 
 def digest(plain: Mapping[str, Any]) -> str:
-    """Return eight characters that stand for the identity of a configuration."""
+    """Return eight characters that represent the identity of a configuration."""
     return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _same_but_open(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:
-    """Return True if two flat configurations differ in a key only because one holds values that the other leaves open.
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys in which two flat configurations differ.
 
-    A value may be a node: `tokenizer` is open in one, the other has `tokenizer.name`.
+    A key does not differ if one configuration leaves its value, or the node that holds it, open (`from_model:...`) and
+    the other has the value that was found in the model: `tokenizer` is open in one, the other has `tokenizer.name`.
     """
-    parts = key.split(".")
-    prefixes = [".".join(parts[: length + 1]) for length in range(len(parts))]
-    return any(is_open(config.get(prefix)) for config in (before, now) for prefix in prefixes)
+
+    def is_left_open(key: str) -> bool:
+        parts = key.split(".")
+        nodes = [".".join(parts[: length + 1]) for length in range(len(parts))]
+        return any(is_open(config.get(node)) for config in (before, now) for node in nodes)
+
+    return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and not is_left_open(key)]
+
+
+def with_variables(plain: Any) -> Any:
+    """Return plain values with the environment variables in them, `${oc.env:NAME}`, resolved.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    if isinstance(plain, Mapping):
+        return {key: with_variables(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [with_variables(value) for value in plain]
+    if not isinstance(plain, str) or MARK not in plain:
+        return plain
+    try:
+        return OmegaConf.to_container(OmegaConf.create([plain]), resolve=True)[0]  # type: ignore[index]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{plain} cannot be resolved: {str(error).splitlines()[0]}") from None
+
+
+def uses_variables(plain: Any) -> bool:
+    """Return True if any text in plain values contains an environment variable."""
+    return MARK in repr(plain)
+
+
+# The dataset of a run, known by its content: a run whose dataset was moved is found and resumes.
+
+
+def unknown_fingerprint(run: Path) -> None:
+    """The fingerprint of a dataset that has not been looked at."""
+
+
+def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> None:
+    """Write the fingerprint of the run's dataset, and a digest of its configuration without the dataset's location.
+
+    Once the run has checkpoints, it remains the dataset that they were trained on.
+    """
+    content, recorded = {"fingerprint": fingerprint, "configuration": _digest_elsewhere(plain)}, _recorded(folder)
+    if not recorded or (recorded != content and not checkpoints_in(folder / "checkpoints")):
+        io.write_json(folder / DATASET_FILE, content)
+
+
+def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
+    """Return True if the run was trained on the configured dataset, wherever that lies now.
+
+    unknown: the answer if the fingerprint of the configured dataset is not known yet.
+    """
+    recorded = _recorded(folder).get("fingerprint")
+    if recorded is None:
+        return False
+    now = fingerprint(folder)
+    return unknown if now is None else now == recorded
+
+
+def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint) -> Path:
+    """Return the run of this configuration and dataset under the name of an earlier location, else `folder`.
+
+    folder: <runs>/<description>-<digest>, which does not exist.
+    """
+    own = _digest_elsewhere(plain)
+    for other in sorted(folder.parent.glob(f"*/{DATASET_FILE}")):
+        same = _recorded(other.parent).get("configuration") == own
+        if same and is_moved(other.parent, fingerprint, unknown=False):
+            return other.parent
+    return folder
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """Read the record of the dataset; empty without one, and if it is damaged."""
+    path = folder / DATASET_FILE
+    content: dict[str, Any] = io.DamageLog().read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
+    return content
+
+
+def _digest_elsewhere(plain: Mapping[str, Any]) -> str:
+    """Return the digest of the identity without the dataset's location."""
+    facts = {key: value for key, value in identity(plain).items() if key != LOCATION}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,22 +1,25 @@
-"""Results of a run: the typed content of results.json. Needs no torch."""
+"""Results of a run: results.json, names of metrics, metrics.jsonl, and the arrays of evaluations. Needs no torch."""
 
 from __future__ import annotations
 
+import math
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.groups import own_folder
 from clipzoo.errors import masked
-from clipzoo.runs.metric_key import MetricKey, parsed, written
-from clipzoo.runs.protocol import Setting, protocol
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FILE = "results.json"
 ENDED_EARLY = "ended_early"
@@ -30,6 +33,127 @@ FIELDS = {
 OPTIONAL = ("config_dir", "not_converged")
 """Keys that results.json has only if they say something."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
+LOG_BYTES = 64 * io.MB
+"""Largest size of metrics.jsonl."""
+ARRAYS_BYTES = 512 * io.MB
+ARRAYS_REMEDY = "remove the dataset's files from the folder and evaluate the run again"
+
+PAIRED = "_paired"
+DEVIATION = "_std"
+VALIDATION = "validation"
+"""Task of the loss on held-out pairs, and their name as a dataset of retrieval."""
+AVERAGE = "average"
+"""First segment of the metrics of averaged weights, "average/zero_shot/cifar10/top1"."""
+TASKS = ("zero_shot", "linear_probe", "retrieval")
+"""Tasks of an evaluation; lists of datasets in the node `eval` have these names."""
+Setting = str | int | float | bool | None
+SETTINGS = {
+    "zero_shot": ("prompts", "interpolation", "resize_mode"),
+    "linear_probe": ("interpolation", "resize_mode", "probe_resize", "probe_validation"),
+    "retrieval": ("interpolation", "resize_mode"),
+}
+"""By task, the settings of `eval` that change a dataset's numbers: its protocol."""
+TWO_LISTS = ("imagenet", "imagenet_v2", "imagenet_r")
+"""Datasets for which eval.prompts=slip and eval.prompts=clip are different prompts."""
+
+
+@dataclass(frozen=True)
+class MetricKey:
+    """Name of one number in results.json, written as "zero_shot/cifar10/top1".
+
+    Args:
+        task: "zero_shot", "linear_probe", "retrieval", "validation", "training", or the name of a custom evaluator.
+        dataset: name of the evaluation dataset; empty for "training" and "validation".
+        protocol: "before" or "after" (projection) for linear probes; "image_to_text", "text_to_image" or
+            "paired_image_to_text" for retrieval; empty otherwise.
+        metric: "top1", "recall_at_5", in percent; "loss" of "validation"; the deviation over draws of random features
+            ends in "_std".
+
+    `parse(str(key)) == key`, and `str(parse(text)) == text` for every text without empty segments.
+    """
+
+    task: str
+    dataset: str
+    protocol: str
+    metric: str
+
+    @classmethod
+    def parse(cls, text: str) -> MetricKey:
+        """Parse the written form: 1 segment is a metric, 2 are task and metric, 3 have a dataset, 4 a protocol."""
+        *places, metric = text.split("/")
+        task, dataset, protocol = places[:1], places[1:2], places[2:]
+        if task == ["retrieval"] and protocol and dataset[0].endswith(PAIRED):
+            dataset, protocol = [dataset[0].removesuffix(PAIRED)], [f"paired_{protocol[0]}", *protocol[1:]]
+        return cls("".join(task), "".join(dataset), "/".join(protocol), metric)
+
+    def __str__(self) -> str:
+        dataset, protocol = self.dataset, self.protocol
+        if self.paired:
+            dataset, protocol = f"{dataset}{PAIRED}", protocol.removeprefix("paired_")
+        return "/".join(segment for segment in (self.task, dataset, protocol, self.metric) if segment)
+
+    @property
+    def paired(self) -> bool:
+        """True for retrieval with one caption per image in the gallery at a time."""
+        return self.task == "retrieval" and self.protocol.startswith("paired_")
+
+    @property
+    def lower_is_better(self) -> bool:
+        """True for a loss."""
+        return self.metric == "loss"
+
+    @property
+    def decimals(self) -> int:
+        """Number of decimals that are shown."""
+        return 4 if self.lower_is_better else 2
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return True if `value` of this metric is better than `other`."""
+        return value < other if self.lower_is_better else value > other
+
+    @property
+    def deviation(self) -> MetricKey:
+        """Key of this metric's standard deviation over draws."""
+        return replace(self, metric=f"{self.metric}{DEVIATION}")
+
+
+VALIDATION_LOSS = MetricKey(VALIDATION, "", "", "loss")
+
+
+def parsed(metrics: Mapping[str, float]) -> dict[MetricKey, float]:
+    """Metrics by parsed key, in the same order."""
+    return {MetricKey.parse(text): value for text, value in metrics.items()}
+
+
+def written(metrics: Mapping[MetricKey, float]) -> dict[str, float]:
+    """Metrics by written key, in the same order: the inverse of `parsed`."""
+    return {str(key): value for key, value in metrics.items()}
+
+
+def of_average(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics by the written keys of averaged weights."""
+    return {f"{AVERAGE}/{text}": value for text, value in metrics.items()}
+
+
+def of_weights(metric: str | None, averaged: bool) -> str | None:
+    """The key of a metric without the segment of averaged weights, if there are any."""
+    return metric.removeprefix(f"{AVERAGE}/") if metric and averaged else metric
+
+
+def split(metrics: Mapping[MetricKey, float]) -> tuple[dict[MetricKey, float], dict[MetricKey, float]]:
+    """Metrics of the weights and, by the same keys, those of averaged weights."""
+    average = {str(key).removeprefix(f"{AVERAGE}/"): value for key, value in metrics.items() if key.task == AVERAGE}
+    return {key: value for key, value in metrics.items() if key.task != AVERAGE}, parsed(average)
+
+
+def protocol_settings(evaluation: Mapping[str, Setting], task: str, dataset: str) -> dict[str, Setting]:
+    """Settings of `eval` that the numbers of one task on one dataset depend on."""
+    values = {name: evaluation[name] for name in SETTINGS.get(task, ()) if name in evaluation}
+    if values.get("resize_mode") == "shortest":  # the default is not recorded
+        del values["resize_mode"]
+    if values.get("prompts") == "clip" and dataset not in TWO_LISTS:
+        values["prompts"] = "slip"
+    return values
 
 
 @dataclass(frozen=True)
@@ -40,16 +164,13 @@ class RunRecord:
         experiment: name of the experiment, as in `experiment=`; None without one.
         row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
         overrides: the command line. config_dir: the folder of `--config-dir`, relative to the working directory if it
-            lies in it. The file has this key only if there was one.
+            lies in it.
         versions: of Python and the main packages, by name.
         revision: git revision of the code; see `revision`.
         training: steps, seconds, samples per second and other costs of the training, by name.
-        protocol: evaluation settings behind the metrics, by task and dataset ("zero_shot/imagenet").
+        protocol: evaluation settings of the metrics, by task and dataset ("zero_shot/imagenet").
         metrics: results of the evaluation, in percent but for losses.
-        not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before"). The file has
-            this key only if there are any.
-
-    Files of earlier versions may lack fields; these are empty.
+        not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before").
     """
 
     experiment: str | None = None
@@ -79,6 +200,11 @@ class RunRecord:
         known["metrics"] = parsed(known["metrics"])
         return cls(**known)
 
+    def write(self, folder: Path) -> None:
+        """Write results.json, all at once."""
+        content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
+        io.write_json(folder / FILE, {name: value for name, value in content.items() if value or name not in OPTIONAL})
+
     @property
     def command(self) -> str:
         """The command of the run, or of the evaluation if nothing was trained, quoted for a shell."""
@@ -86,14 +212,8 @@ class RunRecord:
         options = ["--config-dir", self.config_dir] if self.config_dir else []
         return shlex.join(["clipzoo", name, *options, *self.overrides])
 
-    def write(self, folder: Path) -> None:
-        """Write results.json, all at once."""
-        content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
-        content = {name: value for name, value in content.items() if value or name not in OPTIONAL}
-        io.write_json(folder / FILE, content)
-
     def resolved(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return a run's configuration with the precision that trainer.precision=auto stood for."""
+        """Return a run's configuration with the precision that was chosen for trainer.precision=auto."""
         if config["trainer"].get("precision") != "auto" or "precision" not in self.training:
             return config
         return {**config, "trainer": {**config["trainer"], "precision": self.training["precision"]}}
@@ -105,28 +225,21 @@ class RunRecord:
 
         folder: the run directory, in which the evaluation names the probes that did not converge.
         """
-        settings = {**self.protocol, **protocol(evaluation, metrics)}
+        # Averaged weights are evaluated with the settings of the weights.
+        places = dict.fromkeys((key.task, key.dataset) for key in metrics if key.task != AVERAGE)
+        settings = {f"{task}/{dataset}": protocol_settings(evaluation, task, dataset) for task, dataset in places}
+        damage, probes = io.DamageLog(), []
+        for path in sorted((folder / "evaluation" / "linear_probe").glob("*.search.json")):
+            fits: dict[str, Any] = damage.read(partial(io.read_json, path, io.MB), {})
+            for projection, fit in fits.items():
+                if isinstance(fit, Mapping) and fit.get("converged") is False:
+                    probes.append(f"linear_probe/{path.name.removesuffix('.search.json')}/{projection}")
         return replace(
             self,
             metrics={**self.metrics, **metrics},
-            protocol=settings,
-            not_converged=tuple(probes_not_converged(folder)),
+            protocol={**self.protocol, **{place: values for place, values in settings.items() if values}},
+            not_converged=tuple(probes),
         )
-
-
-def probes_not_converged(folder: Path) -> list[str]:
-    """Return the linear probes of a run whose final fit did not converge, as "linear_probe/cifar10/before"."""
-    damage = io.DamageLog()
-    names = []
-    for path in sorted((folder / "evaluation" / "linear_probe").glob("*.search.json")):
-        fits: dict[str, Any] = damage.read(partial(io.read_json, path, io.MB), {})
-        place = f"linear_probe/{path.name.removesuffix('.search.json')}"
-        names += [
-            f"{place}/{projection}"
-            for projection, fit in fits.items()
-            if isinstance(fit, Mapping) and fit.get("converged") is False
-        ]
-    return names
 
 
 def results(
@@ -145,19 +258,20 @@ def results(
         training: costs of the training by name.
         metrics: results of the evaluation by written key ("zero_shot/cifar10/top1").
     """
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    own, working = own_folder(), Path.cwd()
+    if own is not None and own.is_relative_to(working):
+        own = own.relative_to(working)
     record = RunRecord(
-        experiment, plain["row"], tuple(masked(list(overrides))), _config_dir(), plain["seed"], versions, revision(),
-        dict(training),
+        experiment, plain["row"], tuple(masked(list(overrides))), None if own is None else str(own), plain["seed"],
+        versions, revision(), dict(training),
     )  # fmt: skip
     return record.evaluated(plain["eval"], parsed(metrics), folder)
-
-
-def _config_dir() -> str | None:
-    folder = own_folder()
-    if folder is None:
-        return None
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def summary(folder: Path) -> str:
@@ -185,8 +299,69 @@ def revision() -> str | None:
         return None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+Line = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """Lines of metrics.jsonl: values logged during training, and evaluations by written metric key."""
+
+    training: tuple[Line, ...] = ()
+    evaluations: tuple[Line, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainingLog:
+        """Read the log of a run directory; it is empty without one. Damaged lines and values are left out."""
+        io.require_no_links(folder)
+        training: list[Line] = []
+        evaluations: list[Line] = []
+        for row in io.read_json_lines(folder / "metrics.jsonl", LOG_BYTES):
+            line: Line = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            if "step" not in line:
+                continue
+            if row.get("event") == "evaluation":
+                evaluations.append({**line, "event": "evaluation"})
+            elif "event" not in row:
+                training.append(line)
+        return cls(tuple(training), tuple(evaluations))
+
+    @property
+    def last_loss(self) -> float | None:
+        """The last training loss; None if no line has one."""
+        return next((float(line["loss"]) for line in reversed(self.training) if "loss" in line), None)
+
+
+def read_arrays(path: Path, names: Iterable[str] = (), most: int = ARRAYS_BYTES) -> dict[str, np.ndarray]:
+    """Return arrays of an .npz file of an evaluation by name, all of them by default.
+
+    most: largest size in bytes of the file, and of all its arrays together, which may be compressed.
+
+    Raises:
+        DamagedFileError: the file or an array is missing or damaged, or too large.
+    """
+    import numpy as np
+    from numpy.lib import format as npy
+
+    arrays: dict[str, np.ndarray] = {}
+    with io.readable(path, most, ARRAYS_REMEDY) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+            total = sum(entry.file_size for entry in archive.infolist())
+            if total > most:
+                raise ValueError(f"{total:,} bytes of arrays, more than {most:,}")
+            file.seek(0)
+            with np.load(file) as content:
+                for name in names or content.files:
+                    entry = archive.getinfo(name if name in archive.NameToInfo else f"{name}.npy")
+                    # No header may state more bytes than the file has for the array.
+                    with content.zip.open(entry) as header:
+                        is_first = npy.read_magic(header) == (1, 0)
+                        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+                        shape, _, dtype = read(header)
+                    if dtype.itemsize * math.prod(shape) > entry.file_size:
+                        raise ValueError(f"{name} is cut off")
+                    arrays[name] = content[name]
+        # Damaged bytes end in OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
+        except Exception as error:
+            raise io.DamagedFileError(path, f"is not an intact .npz file ({error})", ARRAYS_REMEDY) from None
+    return arrays

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "CLIPZOO_STAGING"
 """Environment variable with the folder for local copies."""
-CONFIG = "config.yaml"
 BEAT = 15.0
 """Seconds after which the owner of a run in a store renews its lock."""
 HEARTBEAT_TIMEOUT_SECONDS = 4 * BEAT
@@ -74,7 +73,7 @@ def runs_of(plain: Mapping[str, Any]) -> Runs:
         ConfigError: the URL is invalid.
     """
     # Imports hydra, which the help of a command does not need.
-    from clipzoo.runs.variables import with_variables
+    from clipzoo.runs.identity import with_variables
 
     runs = with_variables(plain["runs"])
     if not is_url(runs):
@@ -128,7 +127,17 @@ class RemoteRuns(Runs):
         self, url: str, key: str = "runs", patience: float = HEARTBEAT_TIMEOUT_SECONDS, every: float = 0.0
     ) -> None:
         self.store = Store(url, key)
-        super().__init__(_staging() / _folder_of(self.store.url))
+        if chosen := os.environ.get(VARIABLE):
+            staging = Path(chosen).expanduser().absolute()
+        else:
+            staging = Path(tempfile.gettempdir()) / f"clipzoo-runs-{os.getuid()}"
+            staging.mkdir(mode=0o700, exist_ok=True)
+            # Everyone can write to the temporary folder: files of another user are neither read nor written through.
+            if staging.is_symlink() or staging.stat().st_uid != os.getuid():
+                raise ConfigError(f"{staging} belongs to another user: set {VARIABLE} to a folder of yours")
+        words = re.sub(r"[^A-Za-z0-9.-]+", "-", self.store.url)[-60:].strip("-.")
+        digest = hashlib.sha256(self.store.url.encode()).hexdigest()[:8]
+        super().__init__(io.below(staging, f"{words}-{digest}"))
         self._patience, self._every = patience, every
 
     def run(self, name: str) -> RemoteRun:
@@ -189,24 +198,6 @@ class RemoteRuns(Runs):
         return [f"hydra.sweep.dir='{self.folder / 'multirun'}'"]
 
 
-def _staging() -> Path:
-    """Return the folder of local copies: that of the environment variable, or one of this user's in the temporary."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    folder = Path(tempfile.gettempdir()) / f"clipzoo-runs-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    # Everyone can write to the temporary folder: files of another user are neither read nor written through.
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise ConfigError(f"{folder} belongs to another user: set {VARIABLE} to a folder of yours")
-    return folder
-
-
-def _folder_of(url: str) -> str:
-    words = re.sub(r"[^A-Za-z0-9.-]+", "-", url)[-60:].strip("-.")
-    return f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
-
-
 # URLs of commands that read runs
 
 
@@ -224,7 +215,7 @@ def local_copy(place: str, key: str, weights: bool = True) -> Path:
     parent, _, name = url.rpartition("/")
     runs = RemoteRuns(parent, key)
     folder, store = runs.refresh(name), runs.store / name
-    if group is None and not (folder / CONFIG).exists():
+    if group is None and not (folder / "config.yaml").exists():
         # A folder of runs.
         runs = RemoteRuns(url, key)
         # A lock without a configuration is that of a run which has only just begun.
@@ -258,7 +249,7 @@ def write_back(place: str, key: str) -> None:
     url, _ = _split(place)
     parent, _, name = url.rpartition("/")
     run = RemoteRuns(parent, key).run(name)
-    if not (run.folder / CONFIG).exists():
+    if not (run.folder / "config.yaml").exists():
         run = RemoteRuns(url, key).run("report")
     before = run.store.require(lambda: writer(run.store))
     if before and not before.get("released") and before.get("id") != Record(run.folder).id:
@@ -282,95 +273,6 @@ def _split(place: str) -> tuple[str, str | None]:
 # A run while it is written
 
 
-class Lease:
-    """The lock of a run in a store: `.writer-000001.json`, created exclusively and renewed every BEAT seconds.
-
-    A store cannot tell whether the owner of a lock lives. Another process waits until the file no longer changes, and
-    then creates the one with the next number: of two that do so at the same time one succeeds. The owner stops when a
-    later number exists. The last file remains: it says which copy of the run directory was the last to write.
-
-    holder: id of the local copy of the run directory.
-    """
-
-    def __init__(self, store: Store, holder: str) -> None:
-        self._store, self._number, self._renewed = store, 0, 0.0
-        owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-        self._content: dict[str, Any] = {"id": holder, "owner": owner, "beat": 0, "released": False}
-
-    def acquire(self, previous: str | None) -> str | None:
-        """Take the lock; return the id of the copy that had it before, None if none had.
-
-        previous: the id that this copy had before: a process of this machine that held it is dead, as the lock of the
-        local folder says.
-
-        Raises:
-            ConfigError: another machine holds the lock, or takes it at the same moment.
-        """
-        before = writer(self._store)
-        if before and not before.get("released") and before.get("id") != previous:
-            self._wait_for(before)
-        self._number = before.get("number", 0) + 1
-        with suppress(FileExistsError):  # by another process, or by this one in a request whose answer was lost
-            self._write(is_new=True)
-        now = writer(self._store)
-        if now.get("id") != self._content["id"]:
-            raise ConfigError(f"{self._taken(now)}: wait for it, end it, or give another name=...")
-        self._renewed = time.monotonic()
-        for name in self._store.names():
-            if (lock := _LOCK.fullmatch(name)) and int(lock[1]) < self._number:
-                self._store.remove(name)
-        return before.get("id")
-
-    def beat(self) -> str | None:
-        """Show that this process lives. Return who has taken the lock, None if it is still held."""
-        if self._store.protocol in WITHOUT_BEATS:
-            return None
-        now = writer(self._store)
-        if now.get("id") != self._content["id"]:
-            return str(now.get("owner", "another process"))
-        self._write()
-        self._renewed = time.monotonic()
-        return None
-
-    def require(self) -> None:
-        """Before a writing: after a pause in which another could have taken the lock, read it again.
-
-        Raises:
-            OSError: it is another's.
-        """
-        if time.monotonic() - self._renewed > HEARTBEAT_TIMEOUT_SECONDS / 2 and (owner := self.beat()) is not None:
-            raise OSError(f"the run has been taken by {owner}")
-
-    def release(self) -> None:
-        """Give the lock back, if it is held."""
-        if writer(self._store).get("id") == self._content["id"]:
-            self._content["released"] = True
-            self._write()
-
-    def _wait_for(self, before: dict[str, Any]) -> None:
-        """Return once the owner has released the lock or is dead. Raises ConfigError if it continues."""
-        if self._store.protocol in WITHOUT_BEATS:
-            log.warning("%s, and this store cannot tell whether it still is", self._taken(before))
-            return
-        print(f"{self._taken(before)}: waiting up to {HEARTBEAT_TIMEOUT_SECONDS:g} s", file=sys.stderr, flush=True)
-        begin, is_alive = time.monotonic(), False
-        while time.monotonic() - begin < (PATIENCE if is_alive else HEARTBEAT_TIMEOUT_SECONDS):
-            time.sleep(min(1.0, BEAT / 4))
-            now = writer(self._store)
-            if not now or now.get("released"):
-                return
-            is_alive = is_alive or now != before
-        if is_alive:
-            raise ConfigError(f"{self._taken(before)}: wait for it, end it, or give another name=...")
-
-    def _write(self, is_new: bool = False) -> None:
-        self._content["beat"] += 1
-        self._store.write(f".writer-{self._number:06d}.json", json.dumps(self._content).encode(), is_new)
-
-    def _taken(self, content: dict[str, Any]) -> str:
-        return f"{self._store.url} is being trained by {content.get('owner', 'another process')}"
-
-
 def writer(store: Store) -> dict[str, Any]:
     """Return the content of the last lock of a run, and its `number`: who was the last to write. Empty without one."""
     numbers = [int(lock[1]) for name in store.names() if (lock := _LOCK.fullmatch(name))]
@@ -385,14 +287,23 @@ def writer(store: Store) -> dict[str, Any]:
 
 
 class RemoteRun:
-    """One run in a store while this process writes it. patience, every, on_failure: see `Mirror`."""
+    """One run in a store while this process writes it, under a lock. patience, every, on_failure: see `Mirror`.
+
+    The lock is the file `.writer-000001.json`, created exclusively and renewed every BEAT seconds. A store cannot tell
+    whether the owner of a lock lives. Another process waits until the file no longer changes, and then creates the one
+    with the next number: of two that do so at the same time one succeeds. The owner stops when a later number exists.
+    The last file remains: it says which copy of the run directory was the last to write.
+    """
 
     def __init__(self, store: Store, folder: Path, patience: float, every: float) -> None:
         self.store, self.folder, self._patience, self._every = store, folder, patience, every
         self.on_failure: OnFailure = lambda error: None
         self._stopped = threading.Event()
-        self._lease: Lease | None = None
         self._mirror: Mirror | None = None
+        owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        # id: of the local copy of the run directory.
+        self._lock: dict[str, Any] = {"id": uuid.uuid4().hex, "owner": owner, "beat": 0, "released": False}
+        self._number, self._renewed = 0, 0.0
 
     def begin(self, lock: RunLock | None = None, fetch: bool = True) -> list[str]:
         """Lock the run, fetch what it needs to resume, and start to keep the store up to date.
@@ -406,9 +317,7 @@ class RemoteRun:
         io.make_folder(self.folder)
         if lock is not None:
             lock.acquire()
-        holder = uuid.uuid4().hex
-        lease = self._lease = Lease(self.store, holder)
-        last = self.store.require(lambda: lease.acquire(Record(self.folder).id))
+        last = self.store.require(lambda: self._acquire(Record(self.folder).id))
         needed: list[str] = []
         if fetch:
             with alone(self.folder.parent):
@@ -416,14 +325,14 @@ class RemoteRun:
                 needed = self.store.require(lambda: fetch_newest(self.store, self.folder))
         # Not before: until the copy is complete, the store's is the newer one.
         record = Record(self.folder)
-        record.id = holder
+        record.id = self._lock["id"]
         record.save()
         background = Store(self.store.url, self.store.key, patience=0.0)
-        self._mirror = Mirror(
-            self.folder, background, record, self._patience, self._every, self.on_failure, lease.require
+        mirror = self._mirror = Mirror(
+            self.folder, background, record, self._patience, self._every, self.on_failure, self._require_lock
         )
-        self.store.require(self._mirror.start)
-        threading.Thread(target=self._beat, args=(lease, self._mirror), name="lease", daemon=True).start()
+        self.store.require(mirror.start)
+        threading.Thread(target=self._keep_lock, args=(mirror,), name="lease", daemon=True).start()
         return needed
 
     def fetch(self, needed: Sequence[str]) -> None:
@@ -441,12 +350,14 @@ class RemoteRun:
 
     def finish(self) -> None:
         """Wait until the store has everything, and unlock the run. Raises TrainingError after `patience` seconds."""
-        if self._stopped.is_set() or self._mirror is None or self._lease is None:
+        if self._stopped.is_set() or self._mirror is None:
             return
         self._stopped.set()
         self._mirror.finish()
         try:
-            self._lease.release()
+            if writer(self.store).get("id") == self._lock["id"]:
+                self._lock["released"] = True
+                self._write_lock()
         except Exception as error:
             log.warning("the lock of %s was not released: %s", self.store.url, error)
 
@@ -459,10 +370,51 @@ class RemoteRun:
             if not failed:
                 log.warning("%s", error)
 
-    def _beat(self, lease: Lease, mirror: Mirror) -> None:
+    def _acquire(self, previous: str | None) -> str | None:
+        """Take the lock; return the id of the copy that had it before, None if none had.
+
+        previous: the id that this copy had before: a process of this machine that held it is dead, as the lock of the
+        local folder says.
+
+        Raises:
+            ConfigError: another machine holds the lock, or takes it at the same moment.
+        """
+
+        def taken(content: Mapping[str, Any]) -> str:
+            return f"{self.store.url} is being trained by {content.get('owner', 'another process')}"
+
+        before = writer(self.store)
+        if before and not before.get("released") and before.get("id") != previous:
+            if self.store.protocol in WITHOUT_BEATS:
+                log.warning("%s, and this store cannot tell whether it still is", taken(before))
+            else:
+                # Wait until the owner has released the lock or is dead.
+                print(f"{taken(before)}: waiting up to {HEARTBEAT_TIMEOUT_SECONDS:g} s", file=sys.stderr, flush=True)
+                begin, is_alive, now = time.monotonic(), False, before
+                while time.monotonic() - begin < (PATIENCE if is_alive else HEARTBEAT_TIMEOUT_SECONDS):
+                    time.sleep(min(1.0, BEAT / 4))
+                    now = writer(self.store)
+                    if not now or now.get("released"):
+                        break
+                    is_alive = is_alive or now != before
+                else:
+                    if is_alive:
+                        raise ConfigError(f"{taken(before)}: wait for it, end it, or give another name=...")
+        self._number = before.get("number", 0) + 1
+        with suppress(FileExistsError):  # by another process, or by this one in a request whose answer was lost
+            self._write_lock(is_new=True)
+        now = writer(self.store)
+        if now.get("id") != self._lock["id"]:
+            raise ConfigError(f"{taken(now)}: wait for it, end it, or give another name=...")
+        for name in self.store.names():
+            if (lock := _LOCK.fullmatch(name)) and int(lock[1]) < self._number:
+                self.store.remove(name)
+        return before.get("id")
+
+    def _keep_lock(self, mirror: Mirror) -> None:
         while not self._stopped.wait(BEAT):
             try:
-                owner = lease.beat()
+                owner = self._renew()
             # Stores raise errors of many types. Uploads that wait for this one end the run.
             except Exception as error:
                 log.warning("%s: the lock was not renewed: %s", self.store.url, error)
@@ -470,6 +422,30 @@ class RemoteRun:
             if owner is not None and not self._stopped.is_set():
                 mirror.stop(TrainingError(f"{self.store.url} has been taken by {owner}: this run ends"))
                 return
+
+    def _renew(self) -> str | None:
+        """Show that this process lives. Return who has taken the lock, None if it is still held."""
+        if self.store.protocol in WITHOUT_BEATS:
+            return None
+        now = writer(self.store)
+        if now.get("id") != self._lock["id"]:
+            return str(now.get("owner", "another process"))
+        self._write_lock()
+        return None
+
+    def _require_lock(self) -> None:
+        """Before a writing: after a pause in which another could have taken the lock, read it again.
+
+        Raises:
+            OSError: it is another's.
+        """
+        if time.monotonic() - self._renewed > HEARTBEAT_TIMEOUT_SECONDS / 2 and (owner := self._renew()) is not None:
+            raise OSError(f"the run has been taken by {owner}")
+
+    def _write_lock(self, is_new: bool = False) -> None:
+        self._lock["beat"] += 1
+        self.store.write(f".writer-{self._number:06d}.json", json.dumps(self._lock).encode(), is_new)
+        self._renewed = time.monotonic()
 
 
 @contextmanager

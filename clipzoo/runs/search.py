@@ -37,19 +37,16 @@ from clipzoo.config.trust import alternatives, read
 from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
 from clipzoo.errors import ConfigError, cause, installation
 from clipzoo.io import shortened
+from clipzoo.runs.directory import run_folder, with_digests
 from clipzoo.runs.identity import identity, is_harmless
-from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import locked, try_lock
-from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, written
-from clipzoo.runs.names import run_folder
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
 from clipzoo.runs.sweep import Point
-from clipzoo.runs.training_log import TrainingLog
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import JournalStorage
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial
 
 Value = str | int | float
 """The text of a list's value, or a number of an interval."""
@@ -65,13 +62,14 @@ LOSS = "loss"
 """Name of the last training loss."""
 COSTS = "training/"
 """Start of the names of a training's costs, such as training/seconds."""
-TASKS = ("zero_shot", "linear_probe", "retrieval")
+PRUNED = "pruned_at"
+"""User attribute of a trial in the journal: the rung that it did not pass."""
+OPTUNAS: dict[State, str] = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+"""Optuna's names of states."""
 SUITE = "clipzoo.evaluation.suite.Suite"
 MOST_NAMES = 12
 JOURNAL, DESCRIPTION = "journal.log", "search.json"
 JOURNAL_BYTES = 256 * io.MB
-PRUNED = "pruned_at"
-"""User attribute of a trial: the rung that it did not pass."""
 
 
 @dataclass(frozen=True)
@@ -323,24 +321,22 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
 
 def _dimension(override: Override) -> Dimension:
     key, line = override.get_key_element(), override.input_line
-    node = key.lstrip("+").split(".")[0]
-    if is_harmless(key.lstrip("+")) or node in ("hydra", "trust", "search"):
+    if is_harmless(key.lstrip("+")) or key.lstrip("+").split(".")[0] in ("hydra", "trust", "search"):
         raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
     sweep = override.value()
     if not isinstance(sweep, IntervalSweep):
-        values = tuple((text.partition("=")[2]) for text in alternatives(override) or ())
+        values = tuple(text.partition("=")[2] for text in alternatives(override) or ())
         if not values:
             raise ConfigError(f"{line} has no value")
         return Choice(key, tuple(dict.fromkeys(values)))
-    low, high, tags = sweep.start, sweep.end, sweep.tags - {"log"}
-    if tags:
+    low, high = sweep.start, sweep.end
+    if tags := sweep.tags - {"log"}:
         raise ConfigError(f"{line} has the tag {', '.join(sorted(tags))}: the only tag of a range is log")
     if low is None or high is None or not -math.inf < low < high < math.inf:
         raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
-    whole = isinstance(low, int) and isinstance(high, int)
     if "log" in sweep.tags and low <= 0:
         raise ConfigError(f"{line}: a logarithmic interval begins above 0")
-    return Interval(key, low, high, "log" in sweep.tags, whole)
+    return Interval(key, low, high, "log" in sweep.tags, isinstance(low, int) and isinstance(high, int))
 
 
 @dataclass(frozen=True)
@@ -350,10 +346,10 @@ class Trial:
     Args:
         number: from 0, in the order of the draws.
         values: value of each searched key.
-        state: "running" also for a trial whose process has been killed; "not started" for points of a sweep alone.
+        state: "running" also for a trial whose process has been killed; "not started" only for points of a sweep.
         overrides: command line of its run. run: its run directory, if it has ended.
         results: values of the metrics, if it is finished.
-        rungs: first metric at each rung that it has reached.
+        rungs: first metric at each rung that it has reached. pruned_at: the rung that it did not pass.
         reason: of a failure.
     """
 
@@ -365,6 +361,7 @@ class Trial:
     results: tuple[float, ...] = ()
     rungs: Mapping[int, float] = field(default_factory=dict)
     reason: str = ""
+    pruned_at: int | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -386,19 +383,16 @@ def passes(rung: int, value: float, trials: Sequence[Trial], number: int, maximi
 def front(trials: Sequence[Trial], directions: Sequence[str]) -> list[Trial]:
     """Return the finished trials that no other one surpasses: of several metrics the Pareto front, of one the best."""
     signs = [1 if direction == "maximize" else -1 for direction in directions]
-    points = {
-        trial.number: tuple(sign * value for sign, value in zip(signs, trial.results, strict=True))
-        for trial in trials
-        if trial.state == "finished"
-    }
-
-    def surpassed(point: tuple[float, ...]) -> bool:
-        return any(
-            other != point and all(mine <= theirs for mine, theirs in zip(point, other, strict=True))
-            for other in points.values()
+    finished = [trial for trial in trials if trial.state == "finished"]
+    points = [tuple(sign * value for sign, value in zip(signs, trial.results, strict=True)) for trial in finished]
+    return [
+        trial
+        for trial, point in zip(finished, points, strict=True)
+        if not any(
+            other != point and all(value >= least for value, least in zip(other, point, strict=True))
+            for other in points
         )
-
-    return [trial for trial in trials if trial.number in points and not surpassed(points[trial.number])]
+    ]
 
 
 def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[str, Value] | None:
@@ -409,7 +403,11 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
     import numpy as np
 
     number, dimensions = len(trials), list(space.dimensions.values())
-    drawn = {_key(trial.values) for trial in trials}
+    keys = sorted(space.dimensions)
+    drawn = {tuple(str(trial.values[key]) for key in keys) for trial in trials}
+
+    def is_new(point: Mapping[str, Value]) -> bool:
+        return tuple(str(point[key]) for key in keys) not in drawn
 
     def all_points() -> Iterator[dict[str, Value]]:
         for point in itertools.product(*(dimension.listed for dimension in dimensions)):
@@ -420,7 +418,14 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
     for attempt in range(ATTEMPTS):
         generator = np.random.default_rng([search.seed, number, attempt])
         if search.sampler == "tpe":
-            values = _tpe(search, space, trials, int(generator.integers(2**31)))
+            # Draw from a copy of the study in memory.
+            import optuna
+
+            sampler = optuna.samplers.TPESampler(seed=int(generator.integers(2**31)), n_startup_trials=search.startup)
+            study, ranges = optuna.create_study(sampler=sampler, directions=search.directions), distributions(space)
+            study.add_trials([frozen(trial, ranges) for trial in trials])
+            suggested = study.ask(ranges).params
+            values = {key: dimension.rounded(suggested[key]) for key, dimension in space.dimensions.items()}
         else:
             shares = generator.random(len(dimensions))
             if search.sampler == "quasi_random" and not attempt:
@@ -434,11 +439,11 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
             values = {
                 dimension.key: dimension.at(float(share)) for dimension, share in zip(dimensions, shares, strict=True)
             }
-        if _key(values) not in drawn:
+        if is_new(values):
             return values
     if space.count > MOST_POINTS:
         return values
-    remaining = [point for point in all_points() if _key(point) not in drawn]
+    remaining = list(filter(is_new, all_points()))
     share = np.random.default_rng([search.seed, number, ATTEMPTS]).random()
     return remaining[int(share * len(remaining))] if remaining else None
 
@@ -457,43 +462,17 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     return found
 
 
-def states() -> dict[State, TrialState]:
-    """Return Optuna's states by ours."""
-    from optuna.trial import TrialState
-
-    return {
-        "running": TrialState.RUNNING, "finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED,
-        "failed": TrialState.FAIL,
-    }  # fmt: skip
-
-
-def _tpe(search: Search, space: Space, trials: Sequence[Trial], seed: int) -> dict[str, Value]:
-    """Draw by Optuna's TPE from a copy of the study in memory."""
-    import optuna
-
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=search.startup)
-    study = optuna.create_study(sampler=sampler, directions=search.directions)
-    ranges = distributions(space)
-    study.add_trials([frozen(trial, ranges) for trial in trials])
-    values = study.ask(ranges).params
-    return {key: dimension.rounded(values[key]) for key, dimension in space.dimensions.items()}
-
-
 def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
     """Return a trial as Optuna's."""
-    from optuna.trial import create_trial
+    from optuna.trial import TrialState, create_trial
 
     return create_trial(
-        state=states()[trial.state],
+        state=TrialState[OPTUNAS[trial.state]],
         params=dict(trial.values),
         distributions=dict(ranges),
         values=list(trial.results) or None,
         intermediate_values=dict(trial.rungs),
     )
-
-
-def _key(values: Mapping[str, Value]) -> tuple[str, ...]:
-    return tuple(str(values[key]) for key in sorted(values))
 
 
 def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
@@ -514,12 +493,11 @@ def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
 
 def results_of(folder: Path) -> dict[str, float]:
     """Return all numbers of a finished run by name: metrics, costs of the training, and the last loss."""
-    record = RunRecord.read(folder)
+    record, loss = RunRecord.read(folder), TrainingLog.read(folder).last_loss
     costs = {
         f"{COSTS}{name}": float(value) for name, value in record.training.items() if isinstance(value, int | float)
     }
-    losses = [float(line[LOSS]) for line in TrainingLog.read(folder).training if LOSS in line]
-    return {**written(record.metrics), **costs, **({LOSS: losses[-1]} if losses else {})}
+    return {**written(record.metrics), **costs, **({} if loss is None else {LOSS: loss})}
 
 
 def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: Sequence[float]) -> None:
@@ -569,16 +547,16 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Return all trials by number."""
-        with self._opened() as storage:
-            return self._read(storage)
+        with self._opened() as (storage, study):
+            return self._read(storage, study)
 
     def claim(self) -> Trial | None:
         """Return a trial for this process to run; None if there is none left.
 
         A trial whose process has ended without a result comes first, then a new draw.
         """
-        with self._opened() as storage:
-            trials = self._read(storage)
+        with self._opened() as (storage, study):
+            trials = self._read(storage, study)
             for trial in trials:
                 if trial.state == "running" and self._take(trial.number):
                     return trial
@@ -589,7 +567,7 @@ class Study:
                 return None
             trial = Trial(len(trials), values, "running", self.space.overrides(values))
             # One line of the journal: a kill leaves the whole trial or none of it.
-            storage.create_new_trial(self._id(storage), frozen(trial, distributions(self.space)))
+            storage.create_new_trial(study, frozen(trial, distributions(self.space)))
             self._take(trial.number)
             return trial
 
@@ -597,33 +575,34 @@ class Study:
         self, trial: Trial, state: State, results: Sequence[float] = (), reason: str = "", run: Path | None = None
     ) -> None:
         """Record the end of a trial. run: its run directory, beside the study's. reason: of a failure."""
-        with self._opened() as storage:
-            key = storage.get_trial_id_from_study_id_trial_number(self._id(storage), trial.number)
+        from optuna.trial import TrialState
+
+        with self._opened() as (storage, study):
+            key = storage.get_trial_id_from_study_id_trial_number(study, trial.number)
             for name, text in (("reason", reason), ("run", run and run.name)):
                 if text:
                     storage.set_trial_user_attr(key, name, text)
-            storage.set_trial_state_values(key, states()[state], list(results) or None)
+            storage.set_trial_state_values(key, TrialState[OPTUNAS[state]], list(results) or None)
         self.release()
 
     def passes(self, number: int, rung: int, value: float) -> bool:
         """Record the first metric of a trial at a rung; return True if the trial continues."""
-        with self._opened() as storage:
-            key = storage.get_trial_id_from_study_id_trial_number(self._id(storage), number)
-            trials = self._read(storage)
+        with self._opened() as (storage, study):
+            key = storage.get_trial_id_from_study_id_trial_number(study, number)
+            trials = self._read(storage, study)
             # A resumed run reaches its last rung again: the first answer stands.
             value = trials[number].rungs.get(rung, value)
             storage.set_trial_intermediate_value(key, rung, value)
             maximize = self.search.directions[0] == "maximize"
-            goes_on = self._pruned_at(storage, number) != rung
-            goes_on = goes_on and passes(rung, value, trials, number, maximize, self.search.keep)
-            if not goes_on:
+            goes_on = passes(rung, value, trials, number, maximize, self.search.keep)
+            if trials[number].pruned_at == rung or not goes_on:
                 storage.set_trial_user_attr(key, PRUNED, rung)
-            return goes_on
+                return False
+            return True
 
     def was_pruned(self, trial: Trial) -> bool:
         """Return True if the trial has not passed a rung."""
-        with self._opened() as storage:
-            return self._pruned_at(storage, trial.number) is not None
+        return self.trials()[trial.number].pruned_at is not None
 
     def release(self) -> None:
         """Release the trial that this process has claimed."""
@@ -631,13 +610,30 @@ class Study:
             os.close(self._lock)
             self._lock = None
 
+    def _take(self, number: int) -> bool:
+        self._lock = try_lock(self.folder / "trials" / f"{number:05d}.lock")
+        return self._lock is not None
+
     @contextmanager
-    def _opened(self) -> Iterator[JournalStorage]:
-        """Hold the lock of the study and yield its storage.
+    def _opened(self) -> Iterator[tuple[JournalStorage, int]]:
+        """Hold the lock of the study and yield its storage, and the study's number in it.
 
         Raises:
             ConfigError: the storage cannot be written, or is damaged.
         """
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        class NoLock:
+            """The lock of the journal, which this method holds already."""
+
+            def acquire(self) -> bool:
+                return True
+
+            def release(self) -> None:
+                pass
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = self.folder / JOURNAL
         try:
             (self.folder / "trials").mkdir(parents=True, exist_ok=True)
@@ -648,91 +644,67 @@ class Study:
                         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                             # A killed process has written a part of a line.
                             file.truncate(file.seek(0) or file.read(size).rfind(b"\n") + 1)
-                yield self._synchronised(journal)
+                try:
+                    if self._storage is None:
+                        backend = JournalFileBackend(str(journal), lock_obj=NoLock())  # type: ignore[arg-type]
+                        self._storage = optuna.storages.JournalStorage(backend)
+                    if not self._storage.get_all_studies():
+                        directions = [optuna.study.StudyDirection[name.upper()] for name in self.search.directions]
+                        described = {
+                            "ranges": self.space.described,
+                            "settings": self.search.facts,
+                            "overrides": list(self.space.overrides({key: "..." for key in self.space.dimensions})),
+                        }
+                        io.write_json(self.folder / DESCRIPTION, described)
+                        self._storage.create_new_study(directions, self.name)
+                    study = self._storage.get_study_id_from_name(self.name)
+                except (OSError, io.WriteError):
+                    raise
+                # Damaged lines end in errors of many types.
+                except Exception as error:
+                    raise self._damaged(cause(error)) from None
+                yield self._storage, study
         except OSError as error:
             raise ConfigError(
                 f"the search cannot be stored in {self.folder}: {error.strerror or error}. Make the folder writable, "
                 "free space on its disk, or choose another one with runs=..."
             ) from None
 
-    def _synchronised(self, journal: Path) -> JournalStorage:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
-        class NoLock:
-            """The lock of the journal, which `_opened` holds already."""
-
-            def acquire(self) -> bool:
-                return True
-
-            def release(self) -> None:
-                pass
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+    def _read(self, storage: JournalStorage, study: int) -> list[Trial]:
+        """Return all trials. Raises ConfigError for values that the search cannot draw."""
+        states = {name: state for state, name in OPTUNAS.items()}
+        trials = []
         try:
-            if self._storage is None:
-                backend = JournalFileBackend(str(journal), lock_obj=NoLock())  # type: ignore[arg-type]
-                self._storage = optuna.storages.JournalStorage(backend)
-            if not self._storage.get_all_studies():
-                directions = [optuna.study.StudyDirection[name.upper()] for name in self.search.directions]
-                described = {
-                    "ranges": self.space.described,
-                    "settings": self.search.facts,
-                    "overrides": list(self.space.overrides({key: "..." for key in self.space.dimensions})),
-                }
-                io.write_json(self.folder / DESCRIPTION, described)
-                self._storage.create_new_study(directions, self.name)
-            self._id(self._storage)
-        except (OSError, io.WriteError):
+            for item in storage.get_all_trials(study, deepcopy=False):
+                values: dict[str, Any] = {key: item.params.get(key) for key in self.space.dimensions}
+                for key, value in values.items():
+                    if not self.space.dimensions[key].has(value):
+                        name = f"trial {item.number + 1} has {key}={shortened(value)}"
+                        raise self._damaged(f"{name}, which is not in the search")
+                state, run = states.get(item.state.name, "running"), item.user_attrs.get("run")
+                trials.append(Trial(
+                    number=item.number,
+                    values=values,
+                    state=state,
+                    overrides=self.space.overrides(values),
+                    run=run and io.below(self.folder.parent, run),
+                    results=tuple(map(float, item.values or ())) if state == "finished" else (),
+                    rungs={int(rung): float(value) for rung, value in item.intermediate_values.items()},
+                    reason=str(item.user_attrs.get("reason", "")),
+                    pruned_at=item.user_attrs.get(PRUNED),
+                ))  # fmt: skip
+        except ConfigError:
             raise
-        # Damaged lines end in errors of many types.
-        except Exception as error:
+        # Optuna does not check the types of attributes and results.
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise self._damaged(cause(error)) from None
-        return self._storage
+        return trials
 
     def _damaged(self, fault: str) -> ConfigError:
         return ConfigError(
             f"{self.folder / JOURNAL} is damaged or of another search: {fault}. Restore it from a copy, or remove "
             f"{self.folder}: the same command draws the same trials, and finds the runs that are finished"
         )
-
-    def _id(self, storage: JournalStorage) -> int:
-        return storage.get_study_id_from_name(self.name)
-
-    def _read(self, storage: JournalStorage) -> list[Trial]:
-        try:
-            return [self._trial(item) for item in storage.get_all_trials(self._id(storage), deepcopy=False)]
-        except ConfigError:
-            raise
-        # Optuna does not check the types of attributes and results.
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            raise self._damaged(cause(error)) from None
-
-    def _trial(self, item: FrozenTrial) -> Trial:
-        values: dict[str, Any] = {key: item.params.get(key) for key in self.space.dimensions}
-        for key, value in values.items():
-            if not self.space.dimensions[key].has(value):
-                raise self._damaged(f"trial {item.number + 1} has {key}={shortened(value)}, which is not in the search")
-        known: dict[TrialState, State] = {optunas: ours for ours, optunas in states().items()}
-        state = known.get(item.state, "running")
-        run = item.user_attrs.get("run")
-        return Trial(
-            number=item.number,
-            values=values,
-            state=state,
-            overrides=self.space.overrides(values),
-            run=run and io.below(self.folder.parent, run),
-            results=tuple(map(float, item.values or ())) if state == "finished" else (),
-            rungs={int(rung): float(value) for rung, value in item.intermediate_values.items()},
-            reason=str(item.user_attrs.get("reason", "")),
-        )
-
-    def _pruned_at(self, storage: JournalStorage, number: int) -> int | None:
-        return storage.get_all_trials(self._id(storage), deepcopy=False)[number].user_attrs.get(PRUNED)
-
-    def _take(self, number: int) -> bool:
-        self._lock = try_lock(self.folder / "trials" / f"{number:05d}.lock")
-        return self._lock is not None
 
 
 def study_folder(search: Search, space: Space) -> Path:

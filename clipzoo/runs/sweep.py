@@ -16,8 +16,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import option_file, unknown_option
 from clipzoo.config.trust import alternatives, read, require_values
 from clipzoo.errors import ConfigError, TrainingError, number_of
-from clipzoo.runs.initial import with_digests
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.directory import run_folder, with_digests
 
 MOST_NAMES = 4
 """Names of failed points that a message lists."""

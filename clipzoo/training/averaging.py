@@ -122,11 +122,6 @@ class WeightAverage(Hook):
         }
         self.has_begun = False
 
-    @classmethod
-    def of(cls, averaging: Averaging | None, modules: Mapping[str, nn.Module]) -> WeightAverage | None:
-        """Return the average, None without `averaging`."""
-        return None if averaging is None else cls(averaging, modules)
-
     def after(self, step: Step) -> None:
         self.update(step.progress)
 

@@ -25,12 +25,9 @@ from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import MetricKey
 from clipzoo.training import checkpoint_files
-from clipzoo.training.divergence import require_finite_weights
-from clipzoo.training.parts import Dataset
-from clipzoo.training.settings import CheckpointFormat, Saving
-from clipzoo.training.sharded_checkpoints import (
+from clipzoo.training.checkpoint_files import (
     Keys,
     Piece,
     Place,
@@ -40,9 +37,12 @@ from clipzoo.training.sharded_checkpoints import (
     map_tensors,
     name_of,
     tensors_with_paths,
-)
+)  # fmt: skip
+from clipzoo.training.divergence import require_finite_weights
+from clipzoo.training.parts import Parts
+from clipzoo.training.settings import PRECISION, CheckpointFormat
 from clipzoo.training.throughput import Throughput
-from clipzoo.training.tuned import FrozenPart, TunedModel
+from clipzoo.training.tuned import FrozenPart, TunedModel, TunedPart
 
 MODEL = "model"
 """Name of the model in a checkpoint."""
@@ -52,51 +52,44 @@ log = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """Saves and restores the parts of a training.
+    """Saves and restores the state of a training.
 
-    The newest checkpoints are in <folder>/checkpoints, the best one in <folder>/best.
+    The newest checkpoints are in the folder `checkpoints` of the run directory, the best one in `best`; without a run
+    directory nothing is saved or restored. A model and an objective are saved only while their weights are finite. A
+    resumed run must find the same samples in the dataset, which is open, and continues counting its unusable ones.
 
-    folder: run directory; None: nothing is saved or restored.
-    modules: by their names in the checkpoint; saved only while their weights are finite.
-    tuned: the model's part of the checkpoint. Tensors that training does not change are written once, to
-    <folder>/frozen.pt, and are in no checkpoint. parts: the other parts, by their names in the checkpoint.
-    dataset: opened; a resumed run must find the same samples in it, and continues counting its unusable ones.
-    saving: number of newest checkpoints, their format, and whether training continues while they are written.
-    parallel: how ranks share the weights.
-    report: called with one line for the terminal.
-    facts: small values that `checkpoint_files.recorded` returns before a checkpoint is loaded.
-    history: parts that look back on the training: a rewind leaves them as they are, and a checkpoint may lack them.
+    tuned: tensors that training does not change are written once, to frozen.pt, and are in no checkpoint.
+    others: by their names in the checkpoint. history: these look back on the training: a rewind leaves them as they
+    are, and a checkpoint may lack them.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        modules: Mapping[str, nn.Module],
+        parts: Parts,
+        model: Model,
         tuned: TunedModel,
-        parts: Mapping[str, Stateful],
-        dataset: Dataset,
+        others: Mapping[str, Stateful],
+        history: Mapping[str, Stateful],
         throughput: Throughput,
-        saving: Saving,
         parallel: Parallel[Model],
-        report: Callable[[str], None],
-        facts: Mapping[str, Any] | None = None,
-        history: Mapping[str, Stateful] | None = None,
     ) -> None:
-        self._folder, self._modules, self._throughput, self._parallel = folder, modules, throughput, parallel
-        self._keep, self._background = saving.keep, saving.save_in_background
-        self._report, self._facts, self._history = report, facts or {}, history or {}
-        self._world = parallel.world
-        self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: tuned}
+        settings = parts.settings.checkpoints
+        self._folder, self._report, self._throughput, self._parallel = parts.folder, parts.report, throughput, parallel
+        self._keep, self._background = settings.keep, settings.in_background
+        self._facts = {PRECISION: parts.settings.precision}
+        self._history, self._world = history, parallel.world
+        self._modules: dict[str, nn.Module] = {MODEL: model, "objective": parts.objective}
+        self._whole: Mapping[str, Stateful] = {**self._modules, **others, MODEL: TunedPart(model, tuned.frozen)}
         # As above, but with only this rank's shards if the weights are sharded.
-        self._own: Mapping[str, Stateful] = {**self._whole, MODEL: tuned.part_of(parallel.trained)}
-        self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
-        self.counters = Counters(dataset.counters)
-        self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
-        self._sharded = self._sharding.applies(saving.checkpoint_format)
+        self._own: Mapping[str, Stateful] = {**self._whole, MODEL: TunedPart(parallel.trained, tuned.frozen)}
+        self._data = {"samples": parts.dataset.samples, "fingerprint": parts.dataset.fingerprint}
+        self.counters = Counters(parts.dataset.counters)
+        self._sharding = Sharding({**self._modules, MODEL: parallel.trained}, self._own, self._world)
+        self._sharded = self._sharding.applies(settings.format)
         self._group: ProcessGroup | None = None
         self._writer = CheckpointWriter(self._background)
         self._saved_step: int | None = None
-        self._frozen = FrozenPart(folder, tuned.frozen) if tuned.frozen and folder else None
+        self._frozen = FrozenPart(parts.folder, tuned.frozen) if tuned.frozen and parts.folder else None
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps, unless it has been saved. Collective.
@@ -116,7 +109,7 @@ class TrainingState:
         """
         if name not in metrics:
             names = ", ".join(sorted(metrics)) or "none: eval has no datasets"
-            raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {names})")
+            raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={name} (there are: {names})")
         if self._folder is None:
             return
         best, key = self._folder / "best", MetricKey.parse(name)
@@ -147,21 +140,20 @@ class TrainingState:
         else:
             with self._parallel.whole():
                 parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in self._whole.items()}
-                self._world.run_on_first(lambda: self._write_file(folder, step, parts, facts, keep))
-        self._throughput.add_own("checkpoint", self._writer.own_seconds - waited)
 
-    def _write_file(
-        self, folder: Path, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any], keep: int
-    ) -> None:
-        # Before the state is copied: main memory holds one copy at most.
-        self._writer.wait()
-        require_finite_weights(self._modules, step)
-        state = self._content(step, parts)
-        if self._background:
-            began = time.perf_counter()
-            state = map_tensors(state, lambda keys, tensor: tensor.detach().to("cpu", copy=True))
-            self._throughput.add_own("checkpoint", time.perf_counter() - began)
-        self._writer.run(partial(checkpoint_files.save, folder, step, state, facts, keep))
+                def write_file() -> None:
+                    # Before the state is copied: main memory holds one copy at most.
+                    self._writer.wait()
+                    require_finite_weights(self._modules, step)
+                    state = self._content(step, parts)
+                    if self._background:
+                        began = time.perf_counter()
+                        state = map_tensors(state, lambda keys, tensor: tensor.detach().to("cpu", copy=True))
+                        self._throughput.add_own("checkpoint", time.perf_counter() - began)
+                    self._writer.run(partial(checkpoint_files.save, folder, step, state, facts, keep))
+
+                self._world.run_on_first(write_file)
+        self._throughput.add_own("checkpoint", self._writer.own_seconds - waited)
 
     def _content(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of a checkpoint. parts: state of the parts."""
@@ -203,8 +195,7 @@ class TrainingState:
         """
         if self._folder is None:
             return 0
-        folder = self._folder / "checkpoints"
-        path = self._world.run_on_first(lambda: checkpoint_files.newest(folder))
+        path = self._newest("checkpoints")
         if path is None:
             if self._frozen is not None:
                 with self._parallel.whole():
@@ -234,12 +225,12 @@ class TrainingState:
 
     def can_rewind(self, step: int) -> bool:
         """Return True if a state of at most `step` steps was saved to go back to. Collective."""
-        return self._saved_to_rewind(step) is not None
+        return self._newest(REWIND, step) is not None
 
     def rewind(self, step: int) -> None:
         """Go back to the newest state before `step` steps that was saved for it. Collective."""
         self.wait()
-        path = self._saved_to_rewind(step - 1)
+        path = self._newest(REWIND, step - 1)
         assert path is not None, "save_to_rewind comes first"
         state = self._sharding.read(path, "step")
         self._load(state)
@@ -252,9 +243,10 @@ class TrainingState:
         if self._folder is not None:
             shutil.rmtree(self._folder / REWIND, ignore_errors=True)
 
-    def _saved_to_rewind(self, step: int) -> Path | None:
-        folder = (self._folder or Path()) / REWIND
-        return self._world.run_on_first(lambda: checkpoint_files.newest(folder, at_most=step))
+    def _newest(self, folder: str, at_most: int | None = None) -> Path | None:
+        """Return the newest valid checkpoint of at most so many steps in a folder of the run. Collective."""
+        path = (self._folder or Path()) / folder
+        return self._world.run_on_first(lambda: checkpoint_files.newest(path, at_most))
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for name, part in self._own.items():
@@ -287,8 +279,8 @@ class Sharding:
         """Return True if checkpoints have one file for each rank. Raises ConfigError if they must, and may not."""
         if format == "file" and self._places:
             raise ConfigError(
-                "trainer.checkpoint_format=file needs the whole state on the first rank: give "
-                "trainer.checkpoint_format=auto"
+                "trainer.checkpoints.format=file needs the whole state on the first rank: give "
+                "trainer.checkpoints.format=auto"
             )
         parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))

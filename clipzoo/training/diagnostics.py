@@ -104,7 +104,10 @@ def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -
 
 def _summary(values: Tensor, ids: Tensor, extremes: int, world: World) -> dict[str, Any]:
     """Summarise the values of all ranks. ids: of this rank's samples, which are above those of lower ranks."""
-    low, high = _range(values, world)
+    # Some ranks may have no values.
+    own_range = tuple(values.aminmax()) if len(values) else (values.new_tensor(math.inf), values.new_tensor(-math.inf))
+    lows, highs = zip(*world.gather_object(own_range), strict=True)
+    low, high = min(lows), max(highs)
     if low == high:
         # A histogram of one value needs a width.
         low, high = low - 0.5, high + 0.5
@@ -134,13 +137,6 @@ def _summary(values: Tensor, ids: Tensor, extremes: int, world: World) -> dict[s
         "highest": samples(order.flip(0)[:extremes]),
         "lowest": samples(order[:extremes]),
     }
-
-
-def _range(values: Tensor, world: World) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of all ranks, of which some may have none."""
-    own = tuple(values.aminmax()) if len(values) else (values.new_tensor(math.inf), values.new_tensor(-math.inf))
-    lows, highs = zip(*world.gather_object(own), strict=True)
-    return min(lows), max(highs)
 
 
 def unit_vectors(embedding: Embedding) -> Tensor:

@@ -21,21 +21,30 @@ from clipzoo import io
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import write_whole
+from clipzoo.training.checkpoint_files import local
 from clipzoo.training.parts import Hook, Parts
-from clipzoo.training.sharded_checkpoints import local
 from clipzoo.types import Progress, SpikePolicy
+
+log = logging.getLogger(__name__)
+
+FOLDER = "spikes"
+SMALLEST_DEVIATIONS = 0.01, 0.1
+"""Lower bounds of the deviations of loss and gradient norm, as shares of their medians: plateaus hardly vary."""
+MOST_IN_A_ROW = 10
+"""Steps in a row that may be skipped. More than these are a diverging training, not a few bad batches."""
 
 
 @dataclass
 class _PendingStep:
-    """A step whose result the host has not read yet."""
+    """A step whose result the host has not read yet: [3], on its way to the host until `copied`."""
 
     step: int
     sample_id: Tensor
     loss: Tensor
     gradient_norm: Tensor
     limits: Tensor | None
-    result: _HostCopy
+    result: Tensor
+    copied: torch.cuda.Event | None = None
 
 
 class DivergenceCheck:
@@ -84,7 +93,13 @@ class DivergenceCheck:
         stop = torch.full_like(diverged, self._stop_requested())
         spike, limits = self.spikes.judge(loss, gradient_norm) if self.spikes else (torch.zeros_like(diverged), None)
         on_any_rank = self._world.maximum(torch.stack([diverged, stop, spike]).int())
-        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, limits, _HostCopy(on_any_rank))
+        result = torch.empty(on_any_rank.shape, dtype=on_any_rank.dtype, pin_memory=on_any_rank.is_cuda)
+        result.copy_(on_any_rank, non_blocking=True)
+        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, limits, result)
+        if on_any_rank.is_cuda:
+            # Reading the result waits only for work that was queued before it.
+            self._pending.copied = torch.cuda.Event()
+            self._pending.copied.record()
         updates = self.spikes is None or self.spikes.policy == "report"
         return on_any_rank[0] > 0 if updates else (on_any_rank[0] + on_any_rank[2]) > 0
 
@@ -97,7 +112,9 @@ class DivergenceCheck:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        diverged, stop, spike = pending.result.read()
+        if pending.copied is not None:
+            pending.copied.synchronize()
+        diverged, stop, spike = pending.result.tolist()
         if diverged and not self.leaves_out:
             self._raise(pending)
         if self.spikes is not None and pending.limits is not None:
@@ -153,33 +170,6 @@ def _largest(tensors: Iterable[Tensor]) -> Tensor:
     return nn.utils.get_total_norm(values, math.inf)
 
 
-class _HostCopy:
-    """A small tensor on its way to the host. Reading it waits only for work that was queued before it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self._values.copy_(tensor, non_blocking=True)
-        self._copied: torch.cuda.Event | None = None
-        if tensor.is_cuda:
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-
-    def read(self) -> list[int]:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._values.tolist()
-
-
-log = logging.getLogger(__name__)
-
-FOLDER = "spikes"
-SMALLEST_DEVIATIONS = 0.01, 0.1
-"""Lower bounds of the deviations of loss and gradient norm, as shares of their medians: plateaus hardly vary."""
-MOST_IN_A_ROW = 10
-"""Steps in a row that may be skipped. More than these are a diverging training, not a few bad batches."""
-NAMES = "loss", "gradient norm"
-
-
 class SpikeDetector:
     """Judges the losses and gradient norms of steps by those of the last `window` steps.
 
@@ -226,41 +216,24 @@ class SpikeDetector:
 
 
 class Spikes(Hook):
-    """Detects spikes of a training and acts on them; see `Inspection.on_spike`.
+    """Detects spikes of a training and acts on them; see conf/trainer/default.yaml.
 
-    folder: run directory, where each spike is described in spikes/step_N.json; None: no file is written.
-    names: sample ids -> the shard and key of each sample; None if the dataset has no names.
-    log: called on the first rank with the step and the values of a spike.
+    Each spike is described in spikes/step_N.json of the run directory, and sent to the logger.
     """
 
     key = "spikes"
     rewind_due = False
     """True from the spike until the training has gone back to the last regular checkpoint."""
 
-    def __init__(
-        self,
-        policy: SpikePolicy,
-        detector: SpikeDetector,
-        folder: Path | None,
-        world: World,
-        names: Callable[[Sequence[int]], list[str]] | None,
-        log: Callable[[int, Mapping[str, Any]], None],
-    ) -> None:
-        self.policy, self._detector = policy, detector
-        self._folder, self._world, self._names, self._log = folder and folder / FOLDER, world, names, log
+    def __init__(self, parts: Parts, policy: SpikePolicy, world: World) -> None:
+        if policy == "rewind" and parts.folder is None:
+            raise ConfigError("trainer.spikes.policy=rewind goes back to a checkpoint: give folder=...")
+        settings = parts.settings.spikes
+        self.policy, self._world, self._log = policy, world, parts.logger.log
+        self._detector = SpikeDetector(settings.window, settings.threshold, world)
+        self._folder = parts.folder and parts.folder / FOLDER
+        self._names = parts.dataset.names
         self._in_a_row = 0
-
-    @classmethod
-    def of(cls, parts: Parts, world: World) -> Spikes | None:
-        """Return the spikes of a training; None if its settings judge no step."""
-        settings = parts.settings
-        if settings.on_spike is None:
-            return None
-        if settings.on_spike == "rewind" and parts.folder is None:
-            raise ConfigError("on_spike=rewind goes back to a checkpoint: give folder=...")
-        detector = SpikeDetector(settings.spike_window, settings.spike_threshold, world)
-        names = getattr(parts.dataset, "names", None)
-        return cls(settings.on_spike, detector, parts.folder, world, names, parts.logger.log)
 
     def begin(self, progress: Progress) -> None:
         """Remove the descriptions of later spikes, left by a killed run."""
@@ -295,16 +268,30 @@ class Spikes(Hook):
         loss = sum(loss for loss, _ in ranks) / len(ranks)
         largest_loss, largest_norm = limits.tolist()
         spike = {
-            "step": step, "loss": loss, "gradient_norm": norm, "largest_loss": largest_loss,
-            "largest_gradient_norm": largest_norm,
+            "loss": loss, "gradient_norm": norm, "largest_loss": largest_loss, "largest_gradient_norm": largest_norm,
         }  # fmt: skip
-        path = self._write(spike, ranks)
-        sentence = f"step {step} is a spike ({_described(loss, norm, limits.tolist())})"
-        where = f"; its samples are in {path}" if path else ""
+        where = ""
+        if self._folder is not None:
+            path = self._folder / f"step_{step:08d}.json"
+            where = f"; its samples are in {path}"
+            if self._world.is_first:
+                ids = [sample for _, samples in ranks for sample in samples]
+                losses = [loss for loss, _ in ranks]
+                facts: dict[str, Any] = {"policy": self.policy, "losses_of_ranks": losses, "sample_ids": ids}
+                if names := self._names(ids):
+                    facts["names"] = names
+                io.write_whole(path, json.dumps({"step": step, **spike, **facts}))
+        if self._world.is_first:
+            self._log(step, {"event": "spike", **{f"spike/{name}": value for name, value in spike.items()}})
+        # The values above their limits or, in a diverged step, both.
+        compared = [("loss", loss, largest_loss), ("gradient norm", norm, largest_norm)]
+        above = [(name, value, limit) for name, value, limit in compared if value > limit] or compared
+        described = ", ".join(f"{name} {value:.4g}, limit {limit:.4g}" for name, value, limit in above)
+        sentence = f"step {step} is a spike ({described})"
         if self.policy == "stop":
             raise TrainingError(
                 f"{sentence}{where}. The last checkpoint is untouched: continue without the batch with "
-                "trainer.on_spike=skip, or with it with trainer.on_spike=report"
+                "trainer.spikes.policy=skip, or with it with trainer.spikes.policy=report"
             )
         if self.leaves_out and self._in_a_row > MOST_IN_A_ROW:
             raise TrainingError(
@@ -320,26 +307,3 @@ class Spikes(Hook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._detector.load_state_dict(state)
         self._in_a_row = state["in_a_row"]
-
-    def _write(self, spike: Mapping[str, float], ranks: Sequence[tuple[float, list[int]]]) -> Path | None:
-        """Write and log a spike on the first rank; return the path of its description."""
-        path = self._folder / f"step_{int(spike['step']):08d}.json" if self._folder else None
-        if not self._world.is_first:
-            return path
-        if path is not None:
-            ids = [sample for _, samples in ranks for sample in samples]
-            samples: dict[str, Any] = {"sample_ids": ids}
-            if self._names is not None:
-                samples["names"] = self._names(ids)
-            content = {**spike, "policy": self.policy, "losses_of_ranks": [loss for loss, _ in ranks], **samples}
-            io.write_whole(path, json.dumps(content))
-        values = {f"spike/{name}": value for name, value in spike.items() if name != "step"}
-        self._log(int(spike["step"]), {"event": "spike", **values})
-        return path
-
-
-def _described(loss: float, norm: float, limits: Sequence[float]) -> str:
-    """Return "loss 9.1, limit 2.4", for the values above their limits or, in a diverged step, for both."""
-    values = list(zip(NAMES, (loss, norm), limits, strict=True))
-    above = [(name, value, limit) for name, value, limit in values if value > limit] or values
-    return ", ".join(f"{name} {value:.4g}, limit {limit:.4g}" for name, value, limit in above)

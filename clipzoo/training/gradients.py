@@ -8,7 +8,6 @@ at once) or is made again for one micro-batch after the other (GradCache, Gao et
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
-from clipzoo.training.feature_cache import FeatureCache
+from clipzoo.training.tuned import VIEWS, FeatureCache, View
 from clipzoo.types import Batch, Features, Loss, Progress
 
 FeaturePair = tuple[Features, Features]
@@ -193,7 +192,7 @@ def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Fea
 
 def _trains(model: Model, view: View) -> bool:
     """Return False if no parameter of the view's tower trains, or of the encoder if it has no towers."""
-    tower = getattr(model.encoder, f"{view}_tower", model.encoder)
+    tower = model.encoder.towers.get(view, model.encoder)
     trains = [parameter.requires_grad for parameter in tower.parameters()]
     return any(trains) or not trains
 
@@ -231,8 +230,6 @@ def _set_random_state(device: torch.device, state: list[Tensor]) -> None:
         torch.cuda.set_rng_state(state[1], device)
 
 
-View = Literal["image", "text"]
-VIEWS: tuple[View, View] = ("image", "text")
 FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
 """The fields of Features: DDP and FSDP look for tensors in tuples and lists."""
 
@@ -262,8 +259,7 @@ class PairEncoder(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         """Return the blocks of both towers, or of an encoder without towers: its longest list of modules."""
-        names = [name for name in ("image_tower", "text_tower") if hasattr(self.encoder, name)]
-        towers = [getattr(self.encoder, name) for name in names] or [self.encoder]
+        towers = list(self.encoder.towers.values()) or [self.encoder]
         blocks = [tower.layers() if isinstance(tower, Tower) else longest_list(tower) for tower in towers]
         return list(dict.fromkeys(block for tower_blocks in blocks for block in tower_blocks))
 

@@ -19,8 +19,7 @@ from clipzoo import io
 from clipzoo.distributed import launch
 from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import revision
-from clipzoo.runs.training_log import LOG
+from clipzoo.runs.record import LOG_BYTES, revision
 from clipzoo.types import Part
 
 log = logging.getLogger(__name__)
@@ -71,8 +70,13 @@ class Logger(Part):
             return
         path = folder / "metrics.jsonl"
         if path.exists():
-            rows = [row for row in io.read_json_lines(path, LOG) if _is_before(row, step)]
-            io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+            text = ""
+            for row in io.read_json_lines(path, LOG_BYTES):
+                number, event = row.get("step"), row.get("event")
+                # The evaluation after the step is repeated.
+                if isinstance(number, int) and (number < step or (number == step and event != "evaluation")):
+                    text += f"{json.dumps(row)}\n"
+            io.write_whole(path, text)
         self._file = io.JsonLines(path)
         for name, logger in self._also.items():
             if self._guarded(name, partial(logger.open, folder, {**config, "revision": revision()}, step)):
@@ -270,12 +274,6 @@ def require_package(package: str, extra: str, choice: str) -> None:
     """Raise ConfigError if a package is not installed. choice: the override that asks for it."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{choice} needs {package}, which is not installed: {installation(extra)}")
-
-
-def _is_before(row: Mapping[str, Any], step: int) -> bool:
-    """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
-    number = row.get("step")
-    return isinstance(number, int) and (number < step or (number == step and row.get("event") != "evaluation"))
 
 
 class MaskingFormatter(logging.Formatter):

@@ -1,15 +1,11 @@
-"""The parts of a training: their protocols, its hooks, and `Parts`, which holds all parts but the model.
-
-Classes of this package satisfy them without inheriting from them; users' classes may do the same. Methods that
-communicate with other ranks take the `World` as an argument.
-"""
+"""The parts of a training: their protocols, which classes satisfy without inheriting from them, and its hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +22,10 @@ from clipzoo.types import Batch, Loss, Progress, World
 
 
 class Dataset(Protocol):
-    """Batches of samples in an order that is a pure function of seed, epoch and step."""
+    """Batches of samples in an order that is a pure function of seed, epoch and step.
+
+    A class that inherits from it need not define `names`, `repeats` and `leave_out_images`.
+    """
 
     @property
     def samples(self) -> int:
@@ -58,6 +57,18 @@ class Dataset(Protocol):
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
         """Image (uint8 [3, S, S]) and caption of each sample; empty if the samples cannot be shown."""
+
+    def names(self, sample_ids: Sequence[int]) -> list[str]:
+        """Shard and key of each sample, for messages; empty if the samples have no names."""
+        return []
+
+    def repeats(self, view: Literal["image", "text"]) -> bool:
+        """Return True if a sample's image or caption is the same in every epoch, so that its features can be kept."""
+        return False
+
+    def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
+        """Called if features of images are kept: these images need not be decoded. stored_keys: ids [b] -> digests of
+        the images with kept features, [b] int64; 0 for the others."""
 
 
 class Evaluator(Protocol):

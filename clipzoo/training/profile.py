@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from clipzoo import io
 from clipzoo.distributed.world import World
 from clipzoo.io import explained
-from clipzoo.training.parts import Hook, Parts, Step
+from clipzoo.training.parts import Hook, Step
 from clipzoo.types import Progress
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,21 @@ TRACE, SNAPSHOT, SUMMARY = "trace.json.gz", "memory_snapshot.pickle", "summary.j
 MOST_OPERATIONS = 15
 MOST_ALLOCATIONS = 200_000
 """Allocations and releases that the snapshot of a GPU's memory holds."""
+
+
+STEP = "step"
+"""Range of a whole step."""
+PARTS = (
+    "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
+)  # fmt: skip
+"""Ranges inside a step, by their names in the trace. What is left of a step is "other"."""
+OTHER = "other"
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+BINS = 400
+"""Largest number of points of the memory's curve."""
+
+Event = Mapping[str, Any]
 
 
 class Profile(Hook):
@@ -44,14 +59,6 @@ class Profile(Hook):
         self._folder = folder / FOLDER
         self._profile: profile | None = None
         self._range: AbstractContextManager[Any] | None = None
-
-    @classmethod
-    def of(cls, parts: Parts, world: World) -> Profile | None:
-        """Return the profile on the first rank; None elsewhere, and if no step is to be profiled."""
-        steps = parts.settings.profile
-        if steps is None or parts.folder is None or not world.is_first:
-            return None
-        return cls(*steps, parts.folder, world, parts.report)
 
     def begin(self, progress: Progress) -> None:
         if progress.step >= self._last:
@@ -73,19 +80,16 @@ class Profile(Hook):
         if self._profile is not None:
             self._profile.stop()
 
-    def _start(self) -> None:
-        # Else its library writes that it sees no GPU.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU]
-        if self._world.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-            torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
-        self._profile = profile(activities=activities, profile_memory=True)
-        self._profile.start()
-
     def _begin_step(self, number: int) -> None:
         if number == self._first <= self._last:
-            self._start()
+            # Else its library writes that it sees no GPU.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+            activities = [ProfilerActivity.CPU]
+            if self._world.device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+                torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
+            self._profile = profile(activities=activities, profile_memory=True)
+            self._profile.start()
         if self._profile is not None:
             self._range = record_function(STEP)
             self._range.__enter__()
@@ -112,13 +116,23 @@ class Profile(Hook):
         with gzip.open(self._folder / TRACE) as file:
             events = json.load(file)["traceEvents"]
         times = part_times(events)
+
+        def own(event: Any) -> float:
+            return float(event.self_device_time_total if is_cuda else event.self_cpu_time_total)
+
+        operations = [event for event in finished.key_averages() if not event.is_user_annotation and own(event)]
+        operations = sorted(operations, key=own, reverse=True)[:MOST_OPERATIONS]
         summary = {
             "steps": [self._first, self._last],
             "device": torch.cuda.get_device_name(self._world.device) if is_cuda else "CPU",
             "ranks": self._world.size,
             "host_ms": dict(times.host),
             "device_ms": dict(times.device),
-            "operations": _operations(finished, times.steps, is_cuda),
+            # Those with the most time of their own: calls and milliseconds per step.
+            "operations": [
+                {"name": event.key, "calls": event.count / times.steps, "ms": own(event) / 1e3 / times.steps}
+                for event in operations
+            ],
             "memory": memory_curve(events, device_type=int(is_cuda)),
         }
         io.write_whole(self._folder / SUMMARY, json.dumps(summary))
@@ -129,35 +143,6 @@ class Profile(Hook):
             f"profile of steps {self._first} to {self._last}: {total:.1f} ms a step: {shares} ({self._folder}; "
             f"clipzoo report {self._folder.parent} writes its page)"
         )
-
-
-def _operations(finished: profile, steps: int, is_cuda: bool) -> list[dict[str, Any]]:
-    """Return the operations with the most time of their own: calls and milliseconds per step."""
-    found = [event for event in finished.key_averages() if not event.is_user_annotation]
-
-    def own(event: Any) -> float:
-        return float(event.self_device_time_total if is_cuda else event.self_cpu_time_total)
-
-    return [
-        {"name": event.key, "calls": event.count / steps, "ms": own(event) / 1e3 / steps}
-        for event in sorted(found, key=own, reverse=True)[:MOST_OPERATIONS]
-        if own(event)
-    ]
-
-
-STEP = "step"
-"""Range of a whole step."""
-PARTS = (
-    "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
-)  # fmt: skip
-"""Ranges inside a step, by their names in the trace. What is left of a step is "other"."""
-OTHER = "other"
-LAUNCHES = ("cuda_runtime", "cuda_driver")
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-BINS = 400
-"""Largest number of points of the memory's curve."""
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

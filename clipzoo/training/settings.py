@@ -1,4 +1,4 @@
-"""Settings of a training: groups for trainings from Python, and `Settings`, which has the keys of all groups."""
+"""Settings of a training. conf/trainer/default.yaml says what each of them means."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 @checked
 @dataclass(frozen=True)
 class Length:
-    """global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is None."""
+    """Batch and length of a training; `epochs` or `steps` is None."""
 
     global_batch: Annotated[int, Range(at_least=2)]
     epochs: Epochs | None
     steps: Count | None
+    log_every: Count
 
     relations = {"(epochs is None) != (steps is None)": "give one of the two, and null for the other"}
 
@@ -66,13 +67,7 @@ class Length:
 @checked
 @dataclass(frozen=True)
 class FullySharding(Part):
-    """How weights, gradients and optimizer state are divided with parallel="fsdp".
-
-    shard_group: consecutive ranks that divide the weights: "all", those of a "node", or their number. With fewer than
-    all, every group holds all weights (hybrid sharding). reshard: free the weights of a block between its forward and
-    its backward pass. offload: keep weights, gradients and optimizer state in main memory; they are copied to the
-    device for the passes, and the optimizer computes on the CPU.
-    """
+    """How ranks divide weights, gradients and optimizer state with parallel="fsdp"."""
 
     shard_group: Literal["all", "node"] | Count = "all"
     reshard: bool = True
@@ -103,20 +98,7 @@ class FullySharding(Part):
 @checked
 @dataclass(frozen=True)
 class Computation:
-    """How steps are computed. Only the precisions, clip_gradient and loss_limit change results.
-
-    precision: precision of the encoders; "auto" for bf16 where the device is fast in it, else float32. Heads and
-    objectives compute in the precision of the parameters.
-    head_products: precision of fp32 matrix products on a GPU, in heads and objectives.
-    micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch.
-    tile: rows and columns of the tiles of scores; None for a matrix, "auto" for tiles where the matrix would be large.
-    clip_gradient: largest norm of the gradient. loss_limit: a larger absolute loss counts as divergence.
-    compile: run the encoders through torch.compile. gather: precision in which embeddings travel between ranks.
-    group_captions: encode captions in groups of similar length, if no score depends on padding; with "fsdp" never,
-    because all ranks gather the weights of a block equally often.
-    sample_state: per-sample state of the objective on every rank, or a part of it on each.
-    parallel: "ddp" for all weights on every rank, "fsdp" to divide them as `fsdp` says.
-    """
+    """How steps are computed. Only the precisions, clip_gradient and loss_limit change results."""
 
     precision: Precision = "float32"
     head_products: HeadProducts = "float32"
@@ -142,22 +124,23 @@ class Computation:
 
         folder: run directory; None without one.
         """
-        return replace(self, precision=world.run_on_first(lambda: self._precision(folder, world.device)))
 
-    def _precision(self, folder: Path | None, device: torch.device) -> Precision:
-        is_auto = self.precision == "auto"
-        recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
-        if is_auto and recorded is None:
-            return "bf16" if is_fast_in_bf16(device) else "float32"
-        precision: Precision = recorded or self.precision
-        if precision == "bf16" and device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
-            cause, fix = (
-                ("the run's checkpoints were trained in bf16", "")
-                if recorded
-                else ("trainer.precision=bf16", ": give trainer.precision=auto or float32")
-            )
-            log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
-        return precision
+        def chosen() -> Precision:
+            is_auto = self.precision == "auto"
+            recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
+            if is_auto and recorded is None:
+                return "bf16" if is_fast_in_bf16(world.device) else "float32"
+            precision: Precision = recorded or self.precision
+            if precision == "bf16" and world.device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
+                cause, fix = (
+                    ("the run's checkpoints were trained in bf16", "")
+                    if recorded
+                    else ("trainer.precision=bf16", ": give trainer.precision=auto or float32")
+                )
+                log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
+            return precision
+
+        return replace(self, precision=world.run_on_first(chosen))
 
     @property
     def parameter_dtype(self) -> torch.dtype:
@@ -182,7 +165,7 @@ class Computation:
         # Imports another second of torch.
         from clipzoo.distributed.sharded import Sharded
 
-        kept = (model.head, getattr(model.encoder, "tokenizer", None))
+        kept = (model.head, model.encoder.tokenizer)
         ranks, sharding = self.fsdp.ranks(world), self.fsdp
         return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload)
 
@@ -207,69 +190,61 @@ class Computation:
 
 @checked
 @dataclass(frozen=True)
-class Saving:
-    """log_every, save_every: steps between lines of the log, and between checkpoints. keep: number of newest ones.
+class CheckpointSettings(Part):
+    """When checkpoints are written, in which format, and how many are kept."""
 
-    best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1" or "validation/loss"; its best checkpoint is
-    kept too. patience: number of evaluations in a row that do not improve best_metric, after which training ends.
-    save_in_background: training continues while a checkpoint is written.
-    checkpoint_format: a checkpoint is one file, which the first rank writes, or has one for each rank; "auto" for one
-    for each rank if weights or per-sample state are sharded.
-    """
-
-    log_every: Count
-    save_every: Count
+    every: Count = 500
     keep: Count = 1
     best_metric: str | None = None
-    save_in_background: bool = False
-    checkpoint_format: CheckpointFormat = "auto"
-    patience: Count | None = None
+    in_background: bool = False
+    format: CheckpointFormat = "auto"
 
-    relations = {
-        "patience is None or best_metric is not None": (
-            "early stopping needs a metric: give trainer.best_metric, such as validation/loss"
-        )
-    }
+
+@checked
+@dataclass(frozen=True)
+class SpikeSettings(Part):
+    """Response to steps whose loss or gradient norm is far above those of the steps before."""
+
+    policy: SpikePolicy | None = None
+    window: SpikeWindow = 100
+    threshold: Positive = 20.0
+
+
+@checked
+@dataclass(frozen=True)
+class SlowRankSettings(Part):
+    """Which ranks the log names as slow."""
+
+    threshold: Positive = 0.2
+    seconds: Positive = 60.0
 
 
 @checked
 @dataclass(frozen=True)
 class Inspection:
-    """Looking inside a training. None of it changes an ordinary step.
-
-    profile: first and last step of a profile, counted from 1; None for none.
-    on_spike: response to a spike, a step whose loss or gradient norm is far above those of the steps before:
-    "report" lists its samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also
-    goes back to the weights of the last checkpoint at a multiple of save_every. None judges no step.
-    spike_window: number of steps by which a step is judged; the first ones are not judged.
-    spike_threshold: a value above median + spike_threshold * median absolute deviation is a spike.
-    slow_rank_threshold, slow_rank_seconds: a rank is reported that is slower than the median of the ranks by this
-    share for so long.
-    """
+    """Looking inside a training. None of it changes an ordinary step."""
 
     profile: StepRange | None = None
-    on_spike: SpikePolicy | None = None
-    spike_window: SpikeWindow = 100
-    spike_threshold: Positive = 20.0
-    slow_rank_threshold: Positive = 0.2
-    slow_rank_seconds: Positive = 60.0
+    spikes: SpikeSettings = SpikeSettings()
+    slow_ranks: SlowRankSettings = SlowRankSettings()
 
 
 @checked
 @dataclass(frozen=True)
-class Settings(Computation, Inspection, Saving, Length, Part):
-    """Length, batch and precision of a training, its checkpoints and log.
+class Settings(Computation, Inspection, Length, Part):
+    """Length, batch and precision of a training, its checkpoints and log."""
 
-    device: "auto", "cpu" or "cuda". timeout: seconds without a step, a batch or an answer of other ranks
-    after which the run ends.
-    """
-
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    patience: Count | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: Seconds = 600.0
 
     relations = {
-        "checkpoint_format != 'file' or sample_state == 'whole'": (
-            "one file would need the whole state on the first rank: give checkpoint_format=auto"
+        "patience is None or checkpoints.best_metric is not None": (
+            "early stopping needs a metric: give trainer.checkpoints.best_metric, such as validation/loss"
+        ),
+        "checkpoints.format != 'file' or sample_state == 'whole'": (
+            "one file would need the whole state on the first rank: give trainer.checkpoints.format=auto"
         ),
         "parallel == 'fsdp' or (fsdp.shard_group == 'all' and fsdp.reshard and not fsdp.offload)": (
             "the settings of trainer.fsdp need trainer.parallel=fsdp"

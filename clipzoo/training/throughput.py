@@ -38,13 +38,23 @@ CAUSES = ("data", "transfer", "computation", "checkpoint")
 """Causes of a rank's own time."""
 
 
-@dataclass(frozen=True)
-class OwnTime:
-    """Time since the reading before: in all, and that which this rank spent without waiting for others, by cause."""
+BLOCKS = 4
+"""Parts of the period, in all of which a slow rank is slow: one long pause does not count."""
+CAUSE_TEXTS = {
+    "data": "it waits for data: compare its disk, network and CPU cores with those of the other ranks",
+    "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
+    "computation": "its computation is slow: compare clocks, temperature and other processes of its device",
+    "checkpoint": "it waits for its checkpoint files: compare its disk",
+}  # fmt: skip
+PEAKS = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
+    "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
+"""Part of a GPU's name -> its dense half-precision operations per second, from the vendors' data sheets."""
+log = logging.getLogger(__name__)
 
-    seconds: float = 0.0
-    steps: int = 0
-    causes: tuple[float, ...] = (0.0,) * len(CAUSES)
+Times = NDArray[np.float64]
+Log = Callable[[int, Mapping[str, Any]], None]
 
 
 class Throughput:
@@ -52,7 +62,7 @@ class Throughput:
 
     Seconds, rates and shares are those of the training without evaluations (`evaluating`).
 
-    own: time of this rank alone, between the last two readings.
+    own: seconds and steps between the last two readings, and this rank's seconds without waits for others by cause.
     flops_per_step: floating-point operations of this rank; None until they are counted.
     peak_flops: floating-point operations per second that its device is capable of; None if unknown.
     """
@@ -69,7 +79,7 @@ class Throughput:
         self._first_step = self._read_step = 0
         self._read_parts: dict[str, float] = {}
         self._read_own: dict[str, float] = {}
-        self.own = OwnTime()
+        self.own = [0.0] * (2 + len(CAUSES))
         self._estimate_from = self._started, 0
         self._spent_before: dict[str, float] = {"seconds": 0.0, "steps": 0}
 
@@ -138,7 +148,7 @@ class Throughput:
             "seconds": self._spent_before["seconds"] + now,
         }
         own = dict(self._clock.own)
-        self.own = OwnTime(seconds, steps, tuple(own[cause] - self._read_own.get(cause, 0.0) for cause in CAUSES))
+        self.own = [seconds, steps, *(own[cause] - self._read_own.get(cause, 0.0) for cause in CAUSES)]
         self._read_seconds, self._read_step, self._read_parts, self._read_own = now, step, parts, own
         return values
 
@@ -246,20 +256,6 @@ class _Clock:
         return event
 
 
-BLOCKS = 4
-"""Parts of the period, in all of which a slow rank is slow: one long pause does not count."""
-CAUSE_TEXTS = {
-    "data": "it waits for data: compare its disk, network and CPU cores with those of the other ranks",
-    "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
-    "computation": "its computation is slow: compare clocks, temperature and other processes of its device",
-    "checkpoint": "it waits for its checkpoint files: compare its disk",
-}  # fmt: skip
-log = logging.getLogger(__name__)
-
-Times = NDArray[np.float64]
-Log = Callable[[int, Mapping[str, Any]], None]
-
-
 @dataclass(frozen=True)
 class SlowRank:
     """A rank that was slower than the median of the ranks by the share `excess` for `seconds`, and why.
@@ -301,15 +297,10 @@ class SlowRanks:
         self._slow: dict[int, Times] = {}
         self._found: set[int] = set()
 
-    @staticmethod
-    def row(own: OwnTime) -> list[float]:
-        """Return the numbers of a rank that `judge` needs of all ranks."""
-        return [own.seconds, float(own.steps), *own.causes]
-
     def judge(self, rows: Sequence[Sequence[float]]) -> tuple[dict[str, float], list[SlowRank]]:
         """Return the slowest rank of a reading and its excess, for the log line, and the slow ranks that are new.
 
-        rows: `row` of all ranks, in rank order. Equal rows give equal results on all ranks.
+        rows: `Throughput.own` of all ranks, in rank order. Equal rows give equal results on all ranks.
         """
         times = np.array(rows, dtype=np.float64)
         if len(rows) == 1 or times[0, 1] < 1:
@@ -345,13 +336,6 @@ def _described(times: Times, rank: int) -> SlowRank:
     return SlowRank(
         rank, _excesses(times)[rank], seconds, CAUSES[place], float(own[rank, place]) / steps, medians[place] / steps
     )
-
-
-PEAKS = {
-    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
-    "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
-}  # fmt: skip
-"""Part of a GPU's name -> its dense half-precision operations per second, from the vendors' data sheets."""
 
 
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
@@ -405,8 +389,9 @@ def _of_step(formula: Callable[..., float]) -> Callable[..., float]:
     return of_step
 
 
+@cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the operations per second of a GPU in this precision: from its data sheet, otherwise measured.
+    """Return the operations per second of a GPU in this precision: from its data sheet, or measured.
 
     None for a CPU: its cores are shared with loaders and other programs, so that a measured rate is not a bound.
     """
@@ -416,12 +401,6 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     peaks = [peak for part, peak in PEAKS.items() if part in name]
     if peaks and dtype in (torch.bfloat16, torch.float16):
         return peaks[0]
-    return _measure_peak(device, dtype)
-
-
-@cache
-def _measure_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Time a few large matrix products and return the highest rate."""
     size, shortest = 8192, float("inf")
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(5):

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from clipzoo.distributed.launch import load_warning
+from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.preemption import Preemption
+from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World, step_part
+from clipzoo.evaluation.validation import HeldOutLoss
+from clipzoo.heads.base import Head
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import AVERAGE
-from clipzoo.runs.record import ENDED_EARLY
+from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
-from clipzoo.training.callbacks import EarlyStopping, Evaluate, Log, Rewind, Save
-from clipzoo.training.checkpoints import TrainingState
+from clipzoo.training.checkpoints import Counters, TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.optimizers import scale_rates, split_groups
@@ -34,12 +39,12 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train a model to the last step and evaluate it; return the cost of the training and the metrics.
 
-    A step that diverges on any rank leaves the weights unchanged. A step that is left out (`Inspection.on_spike`) also
-    leaves the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a
-    stop has been requested, the state is saved and the process ends.
+    A step that diverges on any rank leaves the weights unchanged. A step that is left out (`spikes.policy`) also leaves
+    the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a stop has
+    been requested, the state is saved and the process ends.
 
-    parts: the dataset is open, the settings are checked and resolved. hooks: called before the
-    checkpoint and the evaluation after a step.
+    parts: the dataset is open, the settings are checked and resolved. hooks: called before the checkpoint and the
+    evaluation after a step.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
@@ -67,34 +72,41 @@ def train(
     scaler = parallel.scaler(settings.precision == "fp16")
 
     # Hooks, and the state that a checkpoint holds.
-    average = WeightAverage.of(parts.averaging, {"model": trained, "objective": objective})
-    spikes = Spikes.of(parts, world)
+    average = early_stopping = rewind = profile = None
+    if parts.averaging is not None:
+        average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
+    spikes = None if settings.spikes.policy is None else Spikes(parts, settings.spikes.policy, world)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
-    early_stopping = EarlyStopping.of(settings.best_metric, settings.patience, world)
+    if settings.patience is not None:
+        early_stopping = EarlyStopping(str(settings.checkpoints.best_metric), settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
-    state = TrainingState(
-        folder, {"model": model, "objective": objective}, tuned,
-        {"optimizer": optimizer, "scaler": scaler, **({} if average is None else {AVERAGE: average})},
-        dataset, throughput, settings, parallel, parts.report, {PRECISION: settings.precision}, history,
-    )  # fmt: skip
-    slow_ranks = SlowRanks(settings.slow_rank_threshold, settings.slow_rank_seconds)
+    saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler}
+    if average is not None:
+        saved[AVERAGE] = average
+    state = TrainingState(parts, model, tuned, saved, history, throughput, parallel)
+    slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
     log = Log(parts, trained.head, divergence, throughput, state.counters, slow_ranks, world)
-    rewind = None
     if spikes is not None and spikes.policy == "rewind":
-        rewind = Rewind(spikes, settings.save_every, divergence, state, preemption.watchdog)
+        rewind = Rewind(spikes, settings.checkpoints.every, divergence, state, preemption.watchdog)
     save = Save(parts, divergence, state, preemption, world)
     others = [hook for hook in (early_stopping, *hooks) if hook is not None]
     evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, others)
-    profile = Profile.of(parts, world)
+    if settings.profile is not None and folder is not None and world.is_first:
+        profile = Profile(*settings.profile, folder, world, parts.report)
     all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
 
-    with float32_matmul_precision(settings.head_products, world):
+    with ExitStack() as precision:
+        if world.device.type == "cuda":
+            precision.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision(MATMUL_PRECISIONS[settings.head_products])
         preemption.watchdog.before_exit(state.wait_alone)
         done = start = state.restore()
         if world.is_first:
             parts.logger.open(folder, parts.config, start)
         trained.train()
-        with preemption.deferred(), ending(all_hooks):
+        with preemption.deferred(), ExitStack() as ends:
+            for hook in reversed(all_hooks):
+                ends.callback(hook.end)
             for hook in all_hooks:
                 hook.begin(progress(start))
             batches = throughput.timed(
@@ -189,31 +201,230 @@ def reason_to_end(hooks: Iterable[Hook]) -> str | None:
     return next((hook.ended_early for hook in hooks if hook.ended_early is not None), None)
 
 
-@contextmanager
-def ending(hooks: Sequence[Hook]) -> Iterator[None]:
-    """Call the hooks' `end` after the block."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.end()
-
-
-@contextmanager
-def float32_matmul_precision(head_products: str, world: World) -> Iterator[None]:
-    """Set the precision of fp32 matrix products on a GPU, and restore it afterwards."""
-    before = torch.get_float32_matmul_precision()
-    if world.device.type == "cuda":
-        torch.set_float32_matmul_precision(MATMUL_PRECISIONS[head_products])
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def mixed_seed(*numbers: int) -> int:
     """Return one 63-bit seed for several numbers: FNV-1a over their bytes."""
     value = 0xCBF29CE484222325
     for byte in b"".join(number.to_bytes(8, "little", signed=True) for number in numbers):
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return value >> 1
+
+
+# Hooks.
+
+
+@dataclass(eq=False)
+class Log(Hook):
+    """Logs the values of a step, averaged over ranks, the throughput and slow ranks."""
+
+    parts: Parts
+    head: Head
+    divergence: DivergenceCheck
+    throughput: Throughput
+    counters: Counters
+    slow_ranks: SlowRanks
+    world: World
+
+    def is_due(self, number: int) -> bool:
+        return number == 1 or number % self.parts.settings.log_every == 0
+
+    def after(self, step: Step) -> None:
+        if not self.is_due(step.number) and not step.is_last:
+            return
+        self.divergence.settle()
+        values = {
+            "epoch": step.progress.epoch,
+            "loss": step.loss.total,
+            "lr": step.learning_rate,
+            "gradient_norm": step.gradient_norm,
+            **step.loss.logs,
+            **self.head.logs(),
+        }
+        tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
+        stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
+        # Own times of the previous reading: it is complete, and reading the current one would wait for the device.
+        means, rows = self.world.mean_and_rows(stacked, self.throughput.own)
+        values |= dict(zip(tensors, means.tolist(), strict=True))
+        values |= {**self.throughput.read(step.number), **self.counters.read()}
+        slowest, slow_ranks = self.slow_ranks.judge(rows)
+        values |= slowest
+        for slow_rank in slow_ranks:
+            slow_rank.report(step.number, self.world, self.parts.logger.log)
+        if self.world.is_first:
+            self.parts.logger.log(step.number, values)
+        self.parts.report(self.throughput.progress_line(step.number, values))
+
+
+@dataclass(eq=False)
+class Rewind(Hook):
+    """Goes back to the weights of the last checkpoint at a multiple of save_every after a spike.
+
+    This state is saved apart from the checkpoints, which also follow a request to stop, and before the checkpoint of
+    the same step: a run that resumes has it.
+    """
+
+    spikes: Spikes
+    save_every: int
+    divergence: DivergenceCheck
+    state: TrainingState
+    watchdog: Watchdog
+
+    def begin(self, progress: Progress) -> None:
+        is_regular = progress.step > 0 and progress.step % self.save_every == 0
+        if progress.step < progress.total_steps and (is_regular or not self.state.can_rewind(progress.step)):
+            self.state.save_to_rewind(progress.step)
+
+    def after(self, step: Step) -> None:
+        self.divergence.settle()
+        if self.spikes.rewind_due:
+            self.spikes.rewind_due = False
+            self.state.rewind(step.number)
+        if step.number % self.save_every == 0 and not step.is_last:
+            self.watchdog.set_status(step.number, "saving", bounded=False)
+            self.state.save_to_rewind(step.number)
+
+
+@dataclass(eq=False)
+class Save(Hook):
+    """Saves a checkpoint every so many steps, at the end, and on a request to stop, which ends the process."""
+
+    parts: Parts
+    divergence: DivergenceCheck
+    state: TrainingState
+    preemption: Preemption
+    world: World
+
+    def after(self, step: Step) -> None:
+        if step.number % self.parts.settings.checkpoints.every and not step.is_last and not self.divergence.stop:
+            return
+        self.divergence.settle()
+        self.preemption.watchdog.set_status(step.number, "saving", bounded=False)
+        self.state.save(step.number)
+        if self.divergence.stop and not step.is_last:
+            self.state.wait()
+            if self.world.is_first:
+                self.parts.logger.close()
+            self.preemption.exit(f" and saved after step {step.number}")
+
+
+@dataclass(eq=False)
+class Evaluate(Hook):
+    """Evaluates between steps where the evaluator or a hook asks for it, and saves the best checkpoint.
+
+    average: of the weights, evaluated besides them. hooks: asked for evaluations, and told their
+    metrics. metrics: of the last evaluation.
+    """
+
+    parts: Parts
+    divergence: DivergenceCheck
+    state: TrainingState
+    throughput: Throughput
+    parallel: Parallel[Model]
+    average: WeightAverage | None
+    preemption: Preemption
+    hooks: Sequence[Hook]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, progress: Progress) -> None:
+        """Evaluate if an evaluation falls into the last step: that of a checkpoint is made again.
+
+        The end of the training has its own.
+        """
+        before = Progress(max(progress.step - 1, 0), progress.total_steps, progress.samples, progress.global_batch)
+        is_asked = [hook.evaluates(progress) for hook in self.hooks]
+        if progress.step == progress.total_steps or not (self.parts.evaluator.due(before, progress) or any(is_asked)):
+            return
+        self.divergence.settle()
+        if progress.step:
+            self.state.save(progress.step)
+        with self.preemption.immediate():
+            metrics = self.run(progress)
+        for hook in self.hooks:
+            hook.evaluated(progress, metrics)
+
+    def after(self, step: Step) -> None:
+        self.begin(step.progress)
+
+    def run(self, progress: Progress) -> dict[str, float]:
+        """Evaluate, log the metrics, and save the state if it is the best; return the metrics."""
+        parts, world = self.parts, self.parallel.world
+        self.preemption.watchdog.set_status(progress.step, "evaluating", bounded=False)
+        output = (parts.folder or Path()) / "evaluation"
+        held_out = HeldOutLoss(parts.objective, progress, progress.global_batch)
+
+        def measured(output: Path) -> dict[str, float]:
+            with self.throughput.evaluating(), self.parallel.whole() as model:
+                return parts.evaluator.run(model, output, world, held_out)
+
+        metrics = measured(output)
+        if self.average is not None and self.average.has_begun:
+            with self.average.applied():
+                metrics |= of_average(measured(output / AVERAGE))
+        if world.is_first:
+            parts.logger.log(progress.step, {"event": "evaluation", **metrics})
+        if (best_metric := parts.settings.checkpoints.best_metric) is not None:
+            self.state.save_if_best(progress.step, metrics, best_metric)
+            self.state.wait()
+        self.metrics = metrics
+        return metrics
+
+
+class EarlyStopping(Hook):
+    """Counts the evaluations since the best value of a metric. A checkpoint holds its state.
+
+    metric: written key. patience: number of evaluations in a row without a better value after which training ends.
+    """
+
+    key = "early_stopping"
+
+    def __init__(self, metric: str, patience: int, world: World) -> None:
+        self._key, self._patience, self._world = MetricKey.parse(metric), patience, world
+        self._best: float | None = None
+        self._best_step = self._since = 0
+
+    def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        """Count an evaluation, on all ranks as on the first. A value that is NaN is not better than any other."""
+        value, step = self._world.run_on_first(lambda: metrics[str(self._key)]), progress.step
+        if value == value and (self._best is None or self._key.is_better(value, self._best)):
+            self._best, self._best_step, self._since = value, step, 0
+        else:
+            self._since += 1
+
+    @property
+    def ended_early(self) -> str | None:  # type: ignore[override]
+        if self._since < self._patience:
+            return None
+        best = "it was never a number" if self._best is None else f"best {self._best:.4f} after step {self._best_step}"
+        return f"{self._key} has not improved for {self._since} evaluations ({best})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "best_step": self._best_step, "since": self._since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best, self._best_step, self._since = state["best"], state["best_step"], state["since"]
+
+
+@dataclass(eq=False)
+class Rungs(Hook):
+    """Evaluates at rungs, shares of the training after which a run is stopped if it does not pass.
+
+    passes: called on the first rank with the number of a rung and the metrics. stop: ends all ranks.
+    """
+
+    rungs: Sequence[float]
+    passes: Callable[[int, Mapping[str, float]], bool]
+    stop: Callable[[Progress], None]
+    world: World
+
+    def evaluates(self, progress: Progress) -> bool:
+        return self._rung(progress) is not None
+
+    def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        rung = self._rung(progress)
+        if rung is not None and not self.world.run_on_first(lambda: self.passes(rung, metrics)):
+            self.stop(progress)
+
+    def _rung(self, progress: Progress) -> int | None:
+        """Return the number of the last rung that this step reaches; None if it reaches none."""
+        steps = [math.ceil(rung * progress.total_steps) for rung in self.rungs]
+        reached = [number for number, step in enumerate(steps) if 0 < step == progress.step]
+        return reached[-1] if reached else None

@@ -1,11 +1,13 @@
-"""A model of which a part trains, and its tensors that do not: written once, apart from the checkpoints."""
+"""A model of which a part trains: its frozen tensors, written once, and the cached features of its frozen towers."""
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +17,31 @@ from clipzoo.encoders.tuning import Tuning, frozen_modules, frozen_tensors, plai
 from clipzoo.io.weights import read_tensors
 from clipzoo.model import Model
 from clipzoo.training import checkpoint_files
-from clipzoo.training.feature_cache import FeatureCache
-from clipzoo.training.gradients import View
 from clipzoo.training.parts import Dataset
+from clipzoo.types import Batch, Features
 
+View = Literal["image", "text"]
+VIEWS: tuple[View, View] = ("image", "text")
 FOLDER = "features"
+"""Folder of cached features in a run directory."""
+FILE = "frozen.pt"
+KEY = "frozen"
+"""Key of a checkpoint under which the digest of the file stands."""
+REMEDY = "restore it from a copy, or train again with another name=..."
+PARTS = ("pooled", "tokens", "mask")
+COLUMNS = ("keys", "sums")
+"""Digests of a row's input and features, int64."""
+TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)}  # fmt: skip
+LARGEST_ROW = 2**26
+"""Numbers of a sample's features: a gigabyte in a batch of 4."""
+CACHE_REMEDY = "remove the folder"
+_GOLDEN = -7046029254386353131
+"""2^64 divided by the golden ratio, as int64: odd multiples of it differ in all bits."""
 
 
 class TunedModel:
-    """Freezes and adapts a model, and is its part of a checkpoint: the tensors that training changes.
+    """A frozen and adapted model, in place.
 
     tuning: None leaves the model and its checkpoints as they are. seed: of the adapters' initial values.
     frozen: tensors that training does not change, by plain name. factors: of the learning rate. head_steps: see Tuning.
@@ -55,23 +73,11 @@ class TunedModel:
         if not self.frozen:
             return ""
         counts = {}
-        for name in ("image_tower", "text_tower"):
-            parameters = list(getattr(self._model.encoder, name, nn.Module()).parameters())
+        for view, tower in self._model.encoder.towers.items():
+            parameters = list(tower.parameters())
             trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-            counts[name.replace("_", " ")] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
+            counts[f"{view} tower"] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
         return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
-
-    def part_of(self, model: nn.Module) -> TunedPart:
-        """Return the part of a checkpoint for a model with the same names, whose parameters may be shards."""
-        return TunedPart(model, self.frozen)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors that training changes, by plain name."""
-        return self.part_of(self._model).state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Fill them in place."""
-        self.part_of(self._model).load_state_dict(state)
 
     def remove_caches(self) -> None:
         """Remove the cached features, when the training has ended."""
@@ -80,28 +86,28 @@ class TunedModel:
 
     def caches(self, dataset: Dataset, folder: Path | None, report: Callable[[str], None]) -> dict[View, FeatureCache]:
         """Return the caches of towers that do not train, where the dataset repeats its inputs."""
-        repeats: Any = getattr(dataset, "repeats", None)
-        if self._tuning is None or folder is None or repeats is None:
+        if self._tuning is None or folder is None:
             return {}
         caches: dict[View, FeatureCache] = {}
-        views: tuple[View, View] = ("image", "text")
-        for view in views:
+        for view in VIEWS:
             gigabytes = self._tuning.towers[view].cache_gigabytes
-            if gigabytes and repeats(view):
-                length = getattr(self._model.encoder, "context_length", None) if view == "text" else None
+            if gigabytes and dataset.repeats(view):
+                length = self._model.encoder.context_length if view == "text" else None
                 self._cached = [folder / FOLDER]
                 caches[view] = FeatureCache(
                     folder / FOLDER, view, dataset.samples, gigabytes, length, report,
                     images=lambda ids: [image for image, _ in dataset.examples(ids)],
                 )  # fmt: skip
-        leave_out: Any = getattr(dataset, "leave_out_images", None)
-        if "image" in caches and leave_out is not None:
-            leave_out(caches["image"].stored_keys)
+        if "image" in caches:
+            dataset.leave_out_images(caches["image"].stored_keys)
         return caches
 
 
 class TunedPart:
-    """The tensors of a model that training changes, by plain name. frozen: names of the others."""
+    """The model's part of a checkpoint: the tensors that training changes, by plain name. frozen: names of the others.
+
+    model: its parameters may be shards.
+    """
 
     def __init__(self, model: nn.Module, frozen: Collection[str]) -> None:
         self._model, self._frozen = model, frozen
@@ -123,12 +129,6 @@ class TunedPart:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(state[name])
-
-
-FILE = "frozen.pt"
-KEY = "frozen"
-"""Key of a checkpoint under which the digest of the file stands."""
-REMEDY = "restore it from a copy, or train again with another name=..."
 
 
 class FrozenPart:
@@ -163,6 +163,189 @@ def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / FILE
     if not path.exists():
         raise io.DamagedFileError(path, "is missing", REMEDY)
-    if checkpoint_files.sha256(path) != state[KEY]:
+    if io.digest_of(path) != state[KEY]:
         raise io.DamagedFileError(path, "has another SHA-256 than the checkpoint was trained with", REMEDY)
     return read_tensors(path, REMEDY)
+
+
+class FeatureCache:
+    """Returns the features of a batch's samples, from disk where the same input was encoded before.
+
+    A row counts only if the digest of the input and the digest of the stored features are right: inputs that change
+    between epochs (crops, several captions) are encoded again, and a row that a crash has left incomplete too. A row
+    that counts is never replaced, so that loader processes may leave out an image ahead of its step.
+    Ranks of one machine share the files.
+
+    folder: of the files. view: the field of Batch, "image" or "text". samples: n of the dataset.
+    gigabytes: without effect if the features take more, or the disk has less. length: number of tokens of the longest
+    row, of whose tokens a batch may have fewer; None where all rows have the same number.
+    report: called with one line if the features do not fit. images: returns the images of some sample ids, which
+    are black in the batch if the loader has left them out.
+
+    any_rank: returns True if its argument is True on any rank that must call `encode` equally often; None if ranks
+    encode independently.
+    """
+
+    any_rank: Callable[[bool], bool] | None = None
+
+    def __init__(
+        self,
+        folder: Path,
+        view: str,
+        samples: int,
+        gigabytes: float,
+        length: int | None,
+        report: Callable[[str], None],
+        images: Callable[[Sequence[int]], Sequence[Tensor]] | None = None,
+    ) -> None:
+        self._folder, self._view, self._samples = folder, view, samples
+        self._gigabytes, self._length, self._report = gigabytes, length, report
+        self._images = images
+        self._form_file = folder / f"{view}.json"
+        self._files: dict[str, Tensor] = {}
+        self._is_open: bool | None = None
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, encode: Callable[[Batch], Features]) -> Features:
+        """Return the features of the batch; `encode` computes those of the rows that are not stored."""
+        view: Tensor = getattr(batch, self._view)
+        given = batch.image_key if self._view == "image" else None
+        keys, ids = row_digests(view.cpu()) if given is None else given.cpu(), batch.sample_id.cpu()
+        stored = self.stored_keys(ids)
+        known = stored == keys
+        if known.all():
+            if self.any_rank is not None and self.any_rank(False):
+                encode(self._with_images(batch.map(lambda tensor: tensor[:1])))
+            return self._read(ids, view)
+        if self.any_rank is not None:
+            self.any_rank(True)
+        missing = (~known).to(view.device)
+        new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
+        if self._is_open is None:
+            self._is_open = self._open(new)
+        if self._is_open:
+            empty = stored[~known] == 0
+            self._store(ids[~known][empty], keys[~known][empty], new, empty)
+        return new if missing.all() else _merged(self._read(ids[known], view), new, missing)
+
+    @torch.no_grad()
+    def stored_keys(self, ids: Tensor) -> Tensor:
+        """[b] sample ids -> [b] int64 digests of the inputs whose features are stored and intact; 0 for the others."""
+        if self._is_open is None and self._form_file.exists():
+            self._map(io.read_json(self._form_file, io.MB, CACHE_REMEDY))
+            self._is_open = True
+        if not self._is_open:
+            return torch.zeros(len(ids), dtype=torch.int64)
+        keys = self._files["keys"][ids]
+        stored = keys != 0
+        rows = ids[stored]
+        keys[stored] *= self._files["sums"][rows] == self._sums(rows)
+        return keys
+
+    def _with_images(self, batch: Batch) -> Batch:
+        """Return the batch with the images that were left out although their features are damaged since then."""
+        if self._images is None or batch.image_key is None or self._view != "image":
+            return batch
+        black = ~(batch.image != 0).flatten(1).any(dim=1)
+        if not black.any():
+            return batch
+        image = batch.image.clone()
+        image[black] = torch.stack(list(self._images(batch.sample_id[black].tolist()))).to(image.device)
+        return replace(batch, image=image)
+
+    def _open(self, features: Features) -> bool:
+        """Map files for rows of this form; False if they do not fit."""
+        parts = {name: value for name in PARTS if (value := getattr(features, name)) is not None}
+        forms: dict[str, list[Any]] = {
+            name: [str(value.dtype).removeprefix("torch."), *value.shape[1:]] for name, value in parts.items()
+        }
+        for name in forms.keys() - {"pooled"}:
+            forms[name][1] = self._length or forms[name][1]
+        row = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
+        io.make_folder(self._folder)
+        needed, free = self._samples * row, shutil.disk_usage(self._folder).free
+        if needed > self._gigabytes * 1e9 or needed > 0.9 * free:
+            self._report(
+                f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
+                f"tune.{self._view}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
+            )
+            return False
+        io.write_json(self._form_file, forms)
+        self._map(forms)
+        return True
+
+    def _map(self, forms: Mapping[str, list[Any]]) -> None:
+        """Map the files. forms: part -> type and shape of a row. Raises DamagedFileError."""
+        if "pooled" not in forms or not forms.keys() <= {*PARTS, *COLUMNS} or not all(map(_is_form, forms.values())):
+            raise io.DamagedFileError(self._form_file, "does not state types and shapes of features", CACHE_REMEDY)
+        for name, (dtype, *shape) in {**forms, **dict.fromkeys(COLUMNS, ["int64"])}.items():
+            path, size = self._folder / f"{self._view}.{name}", torch.Size((self._samples, *shape))
+            if path.is_symlink():
+                raise io.DamagedFileError(path, "is a link", CACHE_REMEDY)
+            if path.exists():
+                with io.readable(path, size.numel() * TYPES[dtype].itemsize, CACHE_REMEDY):
+                    pass
+            mapped = torch.from_file(str(path), shared=True, size=size.numel(), dtype=TYPES[dtype])
+            self._files[name] = mapped.view(size)
+
+    def _store(self, ids: Tensor, keys: Tensor, features: Features, rows: Tensor) -> None:
+        """Store the chosen rows of the features. rows: [b] bool, of which as many as there are `ids` hold."""
+        for name in self._files.keys() & set(PARTS):
+            value = getattr(features, name).cpu()[rows]
+            file = self._files[name]
+            if name == "pooled" or value.shape[1] == file.shape[1]:
+                file[ids] = value
+            else:
+                file[ids] = 0
+                file[ids, : value.shape[1]] = value
+        # Last, because they make the rows valid.
+        self._files["sums"][ids] = self._sums(ids)
+        self._files["keys"][ids] = keys
+
+    def _read(self, ids: Tensor, view: Tensor) -> Features:
+        tokens, mask = self._files.get("tokens"), self._files.get("mask")
+        length = slice(None) if self._length is None else slice(view.shape[1])
+        return Features(
+            self._files["pooled"][ids].to(view.device),
+            None if tokens is None else tokens[ids][:, length].to(view.device),
+            None if mask is None else mask[ids][:, length].to(view.device),
+        )
+
+    def _sums(self, ids: Tensor) -> Tensor:
+        """[b] int64 digests of stored rows."""
+        parts = [self._files[name][ids] for name in PARTS if name in self._files]
+        return torch.stack([row_digests(part) for part in parts]).sum(dim=0)
+
+
+def _is_form(form: object) -> bool:
+    """Return True for a type and a shape of at most LARGEST_ROW numbers."""
+    return (
+        isinstance(form, list) and form[:1] != [] and isinstance(form[0], str) and form[0] in TYPES
+        and all(type(number) is int and 0 < number <= LARGEST_ROW for number in form[1:])
+        and math.prod(form[1:]) <= LARGEST_ROW
+    )  # fmt: skip
+
+
+def _merged(known: Features, new: Features, missing: Tensor) -> Features:
+    """Return features of which the rows `missing`, [b] bool, are those of `new`, in order, and the others `known`."""
+
+    def merged(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+        if first is None or second is None:
+            return None
+        whole = second.new_empty(len(missing), *second.shape[1:])
+        whole[~missing], whole[missing] = first, second
+        return whole
+
+    pooled = merged(known.pooled, new.pooled)
+    assert pooled is not None
+    return Features(pooled, merged(known.tokens, new.tokens), merged(known.mask, new.mask))
+
+
+def row_digests(rows: Tensor) -> Tensor:
+    """[b, ...] -> [b] int64, never 0: a weighted sum of the row's 64-bit words. Zeros at its end do not count."""
+    content = rows.flatten(1).contiguous().view(torch.uint8)
+    content = torch.nn.functional.pad(content, (0, -content.shape[1] % 8)).view(torch.int64)
+    weights = (2 * torch.arange(content.shape[1]) + 1) * _GOLDEN
+    mixed = (weights ^ (weights >> 29)) | 1
+    digests = (content * mixed).sum(dim=1) + _GOLDEN
+    return torch.where(digests == 0, 1, digests)

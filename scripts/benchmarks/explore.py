@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> None:
 
 def measure(head: str, pictures: int) -> dict[str, float]:
     """Return the median and the longest time of a query, its median CPU time and the first one's time, in ms."""
-    from clipzoo.api.explore import ExploredModel
+    from clipzoo.explore.app import ExploredModel
 
     with tempfile.TemporaryDirectory() as folder:
         index = _index(head, pictures, Path(folder))
@@ -68,10 +68,10 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     """Write and open an index of embeddings of random features."""
     import torch
 
-    from clipzoo.api.search.index import BLOCK, FILE, NAMES, SearchIndex, _digest, _tensors
     from clipzoo.build import build_model
     from clipzoo.config.compose import compose
     from clipzoo.evaluation.suite import model_key
+    from clipzoo.explore.index import BLOCK, FILE, NAMES, SearchIndex, _digest, _tensors
     from clipzoo.exports.files import save_weights
     from clipzoo.loading import LoadedModel
     from clipzoo.types import Features

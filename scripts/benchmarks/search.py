@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import cpu_seconds, publish
 from clipzoo.cli.arguments import Parser
-from clipzoo.cli.trials import search_of
+from clipzoo.cli.sweep import search_of
 from clipzoo.report.trials import Trials
 from clipzoo.runs.search import Study, Trial, study_folder
 
@@ -29,7 +29,7 @@ COMMON = [
     "experiment=demo/clip", "name=null", "data.workers=0", "head=wpse", "head.embed_width=32", "head.features=128",
     "head.evaluation_features=256", "encoder=tiny", "encoder.image_width=48", "encoder.text_width=48",
     "encoder.image_tower.patch_size=16", "optim.schedule.peak=3e-3", "trainer.epochs=null", "trainer.global_batch=96",
-    "trainer.save_every=1000", "eval.zero_shot=[]", "eval.linear_probe=[]", "search=wpse", "search.trials=15",
+    "trainer.checkpoints.every=1000", "eval.zero_shot=[]", "eval.linear_probe=[]", "search=wpse", "search.trials=15",
     "search.sampler=grid", "search.maximize=retrieval/scenes/image_to_text/recall_at_10",
 ]  # fmt: skip
 SEARCHES = {"grid": [], "pruned": ["search.rungs=[0.25]", "search.keep=0.5"]}

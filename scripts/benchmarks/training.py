@@ -115,7 +115,7 @@ def our_overrides(options: argparse.Namespace, folder: Path) -> list[str]:
         f"encoder={options.encoder}", "head=clip", "objective=infonce", f"data.shards='{options.shards}'",
         "data.crop_scale=[0.9,1.0]", f"data.workers={options.workers}", f"trainer.global_batch={options.batch}",
         f"trainer.steps={options.steps}", "trainer.epochs=null", "trainer.precision=float32", "trainer.log_every=5",
-        "trainer.save_every=100000", "optim.schedule.warmup_epochs=null", "optim.schedule.warmup_steps=10",
+        "trainer.checkpoints.every=100000", "optim.schedule.warmup_epochs=null", "optim.schedule.warmup_steps=10",
         "optim.schedule.start=0.0", f"runs={folder}", "name=run",
         *(["encoder.context_length=77"] if options.captions == "cc3m" else []),
     ]  # fmt: skip

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from clipzoo.cli import arguments
+from clipzoo.cli.__main__ import main
 from clipzoo.cli.arguments import Parser, output_folder, refuse
 from clipzoo.errors import ConfigError
 
@@ -53,10 +57,77 @@ def test_an_output_below_a_dangling_link_is_refused(tmp_path: Path):
 
 
 def test_options_of_a_subcommand_that_were_given_are_known_to_its_command():
-    main = Parser("clipzoo")
-    commands = main.add_subparsers()
+    command_line = Parser("clipzoo")
+    commands = command_line.add_subparsers()
     commands.add_parser("make").add_argument("--label", default="x")
-    options: argparse.Namespace = main.parse_args(["make", "--label", "x"])
+    options: argparse.Namespace = command_line.parse_args(["make", "--label", "x"])
     with pytest.raises(ConfigError, match="--label is for tables"):
         refuse(options, ["--label"], "is for tables")
-    refuse(main.parse_args(["make"]), ["--label"], "is for tables")
+    refuse(command_line.parse_args(["make"]), ["--label"], "is for tables")
+
+
+@pytest.mark.parametrize(
+    ("done", "line"), [(1, "^== shards: 1 of 200 images$"), (50, "^== .* images, 3 s left$"), (200, "^$")]
+)
+def test_the_remaining_time_is_estimated_once_two_percent_are_done(done, line, monkeypatch, capsys):
+    monkeypatch.setattr(arguments, "PROGRESS_SECONDS", 0.0)
+    report = arguments.Progress("shards", "images")
+    report._start -= 1.0
+    report(done, 200)
+    assert re.search(line, capsys.readouterr().err.strip())
+
+
+# The folder for the results of a command: never a run, an export, an input of the command, or nothing.
+
+COMMANDS = {
+    "export": ["export", "runs/demo", "--to", "hub", "--output"],
+    "index": ["index", "runs/demo", "--images", "pictures", "--output"],
+    "report": ["report", "runs", "--output"],
+    "compare": ["compare", "runs/a", "runs/b", "--output"],
+    "lab": ["lab", "--output"],
+    "shards make": ["shards", "make", "pictures"],
+    "datasets make": ["datasets", "make", "pictures"],
+    "datasets prompts": ["datasets", "prompts", "dataset"],
+    "explore --static": ["explore", "runs/demo", "--static"],
+    "explore --cache": ["explore", "runs/demo", "--cache"],
+}
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch) -> Path:
+    """A run, an exported model, a file and inputs, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/demo", "runs/a", "runs/b", "pictures", "dataset", "exported"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "runs/demo/config.yaml").write_text("seed: 1")
+    (tmp_path / "exported/model.safetensors").write_bytes(b"")
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("output", "fault"),
+    [
+        ("", "must not be blank"), ("runs/demo", "is a run directory"), ("exported", "has an exported model"),
+        ("file", "is not a folder"), ("s3://bucket/x", "is a URL"),
+    ],
+)  # fmt: skip
+def test_results_never_go_onto_a_run_an_export_a_file_or_nothing(command, output, fault, folders, monkeypatch, capsys):
+    assert fault in _message([*COMMANDS[command], output], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [("shards make", "pictures"), ("datasets make", "./pictures"), ("index", "pictures"), ("report", "runs/../runs"),
+     ("compare", "runs/a"), ("datasets prompts", "dataset")],
+)  # fmt: skip
+def test_results_never_go_onto_an_input(command, given, folders, monkeypatch, capsys):
+    assert "is read by this command" in _message([*COMMANDS[command], given], monkeypatch, capsys)
+
+
+def _message(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(sys, "argv", ["clipzoo", *command])
+    with pytest.raises(SystemExit):
+        main()
+    return capsys.readouterr().err

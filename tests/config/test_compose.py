@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from clipzoo.cli.arguments import with_config_folder
 from clipzoo.cli.train import read_command_line
 from clipzoo.config.compose import compose
+from clipzoo.config.groups import VARIABLE, options
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.directory import run_folder
 from tests.support.paths import ROOT
 
 SHARDS = "data.shards='x/{00..01}.tar'"
@@ -53,6 +57,8 @@ def test_the_default_configuration_needs_only_shards():
         ("checkpoint=a.pt", "there is no key checkpoint; did you mean init.weights?"),
         ("lr=1e-3", "there is no key lr; did you mean optim.schedule.peak?"),
         ("trainer.batch_size=8", "there is no key trainer.batch_size; did you mean trainer.global_batch?"),
+        ("trainer.on_spike=skip", "there is no key trainer.on_spike; did you mean trainer.spikes.policy?"),
+        ("+trainer.keep=3", "trainer.keep: Settings has no such argument; did you mean trainer.checkpoints.keep?"),
         ("data.max_pixels=1000000000000000000", "data.max_pixels must be a whole number from 1 to 10000000000, not 10"),
         ("head.embed_width=1000000001", "head.embed_width must be a whole number from 1 to 1000000000, not 1000000001"),
         ("trainer.steps=1.5", "trainer.steps must be a whole number from 1 to 1000000000 or null, not 1.5"),
@@ -171,10 +177,7 @@ RELATIONS = [
     (["trainer.steps=5"], "trainer.epochs=50.0, trainer.steps=5: give one of the two, and null for the other"),
     (["trainer.epochs=1"], "optim.schedule.warmup_epochs=2.0, trainer.epochs=1: the warmup must end within"),
     (["optim.schedule.end=1"], "optim.schedule.end=1, optim.schedule.peak=0.0005: the rate must not end above"),
-    (
-        ["optim.schedule.warmup_steps=5"],
-        "warmup_steps=5, optim.schedule.warmup_samples=None: give one of the three",
-    ),
+    (["optim.schedule.warmup_steps=5"], "warmup_steps=5, optim.schedule.warmup_samples=None: give one of the three"),
     (["optim.weight_decay=1e5"], "optim.schedule.peak=0.0005, optim.weight_decay=100000.0: a step must not"),
     (
         ["head.temperature=0.001"],
@@ -205,3 +208,63 @@ def test_values_that_do_not_go_together_are_named_with_their_keys(overrides, exp
 @pytest.mark.parametrize("key", ["optim.schedule.peak", "optim.eps", "head.max_scale", "data.flip", "trainer.timeout"])
 def test_a_number_is_finite_and_in_its_range(key, value):
     assert message(f"{key}={value}").startswith(f"{key} must be a number ")
+
+
+# Options in a folder of the user's: they compose like clipzoo's own, and never replace them.
+
+EXPERIMENT = "# @package _global_\ndefaults:\n  - override /encoder: tiny\n  - override /head: mine\nseed: 7\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with an experiment and a head; its name has a space and a quote."""
+    folder = tmp_path / 'my "own" conf'
+    for path, text in {"experiment/mine/birds.yaml": EXPERIMENT, "head/mine.yaml": "defaults: [cosine]\n"}.items():
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text(text)
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+def test_an_experiment_of_the_users_composes_with_options_of_both_folders(folder):
+    plain = compose(["experiment=mine/birds", "data.shards=a.tar"])
+    assert plain["seed"] == 7 and plain["encoder"]["image_size"] == 32
+    assert plain["head"] == compose(["head=cosine", "encoder=tiny", "data.shards=a.tar"])["head"]
+    assert {"mine", "clip"} <= set(options("head")) and {"mine/birds", "demo/clip"} <= set(options("experiment"))
+
+
+def test_a_fault_of_the_users_options_is_named(folder):
+    (folder / "experiment" / "bare.yaml").write_text(EXPERIMENT.partition("\n")[2])
+    for override, expected in {
+        "experiment=mine/bird": "there is no experiment=mine/bird; did you mean mine/birds?",
+        "head=mined": "there is no head=mined; did you mean mine?",
+        "experiment=bare": "the first line of an experiment must be `# @package _global_`",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            compose([override])
+
+
+def test_an_option_with_the_name_of_one_of_clipzoo_is_refused(folder):
+    (folder / "head" / "clip.yaml").write_text("defaults: [cosine]\n")
+    with pytest.raises(ConfigError, match=r"head/clip.yaml: clipzoo has an option of this name, rename the file"):
+        compose(["experiment=mine/birds"])
+
+
+def test_a_folder_that_does_not_exist_or_has_no_group_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="none is not a folder"):
+        compose(["head=clip"])
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(ConfigError, match="has no options: it is laid out like clipzoo's conf"):
+        compose(["head=clip"])
+
+
+def test_the_option_of_the_command_line_sets_the_variable_and_reaches_hydra(folder, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "elsewhere")
+    monkeypatch.chdir(folder.parent)
+    words = ["-m", "--config-dir", folder.name, "experiment=mine/birds", "data.shards=a.tar", "seed=0,1"]
+    assert with_config_folder(words) == ["-m", "experiment=mine/birds", "data.shards=a.tar", "seed=0,1"]
+    assert os.environ[VARIABLE] == str(folder)
+    monkeypatch.setattr(sys, "argv", ["clipzoo"])
+    arguments = read_command_line(["experiment=mine/birds", "data.shards=a.tar"]).hydra_arguments
+    assert arguments == ["--config-dir", str(folder), "experiment=mine/birds", "data.shards=a.tar"]

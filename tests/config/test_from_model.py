@@ -45,10 +45,9 @@ def test_a_given_size_reaches_the_tower_the_loader_and_the_evaluation():
 
 @pytest.mark.medium
 def test_evaluations_resize_images_as_the_model_does_unless_they_say_otherwise():
-    model = ["data.shards=x.tar", "encoder=open_clip", "encoder.name=ViT-M-32-alt"]
-    siglip = [*model, "encoder.resize_mode=squash", "encoder.interpolation=bilinear"]
+    siglip = [*MODEL, "encoder.resize_mode=squash", "encoder.interpolation=bilinear"]
     for changes, expected in (
-        (model, ("bicubic", "shortest")),
+        (MODEL, ("bicubic", "shortest")),
         (siglip, ("bilinear", "squash")),
         ([*siglip, "eval.resize_mode=shortest"], ("bilinear", "shortest")),
         (["data.shards=x.tar", "encoder=tiny"], ("bicubic", "shortest")),
@@ -58,21 +57,17 @@ def test_evaluations_resize_images_as_the_model_does_unless_they_say_otherwise()
         assert (evaluation["interpolation"], evaluation["resize_mode"]) == expected
 
 
-def test_a_missing_name_is_one_message():
-    with pytest.raises(ConfigError, match="^encoder.name has no value: give encoder.name=...$"):
-        compose(MODEL[:2])
-
-
-def test_a_width_that_is_not_the_models_is_refused():
-    plain = compose([*MODEL, "encoder.image_width=100"])
-    with pytest.raises(ConfigError, match="encoder.image_width=100, but that of the model is 512"):
-        found_in_model(plain)
-
-
-def test_a_value_that_no_model_has_is_refused():
-    plain = compose([*MODEL, "data.image_size=from_model:imagesize"])
-    with pytest.raises(ConfigError, match="gives no value imagesize; did you mean image_size"):
-        found_in_model(plain)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (MODEL[:2], "^encoder.name has no value: give encoder.name=...$"),
+        ([*MODEL, "encoder.image_width=100"], "encoder.image_width=100, but that of the model is 512"),
+        ([*MODEL, "data.image_size=from_model:imagesize"], "gives no value imagesize; did you mean image_size"),
+    ],
+)
+def test_a_value_that_the_model_does_not_have_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        found_in_model(compose(overrides))
 
 
 @pytest.mark.medium

@@ -10,6 +10,7 @@ import pytest
 
 from clipzoo.cli.__main__ import main
 from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF, RENAMED_KEYS
 from clipzoo.config.listing import Section, argument_meanings, comments, sections
 from clipzoo.runs.identity import flat
 from tests.support.paths import ROOT
@@ -55,6 +56,15 @@ def test_every_key_has_a_type_and_a_meaning(listed):
     assert temperature.meaning == "initial tau, scale = 1 / tau."
 
 
+def test_the_meanings_of_the_trainer_are_the_comments_of_its_file_and_renamed_keys_have_one(listed):
+    meanings = {entry.key: entry.meaning for section in listed for entry in section.entries}
+    texts = {f"trainer.{key}": text for key, text in comments(CONF / "trainer" / "default.yaml").items()}
+    assert {key: text for key, text in meanings.items() if key.startswith("trainer.")} == {
+        key: text for key, text in texts.items() if not key.endswith("_target_")
+    }
+    assert RENAMED_KEYS.keys().isdisjoint(meanings) and meanings.keys() >= set(RENAMED_KEYS.values())
+
+
 def test_a_summary_is_the_first_sentence_with_its_brackets(listed):
     summaries = {section.title: section.summary for section in listed}
     assert summaries["optim=muon"].startswith("torch's Muon (Jordan et al. 2024")
@@ -88,7 +98,7 @@ def test_docstrings_and_comments_are_read_by_argument(tmp_path):
 
 def test_words_are_searched_in_keys_options_and_meanings(capsys, monkeypatch):
     spikes = clipzoo(capsys, monkeypatch, "spike")
-    assert "trainer.on_spike = null" in spikes and "report or stop or skip or rewind or null" in spikes
+    assert "trainer.spikes.policy = null" in spikes and "report or stop or skip or rewind or null" in spikes
     assert "head.temperature" not in spikes
     assert "head.temperature = 0.07, 1.0" in clipzoo(capsys, monkeypatch, "tau")
     assert "objective.temperature" not in clipzoo(capsys, monkeypatch, "head", "tau")

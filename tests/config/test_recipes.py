@@ -85,10 +85,7 @@ def test_a_row_changes_the_keys_that_its_paper_states(name, changed):
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("file", "rows"),
-    [
-        ("kme_table4_hyperparameters.csv", ["CLIP", "WPSE", "KME-CLIP"]),
-        ("nuclr_text_numbers.csv", ["NUCLR"]),
-    ],
+    [("kme_table4_hyperparameters.csv", ["CLIP", "WPSE", "KME-CLIP"]), ("nuclr_text_numbers.csv", ["NUCLR"])],
 )
 def test_settings_among_the_published_numbers_are_those_of_the_rows(file, rows):
     paper = file.split("_")[0]

@@ -15,9 +15,8 @@ from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.index import relative_names
 from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, masked
-from clipzoo.runs.identity import identity
-from clipzoo.runs.names import run_folder
-from clipzoo.runs.variables import with_variables
+from clipzoo.runs.directory import run_folder
+from clipzoo.runs.identity import identity, with_variables
 from clipzoo.training.loggers import MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides
@@ -35,7 +34,7 @@ def test_texts_keep_the_variable_and_other_values_are_resolved():
         "logger.also.wandb.entity=${oc.env:TOKEN}", "logger.also.wandb.group=${logger.also.wandb.entity}-x",
         "logger.also.wandb.project='${oc.env:NO_SUCH,\"a,b\"}'",
         "trainer.precision=${oc.env:KIND}", "trainer.clip_gradient='${oc.decode:${oc.env:RATE}}'",
-        "optim.betas=[0.5,'${oc.decode:${oc.env:RATE}}']", "trainer.best_metric=null",
+        "optim.betas=[0.5,'${oc.decode:${oc.env:RATE}}']", "trainer.checkpoints.best_metric=null",
     ])  # fmt: skip
     assert plain["data"]["shards"] == "/data/${oc.env:TOKEN}/{0..3}.tar"
     wandb = plain["logger"]["also"]["wandb"]
@@ -48,13 +47,10 @@ def test_texts_keep_the_variable_and_other_values_are_resolved():
     assert (wandb["group"], wandb["project"]) == ("s3cr3t-value-x", "a,b")
 
 
-def test_a_list_from_a_variable_keeps_the_variable():
+def test_a_list_from_a_variable_keeps_the_variable_and_a_missing_variable_is_named():
     plain = compose(["data.shards='${oc.decode:${oc.env:LIST}}'"])
     assert plain["data"]["shards"] == "${oc.decode:${oc.env:LIST}}"
     assert with_variables(plain)["data"]["shards"] == ["a.tar", "b.tar"]
-
-
-def test_a_missing_variable_is_named():
     with pytest.raises(ConfigError, match="'NO_SUCH' not found"):
         compose(["data.shards='${oc.env:NO_SUCH}'"])
 
@@ -149,17 +145,6 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
     text = written_by(run, first, again)
     assert not any(secret in text for secret in ("s3cr3t", "an0ther", "hunter2", "hunter3"))
     clipzoo.load(run)
-
-
-@pytest.mark.medium
-def test_a_run_of_an_earlier_version_with_values_in_its_configuration_resumes(tiny_shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("SHARDS", tiny_shards)
-    options = overrides("${oc.env:SHARDS}", tmp_path, "name=run")
-    stored = with_variables(compose(options))
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(stored))
-    (tmp_path / "run" / "results.json").write_text(json.dumps({"training": {"steps": 9}, "metrics": {}}))
-    assert "is finished after 9 steps" in run_script("train.py", *options, log=tmp_path / "log").stderr
 
 
 @pytest.mark.slow

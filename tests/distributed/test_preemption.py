@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import exit_on_error
+from clipzoo.distributed.preemption import Spares
 from tests.support.paths import ROOT
 
 CODE = """
@@ -108,3 +111,42 @@ def test_a_request_during_the_imports_exits_with_75(command, requests, tmp_path)
         said = process.stderr.read()
         assert process.wait(60) == 75, said
         assert "clipzoo: stopped on request before the run began; run the same command again" in said
+
+
+@pytest.mark.parametrize(("ranks", "batch", "used"), [(24, 2048, 16), (3, 12, 3), (7, 11, 1)])
+def test_an_elastic_run_uses_the_largest_number_of_ranks_that_divides_the_batch(ranks, batch, used, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert Spares(batch).count == ranks - used
+    assert launch.read().world_size == used
+
+
+def test_without_restarts_no_rank_is_set_aside(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "24")
+    assert Spares(2048).count == 0
+    assert launch.read().world_size == 24
+
+
+def test_restarts_on_the_store_of_torchrun_are_warned_of(monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    Spares(2048)
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in capsys.readouterr().err
+
+
+PRINT = "from clipzoo.distributed.launch import exit_on_error\nwith exit_on_error():\n    print('x', flush=True)"
+
+
+def test_a_closed_stdout_ends_a_command_in_silence():
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([sys.executable, "-c", PRINT], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_another_broken_pipe_is_a_message(capfd):
+    with pytest.raises(SystemExit) as end, exit_on_error():
+        raise BrokenPipeError("a process has ended")
+    assert end.value.code == 1 and "BrokenPipeError: a process has ended" in capfd.readouterr().err

@@ -95,7 +95,7 @@ class Job:
 
 
 def run_on_two_nodes(folder: Path, shards: str, runs: Path, *changes: str, pause: float = 0) -> Job:
-    settings = overrides(shards, runs, "name=run", f"trainer.steps={STEPS}", "trainer.save_every=1000", *changes)
+    settings = overrides(shards, runs, "name=run", f"trainer.steps={STEPS}", "trainer.checkpoints.every=1000", *changes)
     return Job(folder, "train", TWO_NODES, *settings, pause=pause)
 
 
@@ -178,7 +178,7 @@ def entries(path: Path) -> set[bytes]:
 
 
 def test_a_job_that_loses_a_node_is_requeued_and_goes_on_when_the_node_is_back(slurm, tiny_shards, alone, tmp_path):
-    job = run_on_two_nodes(slurm, tiny_shards, tmp_path, "trainer.save_every=1", pause=0.7)
+    job = run_on_two_nodes(slurm, tiny_shards, tmp_path, "trainer.checkpoints.every=1", pause=0.7)
     job.wait_for("step 4/")
     lose("node2", slurm, job)
     job.wait_for("== a node was lost in attempt 1, requeued")

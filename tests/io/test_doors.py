@@ -155,18 +155,15 @@ TABLES = "a table of the user's own names images anywhere on the disk; they are 
 OPTIONS = "options of the command line, in folders of configurations"
 RECIPES = "names that clipzoo's recipes and studies write in the code"
 TRUSTED = {
-    ("cli/launch.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
-    ("cli/launch.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("cli/sweep.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("cli/sweep.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
     ("config/schema.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
     ("config/groups.py", "folder / group / f'{option}.yaml'"): OPTIONS,
     ("config/groups.py", "folder / group"): OPTIONS,
     ("config/groups.py", "folder / name"): OPTIONS,
     ("config/groups.py", "folder / path"): OPTIONS,
     ("data/index.py", "folder / f'{index_name(locations, caption_key)}.json'"): "a digest",
-    (
-        "data/locations.py",
-        "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'",
-    ): "a digest",
+    ("data/locations.py", "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'"): "a digest",
     ("data/write.py", "table.parent / image"): TABLES,
     ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
     ("evaluation/datasets/prompts.py", "package.joinpath('datasets', file)"): "files of an installed package",
@@ -175,9 +172,9 @@ TRUSTED = {
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
     ("runs/remote.py", "_staging() / _folder_of(self.store.url)"): "letters, digits and a digest of the URL",
     ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
-    ("training/sharded_checkpoints.py", "folder / file"): RECIPES,
-    ("training/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
-    ("training/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
+    ("training/checkpoint_files.py", "folder / file"): RECIPES,
+    ("training/tuned.py", "folder / f'{view}.json'"): RECIPES,
+    ("training/tuned.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
     ("lab/worlds/world.py", "folder / 'downstream' / self.name"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{judge}.csv'"): RECIPES,
@@ -227,21 +224,9 @@ TARGETS = {
     "TarWriter", "export_chrome_trace", "touch",
 }  # fmt: skip
 MODULES = {
-    "os",
-    "shutil",
-    "np",
-    "numpy",
-    "torch",
-    "Image",
-    "tarfile",
-    "zipfile",
-    "json",
-    "yaml",
-    "pd",
-    "gzip",
-    "safetensors",
+    "os", "shutil", "np", "numpy", "torch", "Image", "tarfile", "zipfile", "json", "yaml", "pd", "gzip", "safetensors",
     "OmegaConf",
-}
+}  # fmt: skip
 
 
 def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str, bool]]:
@@ -257,24 +242,15 @@ def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, st
             of_path = owner is not None and words.is_path(file, owner)
             of_library = isinstance(owner, ast.Name) and owner.id in MODULES
             takes_path = any(words.is_path(file, one) or "str(" in ast.unparse(one) for one in node.args[:2])
-            direct = owner is None and name in {
-                "open",
-                "safe_open",
-                "load_file",
-                "save_file",
-                "ShardWriter",
-                "TarWriter",
-            }
+            openers = ("open", "safe_open", "load_file", "save_file", "ShardWriter", "TarWriter")
+            direct = owner is None and name in openers
             by_library = of_library and (takes_path or name in ("open", "copyfile", "mkstemp"))
             saves = takes_path and name in ("save", "export_chrome_trace", "savefig")
             if not (of_path or direct or by_library or saves):
                 continue
             text = ast.unparse(node)
             if name == "open":
-                modes = [
-                    *node.args[0 if of_path else 1 :],
-                    *(item.value for item in node.keywords if item.arg == "mode"),
-                ]
+                modes = [*node.args[not of_path :], *(item.value for item in node.keywords if item.arg == "mode")]
                 shown = " ".join(map(ast.unparse, modes))
                 yield file, text, any(one in shown for one in ("'w", "'a", "'x", "+", "O_CREAT", "O_WRONLY", "O_RDWR"))
             elif name in SOURCES or name in TARGETS:
@@ -289,12 +265,11 @@ LOCK = "a lock has no content that counts"
 IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
     "config/groups.py": OWN,
-    "ops/tiles.py": OWN,
     "evaluation/datasets/dataset.py": OWN,
     "evaluation/probe.py": CACHE,
+    "ops/tiles.py": OWN,
     "training/checkpoint_files.py": WEIGHTS,
-    "training/sharded_checkpoints.py": WEIGHTS,
-    "cli/launch.py": OWN,
+    "cli/sweep.py": OWN,
     "config/listing.py": OWN,
     "runs/sweep.py": OWN,
     "data/loader.py": OWN,
@@ -302,7 +277,7 @@ READERS = {
     "data/images.py": "bytes in memory",
     "data/locations.py": "without waiting; the size is compared",
     "data/index.py": "verified when it was loaded, or just written",
-    "training/feature_cache.py": CACHE,
+    "training/tuned.py": CACHE,
     "training/profile.py": "the trace that it has just written",
     "training/loggers.py": "pictures that the report has just written",
     "io/files.py": "the one reader",
@@ -322,7 +297,7 @@ WRITERS = {
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
     "data/locations.py": CACHE,
-    "cli/configuration.py": "the null device",
+    "cli/report.py": "the null device",
     "distributed/launch.py": "the null device",
     "data/index.py": "an empty probe, removed at once",
     "data/write.py": IN_WHOLE,

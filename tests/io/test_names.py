@@ -13,7 +13,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.io import DamagedFileError, below, folder_name, require_no_links
 from clipzoo.lab.studies.run import main as studies
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.directory import run_folder
 from clipzoo.runs.remote import local_copy, runs_of
 from tests.support.processes import run_script
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import socket
+import time
 import zipfile
 from collections.abc import Callable
 from io import BytesIO
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from clipzoo import io
 from clipzoo.data.faults import BadSampleError
@@ -22,7 +24,9 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles
 from clipzoo.io import read_table
 from clipzoo.loading import read_weights
-from clipzoo.runs.arrays import read_arrays
+from clipzoo.report.pages import write_report
+from clipzoo.runs.directory import config_of
+from clipzoo.runs.record import read_arrays
 
 FAULTS = {
     b"": "is empty",
@@ -165,3 +169,69 @@ def test_arrays_that_grow_when_they_are_unpacked_are_bounded(tmp_path):
     with pytest.raises(io.DamagedFileError, match="bytes of arrays, more than"):
         read_arrays(tmp_path / "a.npz", most=io.MB)
     assert read_arrays(tmp_path / "a.npz", most=8 * io.MB)["zeros"].shape == (10**6,)
+
+
+def test_a_table_is_read_with_commas_or_tabs_and_quoted_lines(tmp_path):
+    (tmp_path / "a.csv").write_bytes('\ufeffpath,title\nx.png,"two\nlines, one comma"\n'.encode())
+    (tmp_path / "b.tsv").write_text("path\ttitle\nx.png\tone, two\n")
+    assert list(read_table(tmp_path / "a.csv", ["path"])) == [{"path": "x.png", "title": "two\nlines, one comma"}]
+    assert list(read_table(tmp_path / "b.tsv", ["title"])) == [{"path": "x.png", "title": "one, two"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"path,title\nx.png\n", "line 2: the row does not have a value for each column"),
+        (b"path,title\nx.png,a,b\n", "line 2: the row does not have a value for each column"),
+        (b"path,name\nx.png,a\n", "has no column 'title', but: path, name"),
+        (b"", "has no column 'path', but: "),
+        (b"path,title\n\xff\xfe,a\n", "is not a table in UTF-8"),
+        (b'path,title\n"x,a\n', "is not a table in UTF-8"),
+        (b"path,title\nx\0.png,a\n", "a value holds a NUL character"),
+    ],
+)
+def test_a_fault_of_a_table_is_named_with_its_line_or_column(tmp_path, content, words):
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        list(read_table(path, ["path", "title"]))
+
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))
+BOMBS = {
+    "aliases in lists": LAUGHS,
+    "aliases in mappings": "a0: &a0 {x: y}\n"
+    + "".join(f"a{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}, r: *a{n - 1}}}\n" for n in range(1, 40)),
+    "merged mappings": MERGED,
+    "a node inside itself": "a: &a [*a, *a]\n",
+    "a mapping inside itself": "a: &a {b: *a}\n",
+    "a long text many times": f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n",
+    "brackets": "a: " + "[" * 20_000,
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_of_a_few_kilobytes_does_not_fill_the_memory(name, tmp_path):
+    (tmp_path / "config.yaml").write_text(BOMBS[name])
+    for read in (lambda: io.read_yaml(tmp_path / "config.yaml"), lambda: config_of(tmp_path)):
+        begin = time.process_time()
+        with pytest.raises(io.DamagedFileError, match="config.yaml is not YAML"):
+            read()
+        assert time.process_time() - begin < 10
+
+
+def test_the_report_of_a_run_with_such_a_configuration_ends(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(LAUGHS)
+    begin = time.process_time()
+    try:
+        write_report(tmp_path)
+    except io.DamagedFileError as error:
+        assert "more than 1,000,000" in str(error)
+    assert time.process_time() - begin < 5
+
+
+def test_ordinary_aliases_are_read(tmp_path):
+    (tmp_path / "a.yaml").write_text(text := "a: &a {b: [1, 2.5, null]}\nc: *a\nd: {<<: *a, e: é}\n")
+    assert io.read_yaml(tmp_path / "a.yaml") == yaml.safe_load(text)

@@ -19,7 +19,7 @@ NUCLR = (
     "objective.frozen_epochs=0",
     "objective.eta=0.01",
     # 100 samples in steps of 16: nine steps end in the second epoch, where samples come a second time.
-    "trainer.save_every=3",
+    "trainer.checkpoints.every=3",
 )
 KILLED_AFTER = 4
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from clipzoo.io import DamageLog
 from clipzoo.report.frame import own_rows, read_frame
@@ -32,11 +31,19 @@ def own_run(root: Path, top1: float, *overrides: str) -> Path:
     return write_run(root, "demo/clip", {TOP1: top1}, *overrides, pairs=2000, evaluations=3)
 
 
-def leave_answers(run: Path, labels: list[int], predictions: list[int]) -> None:
-    """Write the answers of a zero-shot evaluation as the evaluation does."""
-    path = run / "evaluation" / "zero_shot" / "colours.npz"
-    path.parent.mkdir(parents=True)
-    np.savez(path, class_names=np.array(list(COLOURS)), all_labels=labels, all_predictions=predictions)
+def leave_answers(run: Path, task: str, dataset: str, **arrays: object) -> None:
+    """Write the answers of an evaluation as the evaluation does."""
+    path = run / "evaluation" / task / f"{dataset}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+
+
+def two_heads(root: Path, key: str, values: dict[str, float]) -> dict[str, Path]:
+    """A run for each head, with one metric."""
+    return {
+        head: write_run(root, "demo/clip", {key: value}, f"head={head}", f"name={head}", pairs=2000)
+        for head, value in values.items()
+    }
 
 
 @pytest.fixture
@@ -46,32 +53,35 @@ def folders(tmp_path) -> list[Path]:
     root = f"eval.root={tmp_path / 'sets'}"
     seeds = [own_run(tmp_path / "runs", 40.0 + 2 * seed, root, f"seed={seed}", f"name=clip-{seed}") for seed in (0, 1)]
     kme = own_run(tmp_path / "runs", 60.0, root, "head=kme", "name=kme")
-    leave_answers(seeds[0], [0, 1, 2, 3, 4], [0, 0, 0, 3, 0])
-    leave_answers(kme, [0, 1, 2, 3, 4], [0, 1, 2, 0, 0])
+    for run, predictions in ((seeds[0], [0, 0, 0, 3, 0]), (kme, [0, 1, 2, 0, 0])):
+        leave_answers(
+            run, "zero_shot", "colours", class_names=list(COLOURS), all_labels=range(5), all_predictions=predictions
+        )
     return [*seeds, kme]
 
 
-def test_seeds_are_one_row_and_rows_are_labelled_by_directory(folders):
+def test_seeds_are_one_row_and_rows_are_labelled_by_directory_with_the_settings_that_differ(folders):
     compared = compared_at(folders[0].parent)
     rows = compared.frame.drop_duplicates("group")
     assert rows["label"].to_list() == ["clip-0 (2 seeds)", "kme"]
     assert "head=ClipHead" in rows["note"].iloc[0] and "head=KmeHead" in rows["note"].iloc[1]
     assert compared.means["mean"].to_list() == [41.0, 60.0]
-
-
-def test_only_settings_that_differ_are_listed(folders):
-    compared = compared_at(folders[0].parent).frame
-    rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in settings_table(compared).rows}
-    assert rows["head"] == ["ClipHead", "KmeHead"]
-    assert rows["head.temperature"][1] == "" and rows["head.gamma"][0] == ""
-    assert not {"seed", "name", "objective", "encoder"} & rows.keys()
+    settings = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in settings_table(compared.frame).rows}
+    assert settings["head"] == ["ClipHead", "KmeHead"]
+    assert settings["head.temperature"][1] == "" and settings["head.gamma"][0] == ""
+    assert not {"seed", "name", "objective", "encoder"} & settings.keys()
 
 
 def test_disagreements_are_counted_and_tested(folders):
-    (pair,) = disagreements(compared_at(folders[0].parent).frame, DamageLog())
+    frame = compared_at(folders[0].parent).frame
+    (pair,) = disagreements(frame, DamageLog())
     assert pair.only_first.tolist() == [3] and pair.only_second.tolist() == [1, 2]
     # McNemar's exact test: both tails of a fair coin that shows heads at most once in three throws.
     assert pair.p_value == pytest.approx(min(1.0, 2 * sum(comb(3, count) for count in (0, 1)) / 2**3))
+    leave_answers(
+        folders[0], "zero_shot", "colours", class_names=list(COLOURS), images=np.zeros((1, 1, 1, 3), np.uint8)
+    )
+    assert not list(disagreements(frame, DamageLog()))
 
 
 @pytest.mark.medium
@@ -96,12 +106,6 @@ def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differ
     for words in ("p (Holm)", "separated", "one run classifies correctly", "95 %"):
         assert words in tested.read_text() and words not in selected.read_text()
     assert "| head=kme | 60.00 |" in selected.read_text() and "| head=clip-0 (2 seeds) |" in selected.read_text()
-
-
-def test_answers_of_earlier_versions_are_left_out(folders):
-    path = folders[0] / "evaluation" / "zero_shot" / "colours.npz"
-    np.savez(path, class_names=np.array(list(COLOURS)), images=np.asarray(Image.new("RGB", (1, 1))))
-    assert not list(disagreements(compared_at(folders[0].parent).frame, DamageLog()))
 
 
 def compared_at(root: Path) -> Comparison:
@@ -134,15 +138,15 @@ def test_differences_between_several_seeds_are_welchs_adjusted_for_all_rows(tmp_
 def test_captions_of_one_picture_are_resampled_together(tmp_path):
     answers = {"clip": np.array([0, 1, 0, 2, 5, 0]), "kme": np.array([0, 0, 0, 0, 0, 3])}
     owners = np.array([0, 0, 1, 1, 2, 2])
-    for head, places in answers.items():
-        metrics = {"retrieval/things/text_to_image/recall_at_1": 100 * float(np.mean(places == 0))}
-        run = write_run(tmp_path, "demo/clip", metrics, f"head={head}", f"name={head}", pairs=2000)
-        path = run / "evaluation" / "retrieval" / "things.npz"
-        path.parent.mkdir(parents=True)
-        np.savez(path, all_places=places, all_owners=owners, gallery=3)
+    accuracies = {head: 100 * float(np.mean(places == 0)) for head, places in answers.items()}
+    for head, run in two_heads(tmp_path, "retrieval/things/text_to_image/recall_at_1", accuracies).items():
+        leave_answers(run, "retrieval", "things", all_places=answers[head], all_owners=owners, gallery=3)
     (difference,) = differences_of(compared_at(tmp_path), DamageLog())
     change = (answers["kme"] == 0).astype(float) - (answers["clip"] == 0)
     assert difference.basis == "6 captions of 3 images" and difference.p == sign_flip(change, owners)
+    for head in answers:  # without owners
+        leave_answers(tmp_path / head, "retrieval", "things", all_places=np.zeros(4), gallery=3)
+    assert differences_of(compared_at(tmp_path), DamageLog()) == []
 
 
 @pytest.mark.parametrize(
@@ -154,21 +158,8 @@ def test_captions_of_one_picture_are_resampled_together(tmp_path):
 )
 def test_images_and_probes_of_single_runs_are_paired_by_mcnemars_test(key, arrays, tmp_path):
     answers = {"clip": np.array([0, 1, 1, 0, 0]), "kme": np.ones(5, int)}
-    for head, right in answers.items():
-        run = write_run(tmp_path, "demo/clip", {key: 20.0 * right.sum()}, f"head={head}", f"name={head}", pairs=2000)
-        path = run / "evaluation" / key.partition("/")[0] / "things.npz"
-        path.parent.mkdir(parents=True)
-        np.savez(path, **arrays(right))
+    for head, run in two_heads(tmp_path, key, {head: 20.0 * right.sum() for head, right in answers.items()}).items():
+        leave_answers(run, key.partition("/")[0], "things", **arrays(answers[head]))
     (difference,) = differences_of(compared_at(tmp_path), DamageLog())
     assert difference.basis == "5 samples" and difference.interval.estimate == 60
     assert difference.p == mcnemar(answers["clip"], answers["kme"])
-
-
-def test_answers_of_an_earlier_version_are_not_compared(tmp_path):
-    for head in ("clip", "kme"):
-        metrics = {"retrieval/things/text_to_image/recall_at_1": 50.0}
-        run = write_run(tmp_path, "demo/clip", metrics, f"head={head}", f"name={head}", pairs=2000)
-        path = run / "evaluation" / "retrieval" / "things.npz"
-        path.parent.mkdir(parents=True)
-        np.savez(path, all_places=np.zeros(4), gallery=3)
-    assert differences_of(compared_at(tmp_path), DamageLog()) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clipzoo.report.pages import write_search
 from clipzoo.report.render import terminal
-from clipzoo.report.search_page import write_search
 from clipzoo.report.trials import Trials, figures, groups, importance, parallel_coordinates, trial_table
 from clipzoo.runs.search import Trial
 from tests.support.paper_runs import write_run

@@ -1,8 +1,10 @@
-"""The table and the plot of a sweep's results."""
+"""The tables, the plot and the page of a sweep's results."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -10,10 +12,14 @@ from PIL import Image
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
 from clipzoo.report.figures import sweep_figure
-from clipzoo.report.render import markdown
+from clipzoo.report.pages import overview, sweep_trials
+from clipzoo.report.render import markdown, terminal
 from clipzoo.report.sections import best_row, sweep_rows, sweep_table
 from clipzoo.runs import sweep
+from clipzoo.runs.sweep import sweep_folder
+from tests.support.paper_runs import write_run
 from tests.support.processes import run_script
+from tests.support.runs import overrides
 
 SHARDS = "data.shards=/x/{00..01}.tar"
 METRIC = "zero_shot/demo/top1"
@@ -53,19 +59,13 @@ def test_seeds_are_averaged_and_the_best_row_is_bold(points):
     ]
 
 
-def test_the_loss_replaces_the_metric_of_runs_without_evaluation(points):
+def test_the_loss_is_a_metric_too_and_what_cannot_be_tabulated_is_refused(points, tmp_path):
     assert sweep_rows(points, "loss")["mean"].to_list() == [42.0, 43.0]
-
-
-def test_an_unknown_metric_is_refused_with_the_known_ones(points):
     with pytest.raises(ConfigError, match=f"no metric top1 .it has: {METRIC}, loss"):
         sweep_rows(points, "top1")
-
-
-def test_a_sweep_without_a_finished_point_has_no_table(tmp_path):
-    sweep_points = sweep.points([SHARDS, f"runs={tmp_path}", "seed=0,1"])
+    started = sweep.points([SHARDS, f"runs={tmp_path / 'others'}", "seed=0,1"])
     with pytest.raises(ConfigError, match="no point of the sweep is finished"):
-        sweep_table(sweep_rows(sweep_points, METRIC), METRIC)
+        sweep_table(sweep_rows(started, METRIC), METRIC)
 
 
 @pytest.mark.medium
@@ -90,3 +90,66 @@ def test_the_script_lists_points_and_writes_their_table(points, tmp_path):
     table = run_script("clipzoo", "launch", *options, *overrides, log=tmp_path / "table").stdout
     assert "| **0.75** | **43** | **1 of 2** |" in table
     assert (tmp_path / "out" / "sweep.png").exists() and "sweep.png" in (tmp_path / "out" / "sweep.md").read_text()
+
+
+COMMON = ("experiment=demo/clip", "name=null", "data.shards=a.tar")
+SWEPT = ("head=clip,kme", "seed=0,1")
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    """Three finished points of four; KME is the better one."""
+    folder = tmp_path / "runs"
+    for head, seed, top1 in (("clip", 0, 40.0), ("clip", 1, 44.0), ("kme", 0, 43.0)):
+        metrics = {"zero_shot/colours/top1": top1, "zero_shot/shapes/top1": top1 + 2}
+        write_run(folder, "demo/clip", metrics, *COMMON[1:], f"head={head}", f"seed={seed}", pairs=2000, evaluations=2)
+    return folder
+
+
+def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
+    lines = terminal(overview(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))).splitlines()
+    assert re.split("  +", lines[0]) == ["head", "zero-shot top-1 (mean)", "loss", "minutes", "runs"]
+    assert lines[1].split()[:5] == ["clip", "43", "±", "2.8", "1.5"] and lines[1].endswith(" 2")
+    assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
+    shown = sweep_trials(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))
+    assert [(trial.values, trial.results) for trial in shown.trials] == [
+        ({"head": "clip"}, (43.0,)), ({"head": "kme"}, (44.0,)),
+    ]  # fmt: skip
+    assert shown.minutes[0] == 2 * shown.minutes[1] > 0
+
+
+def test_points_that_have_not_started_or_not_ended_are_no_failures(runs):
+    swept = sweep.points([*COMMON, f"runs={runs}", "head=clip,kme,wpse,cloob", "seed=0"])
+    _, _, unfinished, failed = (point.folder for point in swept)
+    states = []
+    for change in (lambda: None, unfinished.mkdir, failed.mkdir, (failed / "clipzoo-error-1.log").touch):
+        change()
+        states.append([trial.state for trial in sweep_trials(swept).trials][2:])
+    started = ["running", "not started"]
+    assert states == [["not started"] * 2, started, ["running"] * 2, ["running", "failed"]]
+    assert sweep_trials(swept).summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_its_table_and_says_where_the_comparison_is(runs, tmp_path):
+    last = write_run(runs, "demo/clip", {"zero_shot/colours/top1": 50.0}, *COMMON[1:], "head=kme", "seed=1", pairs=2000)
+    assert last.name.startswith("demo-clip+data.shards-a.tar+head-kme+seed-1-")
+    lines = [*COMMON, f"runs={runs}", *SWEPT]
+    output = run_script("train.py", "-m", *lines, log=tmp_path / "log").stdout.splitlines()
+    page = sweep_folder(sweep.points(lines), lines) / "index.html"
+    assert output[-1] == f"the comparison of the runs: {page}" and page.exists()
+    assert output[-3].startswith("kme ") and output[-4].startswith("clip ")
+
+
+@pytest.mark.slow
+def test_a_point_that_fails_costs_only_its_own_row_and_is_named_at_the_end(tiny_shards, tmp_path):
+    common = [line for line in overrides(tiny_shards, tmp_path / "runs") if not line.startswith("data.shards")]
+    lines = [*common, f"data.shards=/nosuch/0.tar,'{tiny_shards}'"]
+    failed, finished = [point.folder for point in sweep.points(lines)]
+    process = run_script("train.py", "-m", *lines, log=tmp_path / "log", code=1)
+    assert (finished / "results.json").exists()
+    assert re.search(r"^/nosuch/0.tar .* 0 of 1$", process.stdout, re.MULTILINE)
+    assert process.stderr.splitlines()[-1] == (
+        f"clipzoo: 1 of 2 points of the sweep have failed, see their messages above: {failed.name}. "
+        "The same command trains only these again"
+    )

@@ -1,34 +1,163 @@
-"""Run directories: made, refused, and removed after a failed start."""
+"""Run directories: made, refused and removed, known by their configuration and the content of their dataset."""
 
 from __future__ import annotations
 
+import shutil
+import signal
+from pathlib import Path
+
 import pytest
+import torch
 import yaml
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.io import DamagedFileError
 from clipzoo.runs import directory as run
+from clipzoo.runs.directory import check_configuration, claim, config_of, find_run
+from clipzoo.runs.identity import DATASET_FILE, digest
+from clipzoo.runs.lock import RunLock
+from clipzoo.training import checkpoint_files
+from tests.support import damage
+from tests.support.evaluation_sets import config_of as composed
 from tests.support.experiments import composed_once
+from tests.support.processes import start_script
+from tests.support.runs import STEPS, assert_equal, overrides
+
+TUNED = ("tune/image=frozen", "tune/text=frozen", "tune/image=lora", "tune.image.rate=0.1", "tune.head_steps=5")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     message = r"file/run cannot be made \(Not a directory\): give another runs="
-    with (
-        pytest.raises(ConfigError, match=message),
-        run.created(tmp_path / "file" / "run", World()),
-    ):
+    with pytest.raises(ConfigError, match=message), run.created(tmp_path / "file" / "run", World()):
         raise AssertionError("the run starts nevertheless")
 
 
-def test_a_finished_run_that_is_asked_for_more_steps_names_the_way_to_continue_it(tmp_path):
-    def configuration(epochs: float) -> dict:
-        plain = dict(composed_once("data.shards=x.tar", "encoder=tiny"))
-        return {**plain, "trainer": {**plain["trainer"], "epochs": epochs}}
+def test_tuning_is_part_of_the_identity():
+    names = {digest(composed_once("data.shards=a.tar", *changes)) for changes in ((), *((line,) for line in TUNED))}
+    assert len(names) == 1 + len(TUNED)
 
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(configuration(50.0)))
+
+def test_a_finished_run_that_is_asked_for_more_steps_names_the_way_to_continue_it(tmp_path):
+    plain = dict(composed_once("data.shards=x.tar", "encoder=tiny"))
+    shorter, longer = ({**plain, "trainer": {**plain["trainer"], "epochs": epochs}} for epochs in (50.0, 80.0))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(shorter))
     with pytest.raises(ConfigError, match=r"trainer.epochs 50.0 -> 80.0\): give another name=..., or remove"):
-        run.check_configuration(tmp_path, configuration(80.0))
+        check_configuration(tmp_path, longer)
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(ConfigError, match=rf"50.0 -> 80.0\): .* give another name=... and init.resume={tmp_path} "):
-        run.check_configuration(tmp_path, configuration(80.0))
+        check_configuration(tmp_path, longer)
+
+
+def claimed(folder: Path, fingerprint: str = "a", shards: str = "old", *changes: str) -> None:
+    plain = composed("clip", f"data.shards={shards}", f"name={folder.name}", f"runs={folder.parent}", *changes)
+    with RunLock(folder) as lock:
+        claim(lock, plain, fingerprint)
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_a_damaged_config_is_named_instead_of_compared(tmp_path, kind):
+    claimed(tmp_path)
+    kind(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError) as caught:
+        check_configuration(tmp_path, composed("clip"))
+    message = str(caught.value)
+    assert "another configuration" not in message and "config.yaml" in message
+    assert "restore it from a copy, or give another name=... to train anew" in message
+    assert kind is not damage.empty or "config.yaml is empty: restore it" in message
+
+
+def test_an_unchanged_config_is_not_written_again(tmp_path):
+    claimed(tmp_path)
+    before = (tmp_path / "config.yaml").stat()
+    claimed(tmp_path)
+    after = (tmp_path / "config.yaml").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    claimed(tmp_path, "a", "old", "trainer.checkpoints.every=7")
+    assert config_of(tmp_path)["trainer"]["checkpoints"]["every"] == 7
+
+
+def test_nodes_of_another_type_are_named(tmp_path):
+    plain = composed("clip")
+    for changes, fault in (
+        ({"head": "clip"}, "has 'clip' as head, not a mapping"),
+        ({"head": {}}, "lacks head._target_"),
+        ({"eval": {**plain["eval"], "zero_shot": [1]}}, "has 1 as eval.zero_shot.0, not text"),
+        ({"row": 3}, "has 3 as row, not text or nothing"),
+        ({"eval": None}, "has None as eval, not a mapping"),
+        ({"trainer": {**plain["trainer"], "epochs": "ten"}}, "has 'ten' as trainer.epochs, not a number or nothing"),
+        ({"encoder": {**plain["encoder"], "image_tower": {"_target_": [1]}}}, "has .1. as encoder.image_tower._target"),
+        ({"seed": "none"}, "has 'none' as seed, not a number"),
+    ):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({**plain, **changes}))
+        with pytest.raises(DamagedFileError, match=f"config.yaml {fault}"):
+            config_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_unnamed_run_resumes_and_is_found_finished_after_its_dataset_was_moved(tiny_shards, undisturbed, tmp_path):
+    folders = [tmp_path / "first" / "data", tmp_path / "second" / "elsewhere", tmp_path / "third"]
+    shutil.copytree(Path(tiny_shards).parent, folders[0])
+
+    def run(folder: Path, code: int, **environment: str) -> str:
+        shards = f"{folder}/{Path(tiny_shards).name}"
+        process = start_script(
+            "train.py", *overrides(shards, tmp_path / "runs"), log=tmp_path / folder.name, environment=environment
+        )
+        assert process.wait() == code, process.stderr
+        return process.stderr
+
+    run(folders[0], -signal.SIGKILL, FAULT="killed:5:0")
+    for old, new in ((folders[0], folders[1]), (folders[1], folders[2])):
+        new.parent.mkdir(exist_ok=True)
+        old.rename(new)
+        log = run(new, 0)
+        assert ("resuming from step " if new == folders[1] else f"is finished after {STEPS} steps") in log
+    (trained,) = (tmp_path / "runs").glob("*")
+    newest, expected = (checkpoint_files.load_newest(path / "checkpoints") for path in (trained, undisturbed / "run"))
+    assert_equal(newest[0]["model"], expected[0]["model"])
+    assert newest[0]["step"] == STEPS
+
+
+def found(folder: Path, fingerprint: str | None, *changes: str) -> Path:
+    plain = composed("clip", "data.shards=new", f"name={folder.name}", f"runs={folder.parent}", *changes)
+    return find_run(plain, [], lambda run: fingerprint)
+
+
+def test_a_named_run_goes_on_with_the_same_dataset_in_another_place_and_with_no_other(tmp_path):
+    claimed(tmp_path / "run")
+    assert found(tmp_path / "run", "a") == tmp_path / "run"
+    with pytest.raises(ConfigError, match="another configuration .data.shards 'old' -> 'new'.: give another name="):
+        found(tmp_path / "run", "b")
+    with pytest.raises(ConfigError, match="seed 0 -> 1"):
+        found(tmp_path / "run", "a", "seed=1")
+    claimed(tmp_path / "run", "a", "new")
+    with pytest.raises(ConfigError, match="data.shards 'new' -> 'other'"):
+        claimed(tmp_path / "run", "b", "other")
+
+
+def test_a_dataset_without_an_index_is_compared_once_it_has_one(tmp_path):
+    claimed(tmp_path / "run")
+    found(tmp_path / "run", None)
+    (tmp_path / "run" / "results.json").write_text("{}")
+    with pytest.raises(ConfigError, match="another configuration"):
+        found(tmp_path / "run", None)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, damage.empty])
+def test_a_run_without_a_fingerprint_is_compared_by_the_place_of_its_dataset(tmp_path, change):
+    claimed(tmp_path / "run")
+    change(tmp_path / "run" / DATASET_FILE)
+    with pytest.raises(ConfigError, match="another configuration"):
+        found(tmp_path / "run", "a")
+
+
+def test_the_fingerprint_of_a_run_with_checkpoints_does_not_change(tmp_path):
+    claimed(tmp_path / "run")
+    claimed(tmp_path / "run", "b")
+    assert found(tmp_path / "run", "b")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    torch.save({}, tmp_path / "run" / "checkpoints" / "step_00000002.pt")
+    claimed(tmp_path / "run", "c")
+    assert found(tmp_path / "run", "b")

@@ -9,10 +9,9 @@ import pytest
 
 from clipzoo.config.trust import read
 from clipzoo.io import folder_name
-from clipzoo.runs.directory import claim, find_run
+from clipzoo.runs.directory import LONGEST_DESCRIPTION, claim, description, find_run, run_folder
 from clipzoo.runs.identity import digest
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.names import LONGEST_DESCRIPTION, description, run_folder
 from clipzoo.runs.sweep import points
 from tests.support.experiments import composed_once
 

@@ -16,8 +16,8 @@ from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import stores
 from clipzoo.runs import remote, store as remote_store
+from clipzoo.runs.directory import run_folder
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.names import run_folder
 from clipzoo.runs.remote import RemoteRun, RemoteRuns, Runs, local_copy, write_back
 from clipzoo.runs.store import Store
 from tests.support.stores import faulty_store, log_step, save_checkpoint
@@ -153,6 +153,9 @@ def test_urls_of_runs_checkpoints_and_folders_of_runs_lead_to_local_copies(files
     for place in (f"{RUNS}/b", f"{RUNS}/a/checkpoints/step_00000002.pt"):
         with pytest.raises(ConfigError, match=f"run={place} (holds no run|does not exist)"):
             local_copy(place, "run")
+    # Hydra's own files of a sweep stay out of the URL.
+    assert RemoteRuns(RUNS).hydra_overrides() == [f"hydra.sweep.dir='{copy.parent / 'multirun'}'"]
+    assert Runs(Path("runs")).hydra_overrides() == []
 
 
 def test_what_a_command_writes_to_a_copy_is_sent_back_unless_the_run_is_being_trained(files, tmp_path, caplog):
@@ -185,30 +188,21 @@ def test_a_command_beside_a_training_on_this_machine_does_not_take_its_lock(file
 
 
 def test_an_unnamed_run_is_found_in_the_store_by_its_digest(files, tmp_path):
-    line = ["encoder=tiny", "data.shards=x.tar", f"runs={RUNS}"]
-    plain = compose(line)
-    folder = run_folder(plain, line)
-    assert folder.parent == RemoteRuns(RUNS).folder
+    line = ["encoder=tiny", "data.shards=x.tar"]
+    there = [*line, f"runs={RUNS}", "upload_patience=7", "upload_every=1"]
+    plain = compose(there)
+    folder = run_folder(plain, there)
+    assert folder.parent == RemoteRuns(RUNS).folder and folder.name == run_folder(compose(line), line).name
     stored = f"another-description-{folder.name.rpartition('-')[2]}"
     Store(f"{RUNS}/{stored}", "runs").write("config.yaml", yaml.safe_dump(plain).encode())
-    assert run_folder(plain, line) == folder.with_name(stored)
+    assert run_folder(plain, there) == folder.with_name(stored)
     assert (folder.with_name(stored) / "config.yaml").exists()
-
-
-def test_the_store_and_its_keys_do_not_change_the_name_of_a_run(files):
-    here, there = ["encoder=tiny", "data.shards=x.tar"], [f"runs={RUNS}", "upload_patience=7", "upload_every=1"]
-    assert run_folder(compose(here), here).name == run_folder(compose(here + there), here + there).name
 
 
 def test_a_url_with_a_password_is_refused_and_hidden():
     with pytest.raises(ConfigError, match=r"environment variables") as error:
         RemoteRuns("s3://key:secret@bucket/runs")
     assert "secret" not in str(error.value)
-
-
-def test_hydras_files_of_a_sweep_stay_in_the_folder_of_local_copies():
-    assert Runs(Path("runs")).hydra_overrides() == []
-    assert RemoteRuns(RUNS).hydra_overrides() == [f"hydra.sweep.dir='{RemoteRuns(RUNS).folder / 'multirun'}'"]
 
 
 def test_the_default_folder_of_local_copies_is_private_to_its_user(tmp_path, monkeypatch):

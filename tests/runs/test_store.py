@@ -102,15 +102,6 @@ def test_the_log_is_sent_before_a_checkpoint_whatever_its_interval(files, tmp_pa
     mirror.finish()
 
 
-def test_a_checkpoint_without_its_mark_is_not_sent(files, tmp_path):
-    save_checkpoint(tmp_path, 2)
-    (tmp_path / "checkpoints" / "step_00000004.pt").write_bytes(b"half")
-    (tmp_path / "checkpoints" / "step_00000006").mkdir()
-    (tmp_path / "checkpoints" / "step_00000006" / "rank_00000.safetensors").write_bytes(b"half")
-    mirrored(tmp_path).finish()
-    assert names(files) == {"checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"}
-
-
 def test_a_checkpoint_in_a_folder_is_sent_as_a_whole_with_its_mark_last(files, tmp_path):
     shards = tmp_path / "checkpoints" / "step_00000002"
     shards.mkdir(parents=True)
@@ -131,9 +122,14 @@ def test_a_checkpoint_in_a_folder_is_sent_as_a_whole_with_its_mark_last(files, t
 def test_uploads_that_fail_or_arrive_truncated_are_repeated_until_they_are_read_back(files, tmp_path):
     files.faults = {"put .pt": [ConnectionError("reset"), "truncated", OSError("503")], "get .pt": ["truncated"]}
     save_checkpoint(tmp_path, 2)
+    # A checkpoint without its mark is not sent.
+    (tmp_path / "checkpoints" / "step_00000004.pt").write_bytes(b"half")
+    (tmp_path / "checkpoints" / "step_00000006").mkdir()
+    (tmp_path / "checkpoints" / "step_00000006" / "rank_00000.safetensors").write_bytes(b"half")
     mirrored(tmp_path).finish()
     stored = files.store["/runs/a/checkpoints/step_00000002.pt"].getvalue()
     assert stored == (tmp_path / "checkpoints" / "step_00000002.pt").read_bytes()
+    assert names(files) == {"checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"}
     assert not any(files.faults.values())
 
 
@@ -178,7 +174,7 @@ def test_a_store_that_fails_for_longer_than_the_bound_is_reported_once_with_the_
     assert (tmp_path / "checkpoints" / "step_00000002.pt").exists()
 
 
-def test_files_that_the_store_has_are_not_sent_again_by_the_next_process(files, tmp_path):
+def test_the_next_process_sends_only_files_that_are_new_or_lost_in_the_store(files, tmp_path):
     save_checkpoint(tmp_path, 2)
     log_step(tmp_path, 1)
     mirrored(tmp_path).finish()
@@ -186,11 +182,6 @@ def test_files_that_the_store_has_are_not_sent_again_by_the_next_process(files, 
     log_step(tmp_path, 2)
     mirrored(tmp_path).finish()
     assert [name for operation, name in files.operations if operation == "put"] == ["runs/a/metrics.jsonl"]
-
-
-def test_a_file_that_was_lost_in_the_store_is_sent_again(files, tmp_path):
-    save_checkpoint(tmp_path, 2)
-    mirrored(tmp_path).finish()
     del files.store["/runs/a/checkpoints/step_00000002.pt"]
     mirrored(tmp_path).finish()
     assert "checkpoints/step_00000002.pt" in names(files)
@@ -210,17 +201,18 @@ def test_a_damaged_checkpoint_in_the_store_is_named_and_the_one_before_is_fetche
     assert "step_00000004 is not used: the SHA-256" in caplog.text
 
 
-def test_truncated_answers_never_become_a_local_file(files, tmp_path):
+def test_truncated_answers_never_become_a_local_file_and_no_file_lies_outside_of_it(files, tmp_path):
     save_checkpoint(tmp_path / "here", 2)
     log_step(tmp_path / "here", 1)
     mirrored(tmp_path / "here").finish()
+    files.store["/runs/a/../../outside"] = files.store["/runs/a/metrics.jsonl"]
     files.faults = {"get .pt": ["truncated", ConnectionError("reset")], "get metrics.jsonl": ["truncated"]}
-    store, copy = Store(URL, "runs"), tmp_path / "there"
+    store, copy = Store(URL, "runs"), tmp_path / "a" / "there"
     refresh(store, copy, None)
     fetch_newest(store, copy)
     for name in ("metrics.jsonl", "checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"):
         assert (copy / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
-    assert not any(files.faults.values())
+    assert not any(files.faults.values()) and not list(tmp_path.rglob("outside"))
 
 
 def test_a_file_that_grows_while_it_is_fetched_arrives_in_one_of_its_versions(files, tmp_path):
@@ -255,20 +247,9 @@ def test_a_local_copy_that_another_machine_has_left_behind_is_replaced_and_a_new
     assert (here / "metrics.jsonl").exists()
 
 
-def test_names_that_lead_out_of_the_folder_are_not_fetched(files, tmp_path):
-    Store(URL, "runs").write("config.yaml", b"{}")
-    files.store["/runs/a/../../outside"] = files.store["/runs/a/config.yaml"]
-    refresh(Store(URL, "runs"), tmp_path / "a" / "b", None)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()].count("outside") == 0
-
-
-class NotFoundError(OSError):
-    """As the client of the Hugging Face hub raises it; no FileNotFoundError."""
-
-    response = SimpleNamespace(status_code=404)
-
-
 def test_a_file_that_a_client_does_not_find_counts_as_removed(files):
-    files.faults["remove runs/a/config.yaml"] = [NotFoundError()]
+    # As the client of the Hugging Face hub raises it, which is not a FileNotFoundError.
+    missing = type("NotFoundError", (OSError,), {"response": SimpleNamespace(status_code=404)})
+    files.faults["remove runs/a/config.yaml"] = [missing()]
     Store(URL, "runs").remove("config.yaml")
     assert files.faults["remove runs/a/config.yaml"] == []

@@ -10,7 +10,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError
 from clipzoo.runs import sweep
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.directory import run_folder
 from tests.support.processes import run_script
 
 SHARDS = "data.shards=/x/{00..01}.tar"

@@ -27,4 +27,10 @@ def change_type(path: Path) -> None:
     path.write_bytes(contents.get(path.suffix, b"\x89PNG\r\n\x1a\n of another type\n"))
 
 
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 KINDS: tuple[Callable[[Path], None], ...] = (cut, empty, randomise, change_type)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clipzoo.api.explore import Collection, Explorer, collections_of, explored
-from clipzoo.cli.models.explorer_site import ExploredRun, Site
+from clipzoo.explore.app import Collection, Explorer, collections_of, explored
 from tests.support.evaluation_sets import write_sets
 from tests.support.exported import loaded
 
@@ -17,8 +16,8 @@ def collections(root: Path, limit: int = 100) -> list[Collection]:
     return collections_of({"eval": node}, (), limit, print)
 
 
-def site_of(folder: Path, *heads: str) -> Site:
-    """A site of one untrained model per head."""
+def explorer_of(folder: Path, *heads: str) -> Explorer:
+    """An explorer of one untrained model per head."""
     parts = collections(folder / "sets")
     models = [explored(head, head, loaded(head), parts, folder / head, lambda line: None) for head in heads]
-    return Site(Explorer(models, parts), [ExploredRun(head, None, None) for head in heads])
+    return Explorer(models, parts)

@@ -44,7 +44,7 @@ from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.datasets.readers import karpathy
 from clipzoo.lab.methods.lab import cells, read_settings
 from clipzoo.lab.methods.page import write_page
-from clipzoo.training.feature_cache import FeatureCache
+from clipzoo.training.tuned import FeatureCache
 from clipzoo.types import Batch, Features
 from tests.support import searches
 from tests.support.evaluation_sets import batch_encoder, write_sets

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.directory import run_folder
 from clipzoo.runs.record import results
 from tests.support.experiments import composed_once
 

@@ -26,7 +26,7 @@ def overrides(shards: str, runs: Path, *changes: str) -> list[str]:
     objective = [] if chosen else ["objective._target_=tests.support.faults.FaultyInfoNCE"]
     return [
         "encoder=tiny", f"data.shards='{shards}'", "data.workers=0", "trainer.global_batch=16", "trainer.epochs=null",
-        f"trainer.steps={STEPS}", "trainer.precision=float64", "trainer.save_every=2", "trainer.log_every=1",
+        f"trainer.steps={STEPS}", "trainer.precision=float64", "trainer.checkpoints.every=2", "trainer.log_every=1",
         "trainer.device=cpu", "optim.schedule.warmup_epochs=0.3", f"runs={runs}", *objective, *changes,
     ]  # fmt: skip
 
@@ -106,3 +106,12 @@ def assert_close(
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=rtol, atol=atol, msg=name)
+
+
+def assert_same_training(actual: Path, expected: Path, atol: float = 0.0) -> None:
+    """Require the weights and losses of another training, bit for bit unless a tolerance is given."""
+    if atol:
+        assert_close(weights(actual), weights(expected), atol=atol)
+    else:
+        assert_equal(weights(actual), weights(expected))
+    assert max(abs(one - other) for one, other in zip(losses(actual), losses(expected), strict=True)) <= atol

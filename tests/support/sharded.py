@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from clipzoo.distributed.world import World
-from clipzoo.training.checkpoint_files import save_sharded
-from clipzoo.training.sharded_checkpoints import Keys, Piece, Place, encoded, map_tensors, name_of, tensors_with_paths
+from clipzoo.training.checkpoint_files import (
+    Keys,
+    Piece,
+    Place,
+    encoded,
+    map_tensors,
+    name_of,
+    save_sharded,
+    tensors_with_paths,
+)  # fmt: skip
 
 DIVIDED = {("model", "weight"), ("optimizer", "state", 0, "exp_avg"), ("objective", "log_u"), ("few",)}
 """Tensors of which every rank has a part; along their last dimension."""

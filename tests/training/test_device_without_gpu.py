@@ -85,7 +85,7 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         "cosine", "objective=nuclr", f"data.shards='{tiny_shards}'", "data.workers=0", f"eval.root={tmp_path / 'sets'}",
         "eval.zero_shot=[colours]", "eval.linear_probe=[]", "eval.retrieval=[things]", "eval.workers=0",
         "trainer.global_batch=12", "trainer.epochs=null", "trainer.steps=3", "trainer.micro_batch=5",
-        "trainer.clip_gradient=1.0", "trainer.save_every=2", "trainer.device=cuda", "trainer.log_every=3",
+        "trainer.clip_gradient=1.0", "trainer.checkpoints.every=2", "trainer.device=cuda", "trainer.log_every=3",
     )  # fmt: skip
     with pretended() as waits:
         settings: Settings = build_part(plain["trainer"])
@@ -99,14 +99,13 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
     moving = {"training/settings.py place"}
     logging = {
-        "training/callbacks.py after",
+        "training/train.py after",
         "distributed/world.py mean_and_rows",
         "training/diagnostics.py _uniformity",
     }
     outside_of_steps = (
         "training/checkpoints.py",
         "training/checkpoint_files.py",
-        "training/sharded_checkpoints.py",
         "training/divergence.py require_finite_weights",
         "evaluation/",
     )

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.api.training import adam
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training import checkpoint_files
-from clipzoo.training.callbacks import CallbackEvaluator, Rungs
+from clipzoo.training.in_python import CallbackEvaluator, adam
 from clipzoo.training.loggers import Logger
 from clipzoo.training.parts import Hook, Parts, Step
-from clipzoo.training.settings import Settings
-from clipzoo.training.train import train
+from clipzoo.training.settings import CheckpointSettings, Settings
+from clipzoo.training.train import Rungs, train
 from clipzoo.types import Progress
 from tests.support.pairs import pair_dataset, pair_model
 
@@ -62,7 +61,7 @@ def run(folder: Path | None, *hooks: Hook) -> dict[str, Any]:
     model, world = pair_model(), World()
     dataset, evaluator = pair_dataset(), CallbackEvaluator(lambda trained: {"loss": 1.0}, None)
     dataset.open(folder, world)
-    settings = Settings(8, None, STEPS, log_every=1, save_every=2)
+    settings = Settings(8, None, STEPS, log_every=1, checkpoints=CheckpointSettings(2))
     parts = Parts(
         settings, model.head, InfoNCE(0.5, 0.5), dataset, evaluator, adam(1e-3), Logger(), None, None, 0, folder,
         report=lambda line: None,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,14 +18,19 @@ from pathlib import Path
 import pytest
 
 import clipzoo
+from clipzoo.runs.remote import local_copy
 from clipzoo.runs.store import tree_of
 from tests.support import runs
 from tests.support.evaluation_sets import write_sets
+from tests.support.gcs import BUCKET as GOOGLE_BUCKET, gcs_server
+from tests.support.hub_server import TOKEN, hub_server
+from tests.support.paths import ROOT
 from tests.support.processes import Process, run_script
-from tests.support.runs import assert_equal, log_of_end, losses, weights
+from tests.support.runs import assert_equal, assert_same_training, log_of_end, overrides
 from tests.support.s3 import BUCKET, S3Proxy, names, request, s3_server, stored
 
 pytestmark = pytest.mark.slow
+
 RATES = {"delay": 0.1, "500": 0.05, "503": 0.05, "reset": 0.05, "lost_answer": 0.05, "truncated": 0.1, "stall": 0.02}
 URL = f"s3://{BUCKET}/runs"
 
@@ -80,15 +88,14 @@ def fetched(server: S3Proxy, folder: Path) -> Path:
 
 
 def assert_as_undisturbed(copy: Path, undisturbed: Path) -> None:
-    assert_equal(weights(copy), weights(undisturbed))
-    assert losses(copy) == losses(undisturbed)
+    assert_same_training(copy, undisturbed)
     assert (copy / "run" / "results.json").exists() and (copy / "run" / "report.md").exists()
 
 
 def test_a_run_on_a_failing_store_equals_a_local_one(server, tiny_shards, undisturbed, tmp_path):
     server.rates = RATES
     with checked(server):
-        assert log_of_end(start(server, tiny_shards, tmp_path, "trainer.keep=1"), 0)
+        assert log_of_end(start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1"), 0)
     assert set(server.injected) >= {"500", "503", "reset", "lost_answer", "truncated"}
     assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
 
@@ -100,7 +107,7 @@ def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_on
     with checked(server):
         newest = 0
         for _ in range(2):
-            process = start(server, tiny_shards, tmp_path, "trainer.keep=1", pause=2)
+            process = start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1", pause=2)
             while (now := newest_step(server)) <= newest:
                 assert process.process.is_alive(), process.stderr
                 time.sleep(0.1)
@@ -108,7 +115,7 @@ def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_on
             process.kill()
             shutil.rmtree(tmp_path / "staging")
             _release(server)
-        log = log_of_end(start(server, tiny_shards, tmp_path, "trainer.keep=1"), 0)
+        log = log_of_end(start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1"), 0)
     assert "resuming from step" in log
     assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
 
@@ -177,3 +184,53 @@ def test_two_machines_do_not_train_one_run(server, tiny_shards, tmp_path):
     third = start(server, tiny_shards, tmp_path / "b", "trainer.steps=1000", pause=0.2)
     third.wait_for("resuming from step")
     third.kill()
+
+
+GOOGLE_URL = f"gs://{GOOGLE_BUCKET}/runs"
+
+
+def test_a_run_in_google_storage_that_stops_and_resumes_from_an_empty_folder_equals_a_local_one(
+    tiny_shards, undisturbed, tmp_path, monkeypatch
+):
+    with gcs_server() as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        monkeypatch.setenv("CLIPZOO_STAGING", str(tmp_path / "staging"))
+
+        def start(**faults: object) -> Process:
+            (process,) = runs.start(
+                tiny_shards, tmp_path, f"runs={GOOGLE_URL}", "upload_every=1", "trainer.checkpoints.keep=1", **faults
+            )
+            return process
+
+        log_of_end(start(fault="raises:5:0"), 1)
+        shutil.rmtree(tmp_path / "staging")
+        assert "resuming from step 4 " in log_of_end(start(), 0)
+        shutil.rmtree(tmp_path / "staging")
+        copy: Path = local_copy(f"{GOOGLE_URL}/run", "run")
+    assert_as_undisturbed(copy.parent, undisturbed)
+
+
+def test_a_run_on_the_hub_that_stops_and_resumes_from_an_empty_folder_equals_a_local_one(
+    tiny_shards, undisturbed, tmp_path
+):
+    with hub_server() as server:
+        server.repositories["somebody/runs"] = {}
+        # The files of a real hub's large storage go through a service of its own, which is not here.
+        hub = {"HF_ENDPOINT": server.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        variables = {**os.environ, **hub, "CLIPZOO_STAGING": str(tmp_path / "staging"), "CUDA_VISIBLE_DEVICES": ""}
+        changes = ("name=run", "runs=hf://somebody/runs", "upload_every=1", "trainer.checkpoints.keep=1")
+
+        def train(code: int, **faults: str) -> str:
+            # A process from its start: HF_ENDPOINT is read when huggingface_hub is imported.
+            command = [sys.executable, "train.py", *overrides(tiny_shards, tmp_path, *changes)]
+            done = subprocess.run(command, cwd=ROOT, env=variables | faults, capture_output=True, text=True)
+            assert done.returncode == code, done.stderr
+            return done.stderr
+
+        train(1, FAULT="raises:5:0")
+        shutil.rmtree(tmp_path / "staging")
+        assert "resuming from step 4 " in train(0)
+        for name, content in server.repositories["somebody/runs"].items():
+            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "copy" / name).write_bytes(content)
+    assert_as_undisturbed(tmp_path / "copy", undisturbed)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SHARDED = (
     "head=cosine", "objective=nuclr", "objective._target_=tests.support.faults.FaultyNUCLR",
     "objective.frozen_epochs=0", "objective.eta=0.01", "trainer.sample_state=sharded",
-    "trainer.save_in_background=true",
+    "trainer.checkpoints.in_background=true",
 )  # fmt: skip
 KILLS, STEPS, SEED = 20, 34, 3
 
@@ -53,7 +53,7 @@ def test_a_kill_between_data_and_mark_leaves_the_checkpoint_before_in_use(tiny_s
 
 
 def test_twenty_kills_of_any_rank_at_random_moments_change_no_bit_of_the_weights(tiny_shards, tmp_path):
-    length = (f"trainer.steps={STEPS}", "trainer.save_every=1", "trainer.keep=2")
+    length = (f"trainer.steps={STEPS}", "trainer.checkpoints.every=1", "trainer.checkpoints.keep=2")
     train(tiny_shards, tmp_path / "undisturbed", *SHARDED, *length, ranks=2)
     moments, runs = random.Random(SEED), tmp_path / "disturbed"
     for _ in range(KILLS):
@@ -86,8 +86,8 @@ def newest_mark(folder: Path) -> int:
 
 
 def test_a_run_goes_from_two_ranks_to_one_to_four_in_mid_epoch(tiny_shards, straight, tmp_path):
-    length = "trainer.save_every=3"
-    plans = [(2, 2, SHARDED), (1, 4, (*SHARDED[:-2], "trainer.checkpoint_format=file")), (4, 7, SHARDED)]
+    length = "trainer.checkpoints.every=3"
+    plans = [(2, 2, SHARDED), (1, 4, (*SHARDED[:-2], "trainer.checkpoints.format=file")), (4, 7, SHARDED)]
     for ranks, step, settings in plans:
         processes = start(tiny_shards, tmp_path, *settings, length, ranks=ranks, pause=0.5)
         processes[0].wait_for(f"step {step}/")
@@ -102,7 +102,7 @@ def test_a_run_goes_from_two_ranks_to_one_to_four_in_mid_epoch(tiny_shards, stra
 
 
 def test_a_sharded_run_equals_one_with_files_and_is_loaded_and_evaluated_like_it(tiny_shards, straight, tmp_path):
-    whole = (*SHARDED[:-2], "trainer.sample_state=whole", "trainer.checkpoint_format=file")
+    whole = (*SHARDED[:-2], "trainer.sample_state=whole", "trainer.checkpoints.format=file")
     train(tiny_shards, tmp_path, *whole, ranks=2)
     for part, tensors in state_of(tmp_path, 9).items():
         assert_equal(state_of(straight, 9)[part], tensors)

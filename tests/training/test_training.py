@@ -11,16 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+import clipzoo
 from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.runs.record import RunRecord
+from clipzoo.training import checkpoint_files
+from tests.support.evaluation_sets import write_sets
 from tests.support.paths import ROOT
 from tests.support.runs import (
     STEPS,
-    assert_close,
     assert_equal,
+    assert_same_training,
     losses,
+    newest_state,
     overrides,
     train,
     train_and_kill,
@@ -42,15 +47,13 @@ def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     train_and_kill(tiny_shards, tmp_path, step)
     assert not (tmp_path / "run" / "results.json").exists()
     train(tiny_shards, tmp_path)
-    assert_equal(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == losses(undisturbed)
+    assert_same_training(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
 def test_two_ranks_with_micro_batches_and_tiles_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     train(tiny_shards, tmp_path, "trainer.micro_batch=2", "trainer.tile=3", ranks=2)
-    assert_close(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
+    assert_same_training(tmp_path, undisturbed, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -59,27 +62,26 @@ def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, un
     command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path, "name=run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert_close(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
+    assert_same_training(tmp_path, undisturbed, atol=1e-10)
 
 
 @pytest.mark.medium
-def test_a_finished_run_says_so_and_trains_no_more(tiny_shards, finished):
+@pytest.mark.parametrize(
+    ("changes", "code", "expected"),
+    [
+        ((), 0, (f"is finished after {STEPS} steps",)),
+        (("head.temperature=0.1",), 2, ("holds a run of another configuration (head.temperature 0.07 -> 0.1)",)),
+        (
+            ("eval=demo", "trainer.log_every=3"), 0,
+            ("is finished", "eval configuration was different", "clipzoo evaluate run="),
+        ),
+    ],
+)  # fmt: skip
+def test_a_finished_run_trains_no_more_and_says_what_differs(tiny_shards, finished, changes, code, expected):
     before = (finished / "run" / "metrics.jsonl").read_text()
-    assert f"is finished after {STEPS} steps" in train(tiny_shards, finished)
+    log = train(tiny_shards, finished, *changes, expected_code=code)
+    assert all(words in log for words in expected)
     assert (finished / "run" / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.medium
-def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shards, finished):
-    log = train(tiny_shards, finished, "head.temperature=0.1", expected_code=2)
-    assert "holds a run of another configuration (head.temperature 0.07 -> 0.1)" in log
-
-
-@pytest.mark.medium
-def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished):
-    log = train(tiny_shards, finished, "eval=demo", "trainer.log_every=3")
-    assert "is finished" in log and "eval configuration was different" in log and "clipzoo evaluate run=" in log
 
 
 @pytest.mark.medium
@@ -111,7 +113,10 @@ def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
     [
         ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has only 100"),
         ("head.text_width=3", "head.text_width=3, encoder.text_width=32: the head's width must be that of the encoder"),
-        ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
+        (
+            "trainer.checkpoints.best_metric=zero_shot/cars/top1",
+            "there is no metric trainer.checkpoints.best_metric=zero_shot/cars/top1",
+        ),
     ],
 )
 def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tmp_path, override, expected):
@@ -132,3 +137,89 @@ def test_the_gap_and_the_spread_of_the_embeddings_are_logged(undisturbed):
     assert line["gap_image_to_text"] == pytest.approx(line["positive_image_to_text"] - line["negative_image_to_text"])
     assert 0 <= line["alignment"] <= 4
     assert line["uniformity_image"] <= 0
+
+
+EMA = ("average=ema", "average.half_life_steps=2")
+
+
+@pytest.fixture
+def averaged(tiny_shards, tmp_path):
+    """A run with an average and an evaluation, with the checkpoints of all steps."""
+    write_sets(tmp_path / "sets")
+    sets = (
+        "eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.batch_size=16",
+        "eval.workers=0",
+    )  # fmt: skip
+    train(
+        tiny_shards, tmp_path / "whole", *EMA, *sets, "trainer.checkpoints.every=1", f"trainer.checkpoints.keep={STEPS}"
+    )
+    return tmp_path / "whole" / "run"
+
+
+@pytest.mark.medium
+def test_a_run_saves_evaluates_and_loads_the_average_of_the_weights_of_its_steps(averaged, undisturbed, tmp_path):
+    folder = averaged / "checkpoints"
+    steps = [checkpoint_files.read(folder / f"step_{step:08d}.pt") for step in range(1, STEPS + 1)]
+    shares = [0.5 ** ((STEPS - step) / 2) for step in range(1, STEPS + 1)]
+    average = steps[-1]["average"]["model"]
+    assert average.keys() == {name for name, value in steps[-1]["model"].items() if value.is_floating_point()}
+    for name, value in average.items():
+        offline = sum(share * state["model"][name] for share, state in zip(shares, steps, strict=True)) / sum(shares)
+        torch.testing.assert_close(value, offline, rtol=1e-12, atol=1e-14)
+    # The weights themselves are those of a run without an average, whose checkpoints have none.
+    assert_equal(steps[-1]["model"], weights(undisturbed))
+    assert newest_state(undisturbed).keys() == steps[-1].keys() - {"average"}
+
+    metrics = {str(key): value for key, value in RunRecord.read(averaged).metrics.items()}
+    assert {"zero_shot/colours/top1", "average/zero_shot/colours/top1"} <= metrics.keys()
+    page = (averaged / "report.md").read_text()
+    assert "## Zero-shot classification, %" in page and "## Averaged weights: zero-shot classification, %" in page
+    logged = [json.loads(line) for line in (averaged / "metrics.jsonl").read_text().splitlines()]
+    assert any("average/zero_shot/colours/top1" in line for line in logged)
+
+    loaded = clipzoo.load(averaged, average=True).state_dict()
+    assert all(torch.equal(loaded[name], value.float()) for name, value in average.items())
+    plain = clipzoo.load(averaged).state_dict()
+    assert all(torch.equal(plain[name], value.to(plain[name].dtype)) for name, value in weights(undisturbed).items())
+    with pytest.raises(ConfigError, match="has no averaged weights: its run was trained without average=ema"):
+        clipzoo.load(undisturbed / "run", average=True)
+
+
+@pytest.mark.slow
+def test_an_average_is_the_same_after_a_kill_and_on_two_ranks(tiny_shards, tmp_path):
+    train(tiny_shards, tmp_path / "whole", *EMA)
+    expected = newest_state(tmp_path / "whole")["average"]["model"]
+    train_and_kill(tiny_shards, tmp_path / "killed", 5, *EMA)
+    train(tiny_shards, tmp_path / "killed", *EMA)
+    assert_equal(newest_state(tmp_path / "killed")["average"]["model"], expected)
+    sgd = ("optim=sgd", "optim.schedule.peak=0.1")
+    train(tiny_shards, tmp_path / "one", *EMA, *sgd)
+    train(tiny_shards, tmp_path / "two", *EMA, *sgd, ranks=2)
+    one, two = (newest_state(tmp_path / name)["average"]["model"] for name in ("one", "two"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-9, atol=1e-12)
+
+
+RECIPES = {
+    "sgd": ("optim=sgd", "optim.schedule.peak=0.1"),
+    "adafactor": ("optim=adafactor", "optim/schedule=inverse_sqrt"),
+    "muon": ("optim=muon", "optim/schedule=wsd", "optim.adamw_rate=0.5"),
+    "lion": ("optim=timm", "optim.name=lion", "optim/schedule=linear", "tune.image.layer_decay=0.8"),
+}
+TOLERANCES = {"muon": 1e-4}
+"""Relative difference of losses. Muon's Newton-Schulz iterations are in bfloat16, which magnifies rounding."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_resumes_bit_for_bit_and_has_the_same_losses_on_two_ranks(name, tiny_shards, tmp_path):
+    train(tiny_shards, tmp_path / "whole", *RECIPES[name])
+    train_and_kill(tiny_shards, tmp_path / "killed", 5, *RECIPES[name])
+    assert "resuming from step" in train(tiny_shards, tmp_path / "killed", *RECIPES[name])
+    whole, killed = (newest_state(tmp_path / folder) for folder in ("whole", "killed"))
+    assert_equal(killed["model"], whole["model"])
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    train(tiny_shards, tmp_path / "two", *RECIPES[name], ranks=2)
+    # Not the weights: the sign of a gradient that is zero in theory is that of its rounding error.
+    tolerance = TOLERANCES.get(name, 1e-9)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "whole"), rel=tolerance)

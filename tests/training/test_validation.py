@@ -14,16 +14,23 @@ from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.runs.record import RunRecord
 from clipzoo.training import checkpoint_files
-from clipzoo.training.callbacks import EarlyStopping
+from clipzoo.training.train import EarlyStopping
 from clipzoo.types import Batch, Progress, World
 from tests.support.evaluation_sets import gallery, model_of
-from tests.support.runs import assert_equal, losses, newest_state, overrides, train, train_and_kill, weights
+from tests.support.runs import (
+    assert_equal,
+    assert_same_training,
+    newest_state,
+    overrides,
+    train,
+    train_and_kill,
+)
 from tests.support.shards import numbered, picture, write_shard
 
 SCHEDULE = ("eval.every_epochs=0.3", "eval.workers=0", "eval.batch_size=8")
 CONSTANT = (*SCHEDULE, "optim.schedule.start=0", "optim.schedule.peak=1e-12", "optim.schedule.end=0",
             "trainer.patience=2",
-            "trainer.best_metric=retrieval/validation/text_to_image/recall_at_10")  # fmt: skip
+            "trainer.checkpoints.best_metric=retrieval/validation/text_to_image/recall_at_10")  # fmt: skip
 """A training whose recall does not change: the first evaluation, after step 2, is the best."""
 
 
@@ -36,7 +43,7 @@ def held_out(make_once) -> str:
 @pytest.fixture(scope="session")
 def validated(tiny_shards, held_out, make_once) -> Path:
     """Runs folder of a run like `undisturbed` that measures its validation loss."""
-    changes = (*SCHEDULE, f"eval.validation={held_out}", "trainer.best_metric=validation/loss")
+    changes = (*SCHEDULE, f"eval.validation={held_out}", "trainer.checkpoints.best_metric=validation/loss")
     return make_once("validated", lambda folder: train(tiny_shards, folder, *changes))
 
 
@@ -48,8 +55,7 @@ def evaluations(runs: Path) -> list[dict]:
 
 @pytest.mark.medium
 def test_a_validated_run_trains_the_weights_of_one_without_validation_bit_for_bit(validated, undisturbed):
-    assert_equal(weights(validated), weights(undisturbed))
-    assert losses(validated) == losses(undisturbed)
+    assert_same_training(validated, undisturbed)
     figures = json.loads((validated / "run" / "captions.json").read_text())
     assert (figures["pairs"], figures["distinct"], figures["batch"]) == (100, 100, 16)
     measured = evaluations(validated)
@@ -72,7 +78,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(validated):
 
 @pytest.mark.slow
 def test_a_killed_run_and_two_ranks_measure_the_validation_loss_of_one(tiny_shards, held_out, validated, tmp_path):
-    changes = (*SCHEDULE, f"eval.validation={held_out}", "trainer.best_metric=validation/loss")
+    changes = (*SCHEDULE, f"eval.validation={held_out}", "trainer.checkpoints.best_metric=validation/loss")
     train_and_kill(tiny_shards, tmp_path / "killed", 5, *changes)
     train(tiny_shards, tmp_path / "killed", *changes)
     assert evaluations(tmp_path / "killed") == evaluations(validated)
@@ -156,8 +162,8 @@ def test_pairs_without_image_or_caption_are_no_validation_pairs(tmp_path):
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        (("trainer.patience=2", "eval.every_epochs=1"), "trainer.best_metric"),
-        (("trainer.patience=2", "trainer.best_metric=validation/loss"), "eval.every_epochs"),
+        (("trainer.patience=2", "eval.every_epochs=1"), "trainer.checkpoints.best_metric"),
+        (("trainer.patience=2", "trainer.checkpoints.best_metric=validation/loss"), "eval.every_epochs"),
     ],
 )
 def test_patience_needs_a_metric_and_evaluations(wrong, words, tiny_shards, tmp_path):

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-KEYS: dict[str, str] = {}
+KEYS: dict[str, str] = {
+    "trainer.save_every": "trainer.checkpoints.every", "trainer.keep": "trainer.checkpoints.keep",
+    "trainer.best_metric": "trainer.checkpoints.best_metric",
+    "trainer.save_in_background": "trainer.checkpoints.in_background",
+    "trainer.checkpoint_format": "trainer.checkpoints.format", "trainer.on_spike": "trainer.spikes.policy",
+    "trainer.spike_window": "trainer.spikes.window", "trainer.spike_threshold": "trainer.spikes.threshold",
+    "trainer.slow_rank_threshold": "trainer.slow_ranks.threshold",
+    "trainer.slow_rank_seconds": "trainer.slow_ranks.seconds",
+}  # fmt: skip
 """Old key -> new key: "trainer.on_spike": "trainer.spikes.policy". Or a whole override: "optim=sgd": "optim=momentum".
 
 The cases, the stored runs and the reference's listings use the new name where the checkout lacks the old key.
 """
 CLASSES: dict[str, str] = {}
 """Old class name -> new one, both without their modules, which are not compared."""
+NODES: dict[str, str] = {
+    "trainer.checkpoints": "CheckpointSettings", "trainer.spikes": "SpikeSettings",
+    "trainer.slow_ranks": "SlowRankSettings",
+}  # fmt: skip
+"""Node that the reference's configurations lack -> name of its class."""
 OUTPUTS: dict[str, str] = {
+    r"trainer\.(checkpoints|spikes|slow_ranks)\._target_: \(absent\)": "settings of the trainer have groups",
     r"bench_vit|demo/recipe_": "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf",
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
 }
@@ -43,6 +57,8 @@ def translated_configuration(plain: Any, known: Collection[str], targets: dict[s
         for group in groups:
             place = place.setdefault(group, {})
         place[name] = value
+        if (node := new.rpartition(".")[0]) in NODES:
+            place.setdefault("_target_", targets.get(NODES[node], NODES[node]))
     return plain
 
 

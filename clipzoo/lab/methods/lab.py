@@ -15,7 +15,6 @@ Any number of processes may run the same command: they share the trainings.
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
 import os
@@ -35,7 +34,6 @@ import yaml
 from torch import Tensor, nn
 
 from clipzoo import io
-from clipzoo.api.training import train
 from clipzoo.build import build_model, build_objective, build_part as build_part
 from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
@@ -55,10 +53,9 @@ from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import CONFIG, is_finished
 from clipzoo.runs.lock import try_lock
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import ENDED_EARLY, RunRecord, results
+from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, results
 from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.training.in_python import train
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
 from clipzoo.training.throughput import flops_per_step
@@ -241,7 +238,7 @@ def read_settings(name: str) -> LabSettings:
     for key, value in content.items():
         if key not in KINDS and key != SCALES:
             raise ConfigError(f"{path} has the unknown key {key}; its keys are {', '.join(KINDS)}, {SCALES}")
-        kind = kind_of(ast.Constant(KINDS.get(key, "dict[str, list[str]]")))
+        kind = kind_of(KINDS.get(key, "dict[str, list[str]]"))
         if not kind.admits(value):
             raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])

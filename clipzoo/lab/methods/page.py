@@ -33,11 +33,8 @@ from clipzoo.report.statistics import (
     seeds_for,
     welch,
 )
-from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import ENDED_EARLY, RunRecord, revision
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 
 PAGE, OUTCOMES = "lab.md", "outcomes.npz"
 MANIFEST = "lab.json"

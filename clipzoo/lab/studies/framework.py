@@ -12,11 +12,11 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from clipzoo.api.training import adam, train
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
+from clipzoo.training.in_python import adam, train
 from clipzoo.training.parts import Dataset
 from clipzoo.training.settings import Computation, Precision
 from clipzoo.types import Part

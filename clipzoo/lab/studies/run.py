@@ -33,7 +33,7 @@ from clipzoo.distributed.launch import exit_on_error, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
 from clipzoo.io.text import draw, markdown_text
-from clipzoo.runs.variables import with_variables
+from clipzoo.runs.identity import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.lab.studies.framework import Findings, Study

@@ -32,8 +32,7 @@ from typing import Annotated, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clipzoo.cli.arguments import number_in, output_folder
-from clipzoo.cli.progress import Progress
+from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.vocabulary import Processes, Range, Seed
 from clipzoo.data.children import map_in_children
 from clipzoo.evaluation.datasets import tar

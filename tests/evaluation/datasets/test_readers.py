@@ -17,7 +17,7 @@ from clipzoo.evaluation.datasets import prompts
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, convert, open_benchmark, read_source
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset, catalogue, check_size
 from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
-from clipzoo.runs.protocol import TWO_LISTS
+from clipzoo.runs.record import TWO_LISTS
 from tests.support.distributed_datasets import RETRIEVAL, WRITERS, place_of
 from tests.support.paths import ROOT
 

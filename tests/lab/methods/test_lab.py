@@ -36,14 +36,11 @@ from clipzoo.lab.methods.lab import (
     settings_of,
 )
 from clipzoo.lab.worlds.world import VARIANTS, EnumeratedWorld
-from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import digest
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import RunRecord, revision
+from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays, revision
 from clipzoo.runs.search import results_of
-from clipzoo.runs.training_log import TrainingLog
 from tests.support.paths import ROOT
 from tests.support.processes import Process
 

@@ -19,7 +19,7 @@ from clipzoo.encoders.base import Encoder
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.settings import Computation, Inspection
+from clipzoo.training.settings import Computation, Inspection, SlowRankSettings
 from clipzoo.training.throughput import CAUSES, SlowRank, SlowRanks
 from clipzoo.types import Features
 from tests.support.ranks import run_ranks
@@ -136,7 +136,7 @@ def trained(folder: Path, parallel: str, micro_batch: int | None, slow: int, cau
         model, InfoNCE(0.5, 0.5), PausingDataset(torch.randn(48, 4), torch.randn(48, 3), pause), batch=12, steps=40,
         world=World.from_process_group(), folder=folder, log_every=4, quiet=True,
         computation=Computation(parallel=parallel, micro_batch=micro_batch),
-        inspection=Inspection(slow_rank_seconds=2.0),
+        inspection=Inspection(slow_ranks=SlowRankSettings(seconds=2.0)),
     )  # fmt: skip
 
 

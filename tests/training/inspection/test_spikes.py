@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,19 @@ import torch
 from torch import Tensor
 
 import clipzoo
-from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.training import checkpoint_files
 from clipzoo.training.divergence import MOST_IN_A_ROW, SpikeDetector
-from clipzoo.training.settings import Inspection
+from clipzoo.training.in_python import adam
+from clipzoo.training.settings import Inspection, SpikeSettings
 from clipzoo.types import Batch, SpikePolicy
+from tests.support import runs
 from tests.support.pairs import pair_dataset, pair_model, pairs
 from tests.support.ranks import run_ranks
-from tests.support.runs import assert_equal
+from tests.support.runs import assert_close, assert_equal, log_of_end, newest_state
+from tests.support.shards import numbered, write_shard
 
 SPIKE = 13
 STEPS = 20
@@ -49,7 +52,7 @@ class Poisoned(clipzoo.InMemoryDataset):
 
 
 def train(policy: SpikePolicy | None, folder: Path | None, dataset: Poisoned, steps: int = STEPS, **changes):
-    inspection = Inspection(on_spike=policy, spike_window=8)
+    inspection = Inspection(spikes=SpikeSettings(policy, window=8))
     arguments = {"batch": 8, "log_every": 1, "device": "cpu", "quiet": True, "save_every": 5, **changes}
     objective = SogCLR(temperature=1.0, gamma=0.9, positive_in_denominator=False)
     return clipzoo.train(
@@ -124,7 +127,7 @@ def test_a_spike_is_reported_with_the_samples_of_its_batch_and_a_report_changes_
 
 
 def test_a_run_that_stops_at_a_spike_goes_on_without_the_batch_as_if_it_had_skipped_it(tmp_path):
-    with pytest.raises(TrainingError, match=rf"step {SPIKE} is a spike .*on_spike=skip"):
+    with pytest.raises(TrainingError, match=rf"step {SPIKE} is a spike .*spikes.policy=skip"):
         train("stop", tmp_path / "a", Poisoned())
     train("skip", tmp_path / "a", Poisoned())
     train("skip", tmp_path / "b", Poisoned())
@@ -171,7 +174,7 @@ def test_a_training_without_a_policy_has_no_window_in_its_checkpoint_and_a_later
 
 
 def test_rewind_without_a_folder_is_one_clear_message():
-    with pytest.raises(ConfigError, match="on_spike=rewind goes back to a checkpoint: give folder="):
+    with pytest.raises(ConfigError, match="spikes.policy=rewind goes back to a checkpoint: give folder="):
         train("rewind", None, Poisoned())
 
 
@@ -186,3 +189,64 @@ def judged(losses: list[float]) -> list[bool]:
 def test_ranks_judge_the_mean_of_their_losses_and_agree():
     first, second = run_ranks(2, judged, [1.0, 1.1, 1.2, 1.3, 1.25, 5.0, 1.2])
     assert first == second == [False] * 5 + [True, False]
+
+
+SHARDS, SHARD_SIZE, POISONED, LENGTH = 60, 16, "00040.tar", 60
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> str:
+    """Sixty shards of the same sixteen pairs, a step each; in one of them every caption belongs to another image."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    samples = numbered(0, SHARD_SIZE)
+    for shard in range(SHARDS):
+        write_shard(folder / f"{shard:05d}.tar", samples)
+    captions = [members["txt"] for _, members in samples]
+    wrong = [(key, {**members, "txt": captions[row - 5]}) for row, (key, members) in enumerate(samples)]
+    write_shard(folder / POISONED, wrong)
+    return str(folder)
+
+
+def settings(policy: str) -> list[str]:
+    return [
+        "data.shuffle_window=1", f"trainer.steps={LENGTH}", "trainer.checkpoints.every=4",
+        f"trainer.spikes.policy={policy}", "trainer.spikes.window=16", "optim.schedule.peak=1e-2",
+    ]  # fmt: skip
+
+
+def spike(folder: Path) -> dict:
+    """The spike of the loss; the norm of the gradient may have others."""
+    spikes = [json.loads(path.read_text()) for path in (folder / "run" / "spikes").iterdir()]
+    (found,) = [spike for spike in spikes if spike["loss"] > spike["largest_loss"]]
+    return found
+
+
+@pytest.mark.slow
+def test_the_poisoned_shard_is_reported_with_its_samples(shards, tmp_path):
+    runs.train(shards, tmp_path, *settings("report"))
+    found = spike(tmp_path)
+    assert found["names"] and {name.split()[0].rpartition("/")[2] for name in found["names"]} == {POISONED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+def test_the_poisoned_shard_is_left_out_on_any_number_of_ranks_and_killed_runs_resume_bit_for_bit(
+    shards, tmp_path, policy
+):
+    runs.train(shards, tmp_path / "one", *settings(policy))
+    runs.train(shards, tmp_path / "two", *settings(policy), ranks=2)
+    step = spike(tmp_path / "one")["step"]
+    assert spike(tmp_path / "two")["step"] == step
+    assert_close(
+        newest_state(tmp_path / "two", LENGTH)["model"],
+        newest_state(tmp_path / "one", LENGTH)["model"],
+        atol=1e-8,
+    )
+    for ranks, name in ((1, "one"), (2, "two")):
+        killed = tmp_path / f"killed_{name}"
+        processes = runs.start(shards, killed, *settings(policy), ranks=ranks, fault=f"killed:{step + 1}:0")
+        log_of_end(processes[0], -signal.SIGKILL)
+        for other in processes[1:]:
+            other.wait()
+        runs.train(shards, killed, *settings(policy), ranks=ranks)
+        assert_equal(newest_state(killed, LENGTH)["model"], newest_state(tmp_path / name, LENGTH)["model"])

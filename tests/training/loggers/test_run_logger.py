@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
+import re
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from clipzoo.build import build_part
+from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
-from clipzoo.training.loggers import Logger, TensorBoardLogger, WandbLogger
+from clipzoo.training.loggers import Logger, MetricLogger, TensorBoardLogger, WandbLogger
+from tests.support.paths import ROOT
 
 CONFIG = {"seed": 0, "trainer": {"global_batch": 8}}
-
-
-def wandb_logger(mode: Literal["online", "offline"]) -> Logger:
-    return Logger({"wandb": WandbLogger(mode, "clipzoo", None, None)})
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -52,7 +50,7 @@ def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_ta
     picture = tmp_path / "curves.png"
     Image.new("RGB", (8, 8)).save(picture)
     for start in (0, 2):
-        log = wandb_logger("offline")
+        log = Logger({"wandb": WandbLogger("offline", "clipzoo", None, None)})
         log.open(tmp_path, CONFIG, start)
         log.log(start + 1, {"loss": 1.5, "epoch": 0.1})
         if start:
@@ -96,60 +94,115 @@ def logged(content: bytes) -> Iterator[bytes]:
             entry = b""
 
 
-def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch, caplog):
-    import wandb
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(wandb, "init", refuse)
-    log = wandb_logger("online")
-    with caplog.at_level(logging.WARNING):
-        log.open(tmp_path, CONFIG, 0)
-        for step in (1, 2):
-            log.log(step, {"loss": 1.0})
-        log.report({"top1": 1.0}, [])
-        log.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        "logging continues without wandb: ConnectionError: no network"
-    ]
-    assert len(lines(tmp_path)) == 2
-
-
-def test_a_missing_tensorboard_is_an_error_when_it_is_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match=r"needs tensorboard, .* pip install -e .*\[tensorboard\]"):
-        TensorBoardLogger()
-
-
-def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):
+def test_tensorboard_has_curves_and_pictures_and_after_a_resume_hides_what_was_logged_after_the_checkpoint(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     picture = tmp_path / "curves.png"
     Image.new("RGB", (8, 8)).save(picture)
-    log = Logger({"tensorboard": TensorBoardLogger()})
-    log.open(tmp_path, CONFIG, 0)
-    log.log(1, {"loss": 1.5})
-    log.log(2, {"loss": 1.25})
-    log.report({"zero_shot/demo/top1": 40.0}, [picture])
-    log.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.5), (2, 1.25)]
-    assert "report/curves" in events.Tags()["images"]
-
-
-def test_tensorboard_of_a_resumed_run_hides_what_was_logged_after_its_checkpoint(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     for start, steps in ((0, (1, 2, 3, 4)), (2, (3, 4))):
         log = Logger({"tensorboard": TensorBoardLogger()})
         log.open(tmp_path, CONFIG, start)
         for step in steps:
             log.log(step, {"loss": 10.0 * start + step})
+        log.report({"zero_shot/demo/top1": 40.0}, [picture])
         log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
+    assert "report/curves" in events.Tags()["images"]
+
+
+(BLOCK,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how_to" / "inspection.md").read_text(), re.DOTALL)
+
+
+def test_the_documented_logger_is_ten_lines_and_chosen_on_the_command_line(tmp_path, monkeypatch, capsys):
+    assert len([line for line in BLOCK.splitlines() if line]) <= 10
+    (tmp_path / "my_loggers.py").write_text(BLOCK)
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = ["+logger.also.printer._target_=my_loggers.Printer", "+logger.also.printer.every=2"]
+    node = compose(overrides, complete=False)["logger"]
+    chosen = build_part(node, trust=["my_loggers"])
+    chosen.open(tmp_path / "run", CONFIG, 0)
+    for step in (1, 2):
+        chosen.log(step, {"loss": step / 4, "event": "text"})
+    chosen.close()
+    assert capsys.readouterr().out == "step 2: loss 0.500\n"
+
+
+class Failing(MetricLogger):
+    """Fails when it is opened, or later."""
+
+    def __init__(self, opens: bool) -> None:
+        self.opens = opens
+
+    def open(self, folder: Path, config: object, step: int) -> None:
+        if not self.opens:
+            raise OSError("no network")
+
+    def log(self, step: int, values: object) -> None:
+        raise OSError("no network")
+
+    def report(self, metrics: object, pictures: object) -> None:
+        assert self.opens
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_logger_that_fails_is_named_once_and_the_log_continues(tmp_path, caplog, opens):
+    chosen = Logger({"failing": Failing(opens)})
+    chosen.open(tmp_path, CONFIG, 0)
+    for step in (1, 2):
+        chosen.log(step, {"loss": 1.0})
+    chosen.report({"top1": 1.0}, [])
+    chosen.close()
+    assert caplog.messages == ["logging continues without failing: OSError: no network"]
+    assert len(lines(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("name", ["mlflow", "tensorboard", "trackio"])
+def test_a_missing_package_is_one_clear_message(monkeypatch, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=rf"logger={name} needs {name}.*pip install -e .*\[{name}\]"):
+        build_part(compose([f"logger={name}"], complete=False)["logger"])
+
+
+@pytest.mark.medium
+def test_mlflow_keeps_one_run_over_resumes_with_settings_curves_and_pictures(tmp_path, monkeypatch):
+    # A folder needs no server and, unlike a database, no further package.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"file:{tmp_path / 'mlruns'}"
+    node = compose(["logger=mlflow", f"logger.also.mlflow.uri='{uri}'"], complete=False)["logger"]
+    picture = tmp_path / "curves.png"
+    Image.new("RGB", (8, 8)).save(picture)
+    log_twice(node, tmp_path / "run", picture)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("clipzoo").experiment_id])
+    assert run.info.run_name == "run" and run.info.status == "FINISHED"
+    assert run.data.params["trainer.global_batch"] == "8"
+    assert [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")] == [
+        (1, 1.0),
+        (3, 3.0),
+    ]
+    assert run.data.metrics["final/zero_shot/demo/top1"] == 40.0
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "report")] == ["report/curves.png"]
+
+
+@pytest.mark.medium
+def test_trackio_keeps_one_run_over_resumes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    trackio = pytest.importorskip("trackio")
+    log_twice(compose(["logger=trackio"], complete=False)["logger"], tmp_path / "run", tmp_path / "none.png")
+    (run,) = trackio.Api().runs("clipzoo")
+    assert run.name == "run"
+
+
+def log_twice(node: dict, folder: Path, picture: Path) -> None:
+    """Log a step, and after a resume another one with the final metrics."""
+    for start in (0, 2):
+        chosen = build_part(node)
+        chosen.open(folder, CONFIG, start)
+        chosen.log(start + 1, {"loss": float(start + 1)})
+        if start:
+            chosen.report({"zero_shot/demo/top1": 40.0}, [picture])
+        chosen.close()

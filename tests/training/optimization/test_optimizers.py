@@ -12,7 +12,9 @@ import torch
 from timm.optim import create_optimizer_v2
 from torch import nn
 
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.training.in_python import adam
 from clipzoo.training.optimizers import (
     FACTOR,
     SGD,
@@ -30,6 +32,8 @@ from clipzoo.training.optimizers import (
 from clipzoo.training.schedules import Linear
 from clipzoo.types import Progress
 from scripts.compatibility import build_head, build_objective, config_names
+from scripts.gradient_parity import difference, training
+from tests.support.ranks import run_ranks
 
 RATE = Linear(1e-2, 0.0, 0.0, None, 0, None, False)
 TIMM = partial(TimmOptimizer, betas=None, options={}, weight_decay=0.3, schedule=RATE)
@@ -259,3 +263,32 @@ def test_eight_bit_state_takes_the_steps_of_bitsandbytes_and_resumes_from_its_st
         assert torch.equal(weight, theirs.weight) and not torch.equal(weight, new().weight)
     (moments,) = (state["state1"] for state in again.state.values() if state["state1"].numel() == 64 * 64)
     assert moments.dtype is torch.uint8
+
+
+PAIR = ("clip", "infonce")
+EQUAL = ("adan", "adopt", "lars", "lion", "nadamw", "radam")
+REFUSED = ("adamp", "cadamw", "lamb", "mars", "novograd")
+
+
+def outcome(name: str, group: int | None, world: World):
+    recipe = TimmOptimizer(name=name, betas=None, options={}, weight_decay=0.05, schedule=adam(1e-2).schedule)
+    try:
+        return training(PAIR, 4, 1, group, world, recipe)
+    except ConfigError as error:
+        return str(error)
+
+
+def outcomes(names: tuple[str, ...]):
+    world = World.from_process_group()
+    return {name: (outcome(name, None, world), outcome(name, 2, world)) for name in names}
+
+
+@pytest.mark.slow
+def test_optimizers_of_timm_train_alike_with_ddp_and_fsdp_or_are_refused():
+    for found in run_ranks(2, outcomes, (*EQUAL, *REFUSED)):
+        for name in EQUAL:
+            assert difference(*found[name]) < 1e-10, name
+        for name in REFUSED:
+            message = found[name][1]
+            assert "cannot update weights that ranks divide" in message and "trainer.parallel=ddp" in message, name
+            assert "\n" not in message

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.callbacks import CallbackEvaluator
+from clipzoo.training.in_python import CallbackEvaluator
 from clipzoo.training.parts import Schedule
 from clipzoo.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, WarmupStableDecay
 from clipzoo.training.settings import Length

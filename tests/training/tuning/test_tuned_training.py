@@ -14,7 +14,7 @@ import clipzoo
 from clipzoo.distributed.world import World
 from clipzoo.encoders.tuning import merged, plain_name
 from clipzoo.io import DamagedFileError
-from clipzoo.training.feature_cache import FeatureCache
+from clipzoo.training.tuned import FeatureCache
 from clipzoo.types import Batch, Features
 from tests.support import runs, tuned
 from tests.support.ranks import run_ranks

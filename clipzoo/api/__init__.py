@@ -1,1 +1,0 @@
-"""The Python API: train, load and exchange models; build the parts of a configuration."""

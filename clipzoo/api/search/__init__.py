@@ -1,1 +1,0 @@
-"""Search in images by captions, with any head."""

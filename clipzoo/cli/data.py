@@ -1,0 +1,397 @@
+"""Commands on data: `clipzoo shards` for training, `clipzoo datasets` for evaluation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from clipzoo.cli.arguments import Progress, add_batch, number_in, output_folder, refuse
+from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.io import below, explained, new_folder
+
+if TYPE_CHECKING:
+    from clipzoo.data.faults import LeftOut
+    from clipzoo.data.index import ShardIndex
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.write import Written
+    from clipzoo.evaluation.datasets.own import Made
+
+MAKE_SHARDS = """Pack images and captions into shards.
+
+A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
+caption, .json all of them (train with data.caption_key=captions). Every image is decoded; OUTPUT/left_out.tsv names
+the files that training could not use. --hold-out 5% writes a share of the pairs to OUTPUT/held_out instead, for
+eval.validation: equal captions are never on both sides.
+"""
+INDEX_SHARDS = """\
+Index shards before a run, with many processes, and print the number of samples and the damaged shards.
+
+A run whose shards have no index does the same on its first rank.
+"""
+INSPECT_SHARDS = "Read samples as training does and summarize them: unusable samples, image sizes, caption lengths."
+MAKE_DATASET = """Make an evaluation dataset from your own images.
+
+  SOURCE is                                 evaluated as
+  a folder of folders                       classification: each folder is a class
+  a folder with train/, (val/,) test/       classification, with a linear probe: folders of classes in each
+  a folder, --captions                      retrieval: NAME.txt next to NAME.png has a caption on each line
+  a .csv or .tsv, --label COLUMN            classification: an image and its class in each row
+  a .csv or .tsv, --caption COLUMN          retrieval: an image and a caption in each row
+
+OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
+Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
+"""
+
+
+def shards_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make, index or inspect WebDataset shards.
+
+    clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt
+    clipzoo shards make pairs.tsv shards/ --image filepath --caption title --hold-out 5%
+    clipzoo shards make dataset_coco.json shards/ --images coco/ --splits train restval      Karpathy's splits
+    clipzoo shards index 'data/cc3m/{00000..00331}.tar'
+    clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    make = commands.add_parser("make", help="pack images and captions", description=MAKE_SHARDS, formatter_class=form)
+    index = commands.add_parser("index", help="index shards", description=INDEX_SHARDS, formatter_class=form)
+    inspect = commands.add_parser("inspect", help="summarize shards", description=INSPECT_SHARDS)
+
+    make.add_argument("source", type=Path, help="a folder, a .csv, a .tsv, or a .json of Karpathy's splits")
+    make.add_argument("output", type=output_folder, help="output folder")
+    make.add_argument("--image", default="filepath", help="the table's column of image paths")
+    make.add_argument("--caption", default="title", help="the table's column of captions")
+    make.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
+    make.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
+    make.add_argument("--samples-a-shard", type=number_in(Samples), default=10_000)
+    order = number_in(Annotated[int, Range(at_least=-1, at_most=2**63 - 1)])
+    make.add_argument("--shuffle-seed", type=order, default=0, help="-1 keeps the order of the source")
+    make.add_argument("--hold-out", type=_share, metavar="SHARE",
+                      help="write this share of the pairs (5%%) to OUTPUT/held_out")  # fmt: skip
+    make.add_argument("--hold-out-seed", type=number_in(Seed), default=0, help="chooses the pairs held out")
+    add_batch(make)
+    make.add_argument("--shortest-side", type=number_in(Side), help="downscale larger images to this many pixels, as "
+                      "JPEG")  # fmt: skip
+    make.add_argument(
+        "--caption-line", type=_caption_line, metavar="LINE",
+        help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all for several "
+        "captions (default: all lines joined to one caption)",
+    )  # fmt: skip
+
+    for command in (index, inspect):
+        command.add_argument(
+            "shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source"
+        )
+        command.add_argument(
+            "--caption-key", help="as data.caption_key: the caption's key in .json (default: the .txt)"
+        )
+        command.add_argument("--index-folder", type=output_folder, help="folder of the index (default: that of the "
+                             "shards)")  # fmt: skip
+    index.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
+    index.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
+                       help="of the copies (default: %(default)s)")  # fmt: skip
+
+    add_batch(inspect)
+    inspect.add_argument("--samples", type=number_in(Samples), default=100_000, help="most samples to read, at random")
+    inspect.add_argument("--quick", action="store_true", help="read the headers of images only: does not detect "
+                         "truncated images")  # fmt: skip
+    inspect.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
+    tiles = number_in(Annotated[int, Range(at_least=1, at_most=10_000)])
+    inspect.add_argument("--images", type=tiles, default=36, needs=["--sheet"], help="default: %(default)s")
+    inspect.add_argument("--seed", type=number_in(Seed), default=0)
+
+    for command in (make, inspect):
+        command.add_argument("--max-pixels", type=number_in(Pixels), default=89_000_000, help="as data.max_pixels")
+    for command, run in ((make, make_shards), (index, index_shards), (inspect, inspect_shards)):
+        _add_processes(command)
+        command.set_defaults(run=run)
+
+
+def datasets_arguments(parser: argparse.ArgumentParser) -> None:
+    """List the papers' benchmark datasets, convert one to tar shards, or make a dataset from your own images.
+
+    clipzoo datasets list
+    clipzoo datasets convert food101 --source downloads/food101 --root data/downstream
+    clipzoo datasets make pictures/ data/mine/flags                              a folder for each class
+    clipzoo datasets make names.csv data/mine/names --image file --label name    a table of classes
+    clipzoo datasets prompts data/demo/downstream/shapes data/shapes_prompts     shards with class prompts, for training
+    clipzoo datasets make pairs.csv data/mine/pairs --image file --caption text  a table of captions, for retrieval
+
+    Datasets are written in the layout of CLIP_benchmark; images are stored with their original bytes.
+    """
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = commands.add_parser("list", help="name every dataset, its licence and how to get it")
+    listing.set_defaults(run=list_datasets)
+
+    convert = commands.add_parser("convert", help="convert a downloaded dataset to tar shards")
+    convert.add_argument("name", help="a dataset of the catalogue: clipzoo datasets list")
+    convert.add_argument("--source", type=Path, required=True, help="the folder of the dataset's files as distributed")
+    convert.add_argument("--root", type=output_folder, default=Path("data/downstream"), help="default: %(default)s")
+    convert.add_argument("--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 (slip) or 80 (clip) "
+                         "templates")  # fmt: skip
+    convert.set_defaults(run=convert_dataset)
+
+    prompts = commands.add_parser("prompts", help="write shards whose captions are class prompts (FLYP)")
+    prompts.add_argument("dataset", type=Path, help="folder of a classification dataset")
+    prompts.add_argument("output", type=output_folder, help="folder of the shards")
+    prompts.add_argument("--split", default="train", help="default: %(default)s")
+    prompts.add_argument("--samples", type=number_in(Samples), default=1000, help="in a shard; default: %(default)s")
+    prompts.set_defaults(run=write_prompts)
+
+    form = argparse.RawDescriptionHelpFormatter
+    make = commands.add_parser(
+        "make", help="make one from your own images", description=MAKE_DATASET, formatter_class=form
+    )
+    make.add_argument("source", type=Path, help="a folder, a .csv or a .tsv")
+    make.add_argument("output", type=output_folder, help="folder of the dataset; must not exist")
+    make.add_argument("--captions", action="store_true", help="of a folder: NAME.txt next to each image")
+    make.add_argument("--image", default="filepath", help="column of image paths, relative to the table")
+    make.add_argument("--label", help="column of class names")
+    make.add_argument("--caption", help="column of captions; rows with the same image are its captions")
+    make.add_argument("--split", help="column with train, val or test (default: all rows are test)")
+    make.add_argument("--template", action="append",
+                      help="prompt with {c} for the class, may be repeated (default: a photo of a {c}.)")  # fmt: skip
+    add_batch(make)
+    make.add_argument("--metric", choices=("top1", "mean_per_class"), default="top1", help="the report's metric")
+    _add_processes(make)
+    make.set_defaults(run=make_dataset)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
+
+
+def _caption_line(text: str) -> str:
+    if not text or (text.lstrip("-").isdecimal() and int(text) < 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a line number: lines count from 1")
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, such as 0.05 or 5%")
+    return share
+
+
+# Shards
+
+
+def make_shards(options: argparse.Namespace) -> None:
+    from clipzoo.data import faults
+    from clipzoo.data.write import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
+
+    others: list[LeftOut] = []
+    kinds = {
+        "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
+        "a table": ("--image", "--caption"),
+    }  # fmt: skip
+    kind = list(kinds)[0 if options.source.is_dir() else 1 if options.source.suffix == ".json" else 2]
+    for other in kinds.keys() - {kind}:
+        refuse(options, kinds[other], f"is for {other}, and {options.source} is {kind}")
+    if options.source.is_dir():
+        pairs, others = pairs_from_folder(options.source, options.caption_line)
+    elif options.source.suffix == ".json":
+        pairs = pairs_from_karpathy(options.source, options.images, options.splits)
+    elif options.source.is_file():
+        pairs = pairs_from_table(options.source, options.image, options.caption)
+    else:
+        raise ConfigError(f"{options.source} does not exist")
+    held_out = options.output / "held_out"
+    parts = {options.output: pairs}
+    if options.hold_out is not None:
+        parts[options.output], parts[held_out] = hold_out(pairs, options.hold_out, options.hold_out_seed)
+
+    # The folder may have the left_out.tsv of a failed command, and no other files.
+    folder = options.output.resolve()
+    if files := [path.name for path in folder.glob("*") if path.name != faults.FILE]:
+        raise ConfigError(f"{folder} already has files ({min(files)}): give an empty folder")
+    # Fails at once, not after the work, for a folder that cannot be replaced, such as a mount point.
+    with explained(folder):
+        (folder / faults.FILE).unlink(missing_ok=True)
+        if folder.exists():
+            folder.rmdir()
+    written = {}
+    # A killed command leaves no part of the shards under their name.
+    with new_folder(folder) as new:
+        for place, part in parts.items():
+            written[place] = write_shards(
+                part,
+                new / place.relative_to(options.output),
+                samples_a_shard=options.samples_a_shard,
+                shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
+                shortest_side=options.shortest_side,
+                max_pixels=options.max_pixels,
+                processes=options.processes or 1,
+                progress=Progress("shards", "images"),
+            )
+    _report_written(written, others, options)
+    if options.hold_out is not None:
+        print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
+
+
+def _report_written(written: Mapping[Path, Written], others: list[LeftOut], options: argparse.Namespace) -> None:
+    """Print what was written to each folder, and name the files that were left out in OUTPUT/left_out.tsv."""
+    from clipzoo.data import faults
+    from clipzoo.data.captions import described
+
+    unused = [entry for part in written.values() for entry in part.left_out]
+    faults.write_left_out([*unused, *others], options.output)
+    if not any(part.samples for part in written.values()):
+        first = unused[0]
+        folder = options.images if options.source.suffix == ".json" else options.source.parent
+        where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
+        kinds = faults.counted(Counter(entry.kind for entry in unused))
+        raise ConfigError(
+            f"none of {number_of(len(unused), 'image')} can be used ({kinds}). First: {first.path}: {first.reason}."
+            f"{where} {options.output / faults.FILE} names all."
+        )
+    for folder, part in written.items():
+        print(f"{number_of(part.samples, 'sample')} in {number_of(part.shards, 'shard')} in {folder}")
+        print(f"  {described(part.captions.figures(options.batch))}")
+    print("".join(f"{line}\n" for line in faults.summary([*unused, *others], options.output)), end="")
+    if joined := sum(part.joined for part in written.values()):
+        print(
+            f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
+            "--caption-line all makes each line a caption"
+        )
+
+
+def index_shards(options: argparse.Namespace) -> None:
+    from clipzoo.data.locations import ShardCache
+
+    start = time.perf_counter()
+    index = _load_index(options, ShardCache(options.cache_folder, options.cache_gigabytes))
+    seconds = time.perf_counter() - start
+    counts = f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')}"
+    print(f"{counts}, {seconds:.1f} s: {index.data}")
+    for shard in index.shards:
+        if shard.flaw or not shard.count:
+            print(f"  {shard.name}: {number_of(shard.count, 'sample')}, {shard.flaw or 'none'}")
+
+
+def inspect_shards(options: argparse.Namespace) -> None:
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
+
+    cache = ShardCache(None, 50.0)
+    index = _load_index(options, cache)
+    rules = Inspection(cache, options.caption_key, options.max_pixels, decode=not options.quick)
+    statistics = sample_statistics(
+        index, rules, options.samples, options.images if options.sheet else 0, options.seed,
+        options.processes or 1, Progress("inspection", "samples"),
+    )  # fmt: skip
+    print(describe(index, statistics, options.batch))
+    if options.sheet and statistics.tiles:
+        contact_sheet(list(statistics.tiles.values()), options.sheet)
+        print(f"contact sheet      {options.sheet}")
+
+
+def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
+    from clipzoo.data.index import FOLDER, load_or_build
+    from clipzoo.data.locations import is_remote, parse_sources
+
+    (source,) = parse_sources(options.shards)
+    if options.index_folder is None and is_remote(source.shards[0]):
+        raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
+    folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
+    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key)
+    if not index.samples:
+        flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
+        raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
+    return index
+
+
+# Evaluation datasets
+
+
+def list_datasets(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets.dataset import catalogue
+
+    for name, entry in catalogue().items():
+        print(f"{name:<22}{entry['title']:<16}{entry['licence']}\n    {entry['get'].replace('{folder}', 'FOLDER')}")
+
+
+def convert_dataset(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets.benchmarks import convert
+
+    convert(options.name, options.source, options.root, options.prompts)
+    print(f"wrote {below(options.root, options.name, links=True)}")
+
+
+def make_dataset(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets import own
+
+    source, is_folder = options.source, options.source.is_dir()
+    if not source.exists():
+        raise ConfigError(f"{source} does not exist")
+    if is_folder:
+        refuse(options, ("--image", "--label", "--caption", "--split"), f"is for a table, and {source} is a folder")
+    else:
+        refuse(options, ("--captions",), f"is for a folder: for {source} give --caption COLUMN")
+    if options.captions or options.caption:
+        refuse(options, ("--label", "--template", "--metric"), "is for a dataset with classes, not with captions")
+    own.require_free(options.output)
+    progress = Progress("evaluation dataset", "images")
+    if options.captions or options.caption:
+        content = (
+            own.captioned_folder(source)
+            if is_folder
+            else own.table_of_captions(source, options.image, options.caption, options.split)
+        )
+        made = own.make_retrieval(content, options.output, options.processes, progress)
+    else:
+        if not is_folder and not options.label:
+            raise ConfigError(f"give the column of {source} with classes, --label COLUMN, or --caption COLUMN")
+        content = (
+            own.class_folders(source)
+            if is_folder
+            else own.table_of_classes(source, options.image, options.label, options.split)
+        )
+        templates = options.template or ["a photo of a {c}."]
+        made = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
+    print(_description(made, options.batch))
+
+
+def _description(made: Made, batch: int) -> str:
+    """Return what was written, what was left out, and the keys that evaluate the dataset. batch: see `add_batch`."""
+    from clipzoo.data.captions import described
+    from clipzoo.data.faults import summary
+
+    name = made.folder.name
+    content = number_of(made.classes, "class", "es") if made.classes else number_of(made.captions, "caption")
+    images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
+    lines = [f"{made.folder}: {content}; images: {images}", *summary(made.left_out, made.folder)]
+    if made.captions:
+        lines.append(described(made.repetition.figures(batch)))
+    if made.empty_classes:
+        others = len(made.empty_classes) - 10
+        shown = ", ".join(made.empty_classes[:10]) + (f" and {others} more" if others > 0 else "")
+        lines.append(f"classes left out, without an image in test: {shown}")
+    if "train" in made.samples and not made.probed:
+        lines.append("no linear probe: train lacks images of some classes")
+    tasks = ["zero_shot"] * bool(made.classes) + ["linear_probe"] * made.probed or ["retrieval"]
+    keys = " ".join(f"eval.{task}=[{name}]" for task in tasks)
+    return "\n".join([*lines, f"evaluate with: eval=none eval.root={made.folder.parent} {keys}"])
+
+
+def write_prompts(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets.benchmarks import open_benchmark
+    from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+    from clipzoo.evaluation.datasets.prompts import CAPTION_KEY, write_class_prompts
+
+    dataset = open_benchmark(options.dataset.name, options.dataset.parent, "set")
+    if not isinstance(dataset, ClassificationDataset):
+        raise ConfigError(f"{options.dataset} has captions and no classes: train on it with data.shards")
+    count = write_class_prompts(dataset, options.split, options.output, options.samples)
+    print(f"wrote {number_of(count, 'sample')}: train with data.shards={options.output} data.caption_key={CAPTION_KEY}")

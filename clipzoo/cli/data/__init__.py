@@ -1,1 +1,0 @@
-"""Commands on datasets: shards, benchmark datasets, the generated dataset and emoji."""

@@ -1,0 +1,200 @@
+"""Commands on trained models: export, index, search, explore. The docstring of an arguments' function is its help."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Annotated
+
+from clipzoo.cli.arguments import number_in, output_folder
+from clipzoo.config.vocabulary import Range, Samples
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
+
+FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
+TIMEOUT = 600.0
+"""Seconds that ranks of `clipzoo index` wait for each other."""
+PORT = 8765
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Write a trained model in the format of another library.
+
+    clipzoo export runs/demo --to onnx --output exported/onnx
+    clipzoo export runs/vit_b16/checkpoints/step_00001000.pt --to open_clip --output exported/open_clip
+    clipzoo export runs/demo --to hub --output exported/hub --licence apache-2.0 --upload USER/NAME
+
+    open_clip     open_clip.create_model("local-dir:FOLDER")
+    transformers  CLIPModel.from_pretrained("FOLDER"), with processor and tokenizer
+    hub           clipzoo.load("FOLDER"); with a model card, for the Hugging Face hub
+    torch         image.pt2, text.pt2 and score.pt2 for torch.export.load
+    onnx          image.onnx, text.onnx and score.onnx for onnxruntime
+    """
+    parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
+    parser.add_argument("--to", choices=FORMATS, required=True, help="the format")
+    parser.add_argument("--output", type=output_folder, required=True, help="folder for the files")
+    parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
+    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    hub = ["--to hub"]
+    parser.add_argument("--licence", needs=hub, help="licence of the model, for the card of a hub directory")
+    parser.add_argument("--data-licence", needs=hub, help="licence of the training data, for the card")
+    parser.add_argument(
+        "--upload", metavar="USER/NAME", needs=hub, help="upload the directory; needs a token of the hub"
+    )
+    parser.set_defaults(run=export)
+
+
+def export(options: argparse.Namespace) -> None:
+    from clipzoo.exports import hub
+    from clipzoo.exports.hub import export
+    from clipzoo.loading import load
+
+    if options.upload is not None:
+        hub.require_token()
+    model = load(options.model, trust=options.trust, average=options.average)
+    export(model, options.output, options.to, options.licence, options.data_licence)
+    print(f"wrote {options.output}: {', '.join(sorted(path.name for path in options.output.iterdir()))}")
+    if options.upload is not None:
+        print(f"uploaded to {hub.upload(options.output, options.upload)}")
+
+
+def index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Embed images once, to search them by captions.
+
+    clipzoo index runs/demo --images pictures/ --output indices/pictures
+    clipzoo index runs/demo --images 'data/demo/train/{00000..00019}.tar' --output indices/demo
+    torchrun --nproc-per-node 8 --no-python clipzoo index runs/demo --images pictures/ --output indices/pictures
+
+    The same command completes an interrupted index.
+    """
+    parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
+    parser.add_argument("--images", required=True, help="a folder of images or tar shards, or a pattern of shards")
+    parser.add_argument("--output", type=output_folder, required=True, help="folder of the index")
+    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    parser.set_defaults(run=index)
+
+
+def index(options: argparse.Namespace) -> None:
+    from clipzoo.distributed.launch import say
+    from clipzoo.distributed.world import World
+    from clipzoo.explore.index import build_index
+    from clipzoo.loading import load
+
+    world = World.join("cpu", TIMEOUT, key="--device")
+    model = load(options.model, trust=options.trust)
+    built = build_index(model, options.model, options.images, options.output, world, report=say)
+    if built is not None:
+        say(
+            f'{number_of(len(built), "image")} in {options.output}: clipzoo search "a caption" --index {options.output}'
+        )
+    world.leave()
+
+
+def search_arguments(parser: argparse.ArgumentParser) -> None:
+    """Search an index of images by captions.
+
+    clipzoo search "a red circle" --index indices/pictures
+    clipzoo search "a red circle" "two blue squares" --index indices/pictures --count 20 --candidates 500 --recall
+    """
+    parser.add_argument("captions", nargs="+", metavar="CAPTION")
+    parser.add_argument("--index", type=Path, required=True, help="folder of the index")
+    parser.add_argument(
+        "--count", type=number_in(Samples), default=10, help="images per caption (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--candidates", type=number_in(Samples), help="KME-CLIP: images that are scored exactly (default: all)"
+    )
+    parser.add_argument(
+        "--recall",
+        action="store_true",
+        needs=["--candidates"],
+        help="print the share of the exact best images that is found",
+    )
+    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    parser.set_defaults(run=search)
+
+
+def search(options: argparse.Namespace) -> None:
+    from clipzoo.explore.index import SearchIndex
+
+    index = SearchIndex(options.index, trust=options.trust)
+    for caption, matches in zip(
+        options.captions, index.search(options.captions, options.count, options.candidates), strict=True
+    ):
+        print(caption)
+        for place, match in enumerate(matches, start=1):
+            print(f"{place:4d}  {match.score:8.3f}  {match.name}")
+    if options.recall:
+        recall = index.recall(options.captions, options.count, options.candidates)
+        print(f"recall at {options.count} compared with exact search: {recall:.3f}")
+
+
+def explore_arguments(parser: argparse.ArgumentParser) -> None:
+    """Explore trained models in a browser: pictures by caption, neighbours, terms of a score, maps and curves.
+
+    clipzoo explore runs/demo
+    clipzoo explore runs/emoji/clip runs/emoji/wpse runs/emoji/kme
+    clipzoo explore runs/demo --images pictures/
+    clipzoo explore runs/demo --static page          page/index.html, which needs no server
+
+    The page is served only on this machine, and no data leaves it.
+    """
+    parser.add_argument(
+        "models", nargs="+", metavar="RUN", help="run directories, checkpoints, hub directories, or hf-hub:NAME"
+    )
+    pictures = parser.add_mutually_exclusive_group()
+    pictures.add_argument(
+        "--images", help="explore a folder of images or tar shards instead of the evaluation datasets"
+    )
+    pictures.add_argument(
+        "--dataset", action="append", default=[], metavar="NAME", help="only this evaluation dataset; repeatable"
+    )
+    parser.add_argument(
+        "--limit", type=number_in(Samples), default=2000, help="pictures per dataset (default: %(default)s)"
+    )
+    page = parser.add_mutually_exclusive_group()
+    page.add_argument(
+        "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
+        help="port of the page; 0 for a free one (default: %(default)s)",
+    )  # fmt: skip
+    page.add_argument("--static", type=output_folder, metavar="DIR", help="write a page that needs no server, and end")
+    parser.add_argument(
+        "--captions", type=number_in(Samples), default=24, needs=["--static"],
+        help="captions of each dataset (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache", type=output_folder, metavar="DIR", help="folder for embeddings (default: RUN/explore)"
+    )
+    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the runs' own classes")
+    parser.set_defaults(run=explore)
+
+
+def explore(options: argparse.Namespace) -> None:
+    steps = [_checkpoint_step(source) for source in options.models]
+
+    from clipzoo.explore.app import run
+
+    run(options, steps)
+
+
+def _checkpoint_step(source: str) -> int | None:
+    """Return the number of steps of the checkpoint that `load` reads; None for a model without checkpoints.
+
+    Raises:
+        ConfigError: a run has not saved a checkpoint yet.
+    """
+    path = Path(source)
+    if is_checkpoint(path):
+        return step_of(path)
+    complete = [checkpoint for checkpoint in checkpoints_in(path / "checkpoints") if mark_of(checkpoint).exists()]
+    if complete:
+        return step_of(complete[-1])
+    if (path / "config.yaml").exists():
+        from clipzoo.runs.directory import config_of
+
+        every = config_of(path)["trainer"].get("checkpoints", {}).get("every")
+        raise ConfigError(
+            f"{source} has no checkpoint yet (trainer.checkpoints.every={every}): explore it after its first one; "
+            f"clipzoo report {source} shows its curves"
+        )
+    return None

@@ -1,1 +1,0 @@
-"""Commands on trained models: export, index and search."""

@@ -1,0 +1,481 @@
+"""Sweeps and searches: `clipzoo launch`, and the trials of a search, each trained in a separate process."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipzoo import io
+from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors, word
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import EXIT_CODE, say
+from clipzoo.errors import CHECKOUT, ConfigError, TrainingError, number_of
+from clipzoo.runs import sweep
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.lock import RunLock
+from clipzoo.runs.search import (
+    Search,
+    Space,
+    State,
+    Study,
+    Trial,
+    chosen_search,
+    measured,
+    require_metrics,
+    results_of,
+    space_of,
+    study_folder,
+)
+
+if TYPE_CHECKING:
+    from clipzoo.distributed.watchdog import Watchdog
+    from clipzoo.distributed.world import World
+    from clipzoo.training.parts import Hook
+    from clipzoo.types import Progress
+
+LAUNCH = """\
+Run a sweep without a resident process: each point is a job of a SLURM array; afterwards, tabulate the points.
+With --to, print or write the file that starts one training on several machines.
+
+clipzoo launch data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1              lists the points
+clipzoo launch --submit --sbatch '--gpus-per-node=4' data=cc3m head=wpse seed=0,1       submits sweep.sbatch
+clipzoo launch --point 3 data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1    trains point 3 here
+clipzoo launch --table zero_shot/imagenet/top1 data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
+clipzoo launch --submit --at-once 8 experiment=wpse/cc3m_gaussian search=wpse search.sampler=tpe search.trials=40 \\
+    search.minimize=loss                            submits 8 processes of a search; without --submit its page
+clipzoo launch --to kubernetes --nodes 4 --gpus 8 name=kme runs=/runs experiment=kme/cc12m_kme
+                                                    prints a file; or torchrun, pytorchjob, skypilot
+clipzoo launch --to slurm train --nodes 4 --output kme.sbatch experiment=kme/cc12m_kme
+                                                    writes a batch script; or sweep, search, eval
+
+Points are numbered from 0; the values of the last key change fastest. The table averages over seeds, marks the best
+point, and is written to <output> with its plot.
+"""
+SLURM = CONF.with_name("slurm")
+"""The folder of the batch scripts, of the wheel or of the checkout."""
+SCRIPTS = ("train", "sweep", "search", "eval")
+MEMORY = 32
+"""GB that the batch scripts ask for per rank."""
+_IN_CHECKOUT = CHECKOUT / "docs" / "how_to" / "launch"
+TEMPLATES = _IN_CHECKOUT if _IN_CHECKOUT.is_dir() else CONF.with_name("launch")
+"""The folder of the files for schedulers other than SLURM."""
+RECIPES = ("torchrun", "kubernetes", "pytorchjob", "skypilot")
+NAME = re.compile("[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
+"""Names that Kubernetes allows, with room for the index of a pod."""
+VARIABLE = "CLIPZOO_TRIAL"
+"""Environment variable of a trial's process: the folder of its study, its number and the settings of the search."""
+PR_SET_PDEATHSIG = 1
+KILLS = 3
+"""Number of kills of a trial's process after which the trial counts as failed."""
+
+
+def main(arguments: list[str]) -> None:
+    options = _options(arguments)
+    with own_errors(options):
+        _launch(options)
+
+
+def _launch(options: argparse.Namespace) -> None:
+    if options.to is not None:
+        _write(batch_script(options) if options.to == "slurm" else recipe(options), options.output)
+        return
+    if options.output is not None and (fault := output_fault(str(options.output))):
+        raise ConfigError(f"argument --output: {fault}")
+    if options.submit:
+        submit(options)
+        return
+    if (search := search_of(options.overrides)) is not None:
+        _print_search(options, *search)
+        return
+    points = sweep.points(options.overrides)
+    if options.point is not None:
+        train_point(points, options.point, options.overrides)
+    elif options.table:
+        show_table(points, options)
+    else:
+        for number, point in enumerate(points):
+            values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
+            state = "finished" if is_finished(point.folder) else ""
+            print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
+
+
+def _write(text: str, file: Path | None) -> None:
+    """Print a file, or write it unless another one is there."""
+    if file is None:
+        print(text, end="")
+    elif file.exists() and (not file.is_file() or io.read_bytes(file, io.MB) != text.encode()):
+        raise ConfigError(f"--output {file} exists: give another file, or remove it")
+    else:
+        io.write_whole(file, text)
+        print(file)
+
+
+def batch_script(options: argparse.Namespace) -> str:
+    """Return a script of the folder SLURM, with the overrides and numbers of the command line in it.
+
+    The script takes further overrides from sbatch.
+    """
+    from clipzoo.cli.evaluate import PLACEHOLDERS
+
+    script, *overrides = options.overrides or ("",)
+    if script not in SCRIPTS:
+        raise ConfigError(f"--to slurm needs one of {', '.join(SCRIPTS)} before the overrides, as in --to slurm train")
+    text = (SLURM / f"{script}.sbatch").read_text()
+    ranks, devices = options.gpus, options.gpus
+    if overrides:
+        kind, array = script, ""
+        if script == "eval":
+            device = compose(overrides, "eval", nodes={"encoder": PLACEHOLDERS})["device"]
+        elif script == "train":
+            device = compose(overrides)["trainer"]["device"]
+        else:
+            kind, array, device = _checked_array(overrides, options.at_once)
+        if kind != script:
+            raise ConfigError(f"--to slurm {script}: the overrides are those of a {kind}, give --to slurm {kind}")
+        text = text.replace('"$@"', f'{shlex.join(overrides)} "$@"')
+        if array:
+            text = text.replace("#SBATCH --nodes=", f"#SBATCH --array={array}\n#SBATCH --nodes=")
+        devices = 0 if device == "cpu" else ranks
+    memory = ranks and f"{MEMORY * ranks}G"
+    settings = {"nodes": options.nodes, "ntasks-per-node": ranks, "gpus-per-node": devices, "mem": memory}
+    for option, value in settings.items():
+        if value is not None:
+            text = re.sub(f"^(#SBATCH --{option}=).*", rf"\g<1>{value}", text, flags=re.MULTILINE)
+    return text
+
+
+def recipe(options: argparse.Namespace) -> str:
+    """Return the file that starts the training of the overrides on several nodes, from its template.
+
+    Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; the rendezvous on the first node assigns the ranks. All
+    recipes are elastic if the least number of nodes is below their number.
+    """
+    plain = compose(list(options.overrides))
+    nodes, gpus = options.nodes or 1, options.gpus or 8
+    least = options.min_nodes or nodes
+    if least > nodes:
+        raise ConfigError(f"--min-nodes {least} is more than --nodes {nodes}")
+    name = (plain["name"] or "clipzoo").lower()
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name={plain['name']} is not a valid job name: use letters, digits and -, as in name=kme")
+    node_range = str(nodes) if least == nodes else f"{least}:{nodes}"
+    train = ["-m", "clipzoo.cli", "train", *options.overrides]
+    arguments = [
+        "--nnodes", node_range, "--nproc-per-node", str(gpus), "--max-restarts", str(options.max_restarts),
+        "--rdzv-backend", "c10d", "--rdzv-id", name, *train,
+    ]  # fmt: skip
+    import jinja2
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters |= {"json": json.dumps, "shell": shlex.join}
+    template = environment.from_string(next(TEMPLATES.glob(f"{options.to}.*")).read_text())
+    return template.render(
+        vars(options), name=name, nodes=nodes, min_nodes=least, node_range=node_range, gpus=gpus, train=train,
+        arguments=arguments, on_cpu=plain["trainer"]["device"] == "cpu",
+    )  # fmt: skip
+
+
+def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str, str]:
+    """Check all points of a sweep, or the corners of a search.
+
+    Returns the name of the batch script, the range of its array, and `trainer.device`.
+    """
+    if (search := search_of(overrides)) is not None:
+        plain = [compose(list(line)) for line in search[1].corner_lines()]
+        return "search", f"0-{(at_once or 1) - 1}", plain[0]["trainer"]["device"]
+    plain = [compose(list(point.overrides)) for point in sweep.points(overrides)]
+    limit = f"%{at_once}" if at_once else ""
+    return "sweep", f"0-{len(plain) - 1}{limit}", plain[0]["trainer"]["device"]
+
+
+def _print_search(options: argparse.Namespace, search: Search, space: Space) -> None:
+    """Show the trials of a search until now."""
+    if options.point is not None or options.table:
+        raise ConfigError("a search draws its points: clipzoo train -m ... trains them, and launch without --point and "
+                          "--table shows them")  # fmt: skip
+    for line in space.corner_lines():
+        compose(line)
+    study = Study(study_folder(search, space), search, space)
+    if study.folder.exists():
+        show_search(study)
+    else:
+        print("no trial of the search has been drawn: clipzoo train -m ... begins it")
+
+
+def train_point(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
+    """Replace this process by the training of one point."""
+    if not 0 <= number < len(points):
+        raise ConfigError(f"--point {number}: the sweep has points 0 to {len(points) - 1}")
+    os.environ["CLIPZOO_SWEEP"] = sweep.sweep_name(overrides)
+    os.execv(sys.executable, [sys.executable, "-m", "clipzoo.cli", "train", *points[number].overrides])
+
+
+def submit(options: argparse.Namespace) -> None:
+    """Check all points, then submit them to SLURM as one array, with the script of ./slurm if there is one."""
+    script, array, _ = _checked_array(options.overrides, options.at_once)
+    own = Path("slurm") / f"{script}.sbatch"
+    file = own if own.exists() else SLURM / own.name
+    try:
+        batch = ["sbatch", f"--array={array}", *shlex.split(options.sbatch), str(file), *options.overrides]
+        code = subprocess.run(batch, env={"PYTHON": sys.executable, **os.environ}).returncode
+    except FileNotFoundError:
+        raise ConfigError("there is no sbatch: run --submit on a machine with SLURM") from None
+    except ValueError as error:
+        raise ConfigError(f"--sbatch {options.sbatch!r} cannot be read: {error}") from None
+    if code:
+        raise TrainingError(f"sbatch ended with code {code}, nothing has been submitted")
+
+
+def show_table(points: list[sweep.Point], options: argparse.Namespace) -> None:
+    """Print the table of the points, and write it with its plot."""
+    from clipzoo.io.text import save_figure
+    from clipzoo.report.figures import sweep_figure
+    from clipzoo.report.render import markdown
+    from clipzoo.report.sections import best_row, sweep_rows, sweep_table
+
+    rows = sweep_rows(points, options.table)
+    text = markdown(sweep_table(rows, options.table, options.lowest))
+    output = options.output or sweep.sweep_folder(points, options.overrides)
+    save_figure(sweep_figure(rows, options.table, best_row(rows, options.lowest)), output / "sweep.png")
+    io.write_whole(output / "sweep.md", f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
+    print(f"{text}\n\n{output / 'sweep.md'}")
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser("clipzoo launch", description=LAUNCH, formatter_class=argparse.RawDescriptionHelpFormatter)
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--point", type=number_in(NonNegativeCount), help="train this point, replacing this process")
+    action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
+    action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
+    action.add_argument("--to", choices=("slurm", *RECIPES), help="print or write the file that starts a training on "
+                        f"several machines; slurm takes one of {', '.join(SCRIPTS)} before the overrides")  # fmt: skip
+    size, nodes, pods = number_in(Machines), ["--to"], ["--to kubernetes", "--to pytorchjob"]
+    recipes = [f"--to {name}" for name in RECIPES]
+    parser.add_argument("--nodes", type=size, needs=nodes, help="number of nodes (default: 1)")
+    parser.add_argument(
+        "--min-nodes", type=size, needs=recipes, help="fewest nodes that go on after a loss; default: all"
+    )
+    parser.add_argument("--gpus", type=size, needs=nodes, help="ranks of a node (default: 8; of slurm eval 1)")
+    parser.add_argument(
+        "--max-restarts", type=number_in(Restarts), default=3, needs=recipes, help="of the ranks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--host", type=word("[A-Za-z0-9.:-]"), default="HOST", needs=["--to torchrun"], help="first node"
+    )
+    parser.add_argument(
+        "--port", type=number_in(Port), default=29400, needs=["--to torchrun", "--to kubernetes", "--to skypilot"],
+        help="of the rendezvous (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu", type=word("[A-Za-z0-9_.-]"), default="H100", needs=["--to skypilot"],
+        help="name of the GPU (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image", type=word("[A-Za-z0-9_./:@-]"), default="clipzoo:latest", needs=pods,
+        help="container (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--volume", type=word("[a-z0-9.-]"), default="runs", needs=pods,
+        help="claim mounted at /runs (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--sbatch", default="", needs=["--submit"], help="options for sbatch, in one string")
+    parser.add_argument(
+        "--at-once",
+        type=size,
+        needs=["--submit", "--to slurm"],
+        help="maximum number of points that run at the same time; of a search, the number of processes",
+    )
+    parser.add_argument("--lowest", action="store_true", needs=["--table"], help="the lowest value is best")
+    parser.add_argument(
+        "--output", type=Path, needs=["--table", "--to"], help="folder for the table and its plot; the file of --to"
+    )
+    parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
+    return parser.parse_intermixed_args(_with_sbatch_joined(arguments))
+
+
+def _with_sbatch_joined(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--sbatch OPTIONS` as one word: argparse would take "--nodes=2 ..." for its own."""
+    place = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)
+    joined = ["=".join(arguments[place : place + 2])] if place < len(arguments) else []
+    return [*arguments[:place], *joined, *arguments[place + 2 :]]
+
+
+# Searches
+
+
+def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
+    """Return the search that a command line asks for, None for a plain sweep.
+
+    Raises:
+        ConfigError: its settings or ranges are invalid.
+    """
+    hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
+    search = chosen_search([line for line in overrides if line not in hydra])
+    if search is None:
+        return None
+    if hydra:
+        raise ConfigError(
+            f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
+        )
+    space = space_of(sweep.of_search_option(overrides), overrides)
+    space.require(search.sampler or "")
+    corner = compose(space.overrides(space.corners()[0]))
+    require_metrics(search.metrics, corner["eval"], search.rungs)
+    return search, space
+
+
+def run_search(search: Search, space: Space) -> None:
+    """Train trials until none is left to draw, then write the page of the search.
+
+    Any number of processes may do so at the same time: each draws trials of its own.
+
+    Raises:
+        TrainingError: trials have failed; they cost only their rows.
+    """
+    _launcher(search)
+    launch.hand_on_cores()
+    study = Study(study_folder(search, space), search, space)
+    try:
+        while (trial := study.claim()) is not None:
+            total = f" of {min(search.trials or space.count, space.count)}"
+            values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
+            say(f"trial {trial.number + 1}{total}: {values}")
+            _finish(study, trial)
+    finally:
+        study.release()
+    show_search(study)
+    trials = study.trials()
+    if failed := [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]:
+        more = f" and {len(failed) - sweep.MOST_NAMES} more" if len(failed) > sweep.MOST_NAMES else ""
+        raise TrainingError(
+            f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
+            f"{', '.join(failed[: sweep.MOST_NAMES])}{more}"
+        )
+
+
+def show_search(study: Study) -> None:
+    """Write the page of a search; print its table and the path of the page."""
+    from clipzoo.report.pages import write_search
+
+    print(write_search(study.folder, study.search, study.space, study.trials()), flush=True)
+
+
+def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
+    """Return the hooks of a training: the rungs at which a trial is stopped if it does not pass; else none."""
+    if VARIABLE not in os.environ:
+        return []
+    from clipzoo.training.train import Rungs
+
+    folder, number, settings = json.loads(os.environ[VARIABLE])
+    search = Search(**settings)
+    # The process of one trial draws no others: its study needs no ranges.
+    study, rungs = Study(Path(folder), search, Space({}, ())), search.rungs
+
+    def passes(rung: int, metrics: Mapping[str, float]) -> bool:
+        (value,) = measured(search.metrics[:1], metrics)
+        return study.passes(number, rung, value)
+
+    def stop(progress: Progress) -> None:
+        watchdog.exit_all(0, f"clipzoo: pruned after step {progress.step} of {progress.total_steps}")
+
+    return [Rungs(rungs, passes, stop, world)]
+
+
+def _finish(study: Study, trial: Trial) -> None:
+    """Train a trial to its end and record it."""
+    for _ in range(KILLS):
+        code = 0 if (trial.folder / "results.json").exists() else _train(study, trial)
+        if code >= 0:
+            break
+        say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
+    if code in (EXIT_CODE, io.WriteError.exit_code):
+        # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
+        say("clipzoo: the search is stopped; run the same command to resume")
+        sys.exit(code)
+    state: State = "finished"
+    results: list[float] = []
+    reason = ""
+    if code:
+        state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    elif study.was_pruned(trial):
+        state = "pruned"
+    else:
+        try:
+            found = results_of(trial.folder)
+        except io.DamagedFileError as error:
+            state, reason = "failed", str(error)
+        else:
+            try:
+                results = measured(study.search.metrics, found)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), or "
+                    "give another metric"
+                ) from None
+            if not all(map(math.isfinite, results)):
+                state, results, reason = "failed", [], f"a metric is not finite: {results}"
+    study.finish(trial, state, results, reason, run=trial.folder)
+
+
+def _train(study: Study, trial: Trial) -> int:
+    """Run the training of a trial and return its exit code, below 0 after a signal.
+
+    A request to stop is passed on: the run then saves its state. When this process is killed, the system asks the run
+    to stop.
+    """
+    if trial.folder.exists():
+        # A run whose search was killed a moment ago still saves its state.
+        with RunLock(trial.folder) as lock:
+            lock.acquire(math.inf)
+    command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
+    described = json.dumps([str(study.folder), trial.number, asdict(study.search)])
+    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.name}
+    library, parent = ctypes.CDLL(None), os.getpid()
+
+    def end_with_parent() -> None:
+        library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(EXIT_CODE)
+
+    stopped = []
+    process = subprocess.Popen(command, env=variables, preexec_fn=end_with_parent)
+
+    def stop(number: int, frame: object) -> None:
+        stopped.append(number)
+        process.terminate()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return EXIT_CODE if stopped else code
+
+
+def _launcher(search: Search) -> list[str]:
+    """Return the words before the command of a run. Commands of the environment need not be on the path."""
+    words = shlex.split(search.launcher or "")
+    if not words:
+        return []
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+    command = shutil.which(words[0], path=path)
+    if command is None:
+        raise ConfigError(f"search.launcher: there is no command {words[0]}")
+    return [command, *words[1:]]

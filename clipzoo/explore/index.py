@@ -1,0 +1,298 @@
+"""An index of images: embeddings in blocks on disk, searched by captions.
+
+    <folder>/index.json             model, images, block size and digests
+    <folder>/names.json             names of the images
+    <folder>/blocks/00000.safetensors    embeddings of a block of images
+
+A block is written completely or not at all: an interrupted build continues with the blocks that are missing.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import braceexpand
+import torch
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError, number_of, one_message
+from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Images
+from clipzoo.evaluation.datasets.tar import tar_samples
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.evaluation.suite import model_key
+from clipzoo.exports.files import save_weights
+from clipzoo.heads.base import Head
+from clipzoo.loading import LoadedModel, load, read_weights
+from clipzoo.types import Embedding, PointSet, as_captions, concatenate
+
+FILE, NAMES = "index.json", "names.json"
+BLOCK = 256
+"""Images in a block."""
+LONGEST_NAME = 2**13
+"""Bytes of names.json for each image."""
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
+REMEDY = "build the index again in another folder"
+
+
+class Match(NamedTuple):
+    """An image and its logit with the caption."""
+
+    name: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Images with names: paths below the folder, or SHARD.tar/KEY. source: where they are from."""
+
+    source: str
+    names: list[str]
+    images: Images
+
+
+class SearchIndex:
+    """Embeddings of images, and the model that embeds captions for them."""
+
+    def __init__(self, folder: str | Path, model: LoadedModel | None = None, trust: str | Sequence[str] = ()) -> None:
+        """Open a complete index. model: None loads the one that built it. trust: as in `clipzoo.load`.
+
+        Raises:
+            ConfigError: the index is incomplete or damaged, or the model has other weights than the one that built it.
+        """
+        self.folder = Path(folder)
+        facts = _facts(self.folder)
+        missing = math.ceil(facts["count"] / BLOCK) - len(list((self.folder / "blocks").glob("*.safetensors")))
+        if missing > 0:
+            raise ConfigError(f"{folder} lacks {missing} blocks: run the same clipzoo index again to complete it")
+        self.names: list[str] = io.read_json(self.folder / NAMES, LONGEST_NAME * facts["count"], REMEDY, list)
+        if _digest(self.names) != facts["names"]:
+            raise io.DamagedFileError(self.folder / NAMES, f"has other names than {FILE}", REMEDY)
+        self.model = model or load(facts["model"], trust=trust)
+        if model_key(self.model, ()) != facts["key"]:
+            raise ConfigError(f"{folder} was built with other weights of {facts['model']}: {REMEDY}")
+        blocks = [_read(path) for path in _blocks(self.folder, facts)]
+        with one_message(f"{folder} is damaged", REMEDY):
+            self.images = concatenate(blocks)
+            # Fails for embeddings of another width or type.
+            self._score(self.embed("a picture"), torch.arange(1))
+        if not len(self.images) == len(self.names) == facts["count"]:
+            fault = f"counts {facts['count']} images, but has {len(self.names)} names and {len(self.images)} embeddings"
+            raise io.DamagedFileError(self.folder / FILE, fault, REMEDY)
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates(self.model.head, self.images)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def search(
+        self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None
+    ) -> list[list[Match]]:
+        """Return the best images of each caption, best first.
+
+        candidates: for a head whose score is no inner product (KME-CLIP), number of images with the best approximate
+            scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
+        """
+        found = [self.nearest(self.embed(query), count, candidates) for query in as_captions(captions)]
+        return [[Match(self.names[row], score) for row, score in rows] for rows in found]
+
+    def nearest(self, query: Embedding, count: int = 10, candidates: int | None = None) -> list[tuple[int, float]]:
+        """Return rows and logits of the images that are most similar to an embedding, best first.
+
+        query: one row, the embedding of a caption, or of an image, whose neighbours are then returned.
+        """
+        if self.model.head.is_inner_product:
+            rows = self._candidates.best(query, min(count, len(self)))
+        elif candidates is None or candidates >= len(self):
+            rows = torch.arange(len(self))
+        else:
+            rows = self._candidates.best(query, min(max(count, candidates), len(self)))
+        best = self._score(query, rows).sort(descending=True, stable=True)
+        return [(int(rows[place]), float(best.values[rank])) for rank, place in enumerate(best.indices[:count])]
+
+    def recall(self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None) -> float:
+        """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
+        found, best = (self.search(captions, count, number) for number in (candidates, None))
+        pairs = [(place, match.name) for place, matches in enumerate(best) for match in matches]
+        hits = {(place, match.name) for place, matches in enumerate(found) for match in matches}
+        return sum(pair in hits for pair in pairs) / len(pairs)
+
+    @torch.no_grad()
+    def embed(self, caption: str) -> Embedding:
+        """Return the embedding of a caption, one row."""
+        return self.model.encode_text(caption)
+
+    @torch.no_grad()
+    def _score(self, text: Embedding, rows: Tensor) -> Tensor:
+        """Return the logits of some images, [rows], computed in blocks."""
+        with exact_products():
+            parts = [self.model.similarity(self.images[block], text)[:, 0] for block in rows.split(BLOCK)]
+        return torch.cat(parts)
+
+
+class Candidates:
+    """Images by the inner product of their factor with that of a caption; see `Head.search_factors`.
+
+    By faiss where it is installed, by blocks of products otherwise.
+    """
+
+    def __init__(self, head: Head, images: Embedding) -> None:
+        self._head = head
+        with torch.no_grad(), exact_products():
+            self._basis = head.search_basis(images)
+            blocks = torch.arange(len(images)).split(BLOCK)
+            self._vectors = torch.cat([self._factors(images[block], images[:1])[0] for block in blocks])  # [n, f]
+        self._faiss: Any = None
+        if find_spec("faiss") is not None:
+            import faiss
+
+            self._faiss = faiss.IndexFlatIP(self._vectors.shape[1])
+            self._faiss.add(self._vectors.numpy())
+
+    def best(self, text: Embedding, count: int) -> Tensor:
+        """Return the rows of the `count` best images of one caption, best first."""
+        with torch.no_grad(), exact_products():
+            query = self._factors(text[:0], text)[1]
+            if self._faiss is not None:
+                return torch.from_numpy(self._faiss.search(query.numpy(), count)[1][0])
+            products = self._vectors @ query[0]
+        return products.sort(descending=True, stable=True).indices[:count]
+
+    def _factors(self, image: Embedding, text: Embedding) -> tuple[Tensor, Tensor]:
+        left, right = self._head.search_factors(image, text, self._basis)
+        return left.float(), right.float()
+
+
+def read_gallery(source: str) -> Gallery:
+    """List the images of a folder (and the folders below it), or of the shards of a folder or a pattern.
+
+    Raises:
+        ConfigError: there are no images.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        tars = sorted(folder.glob("*.tar"))
+    else:
+        tars = [Path(path) for part in braceexpand.braceexpand(source) for path in sorted(glob.glob(part)) or [part]]
+        if missing := [path for path in tars if not path.exists()]:
+            raise ConfigError(f"{missing[0]} does not exist")
+    if tars:
+        found = {
+            f"{path.name}/{sample.key}": sample.image
+            for path in tars
+            for sample in tar_samples(path, "remove it or make it again", unterminated=True)
+        }
+    else:
+        files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in EXTENSIONS and path.is_file()]
+        found = {str(path.relative_to(folder)): ImageFile(path) for path in files}
+    if not found:
+        raise ConfigError(f"{source} has no images ({', '.join(EXTENSIONS)}): give a folder of images, or tar shards")
+    return Gallery(source, list(found), ImageFiles(list(found.values())))
+
+
+def build_index(
+    model: LoadedModel,
+    source: str,
+    images: str | Gallery,
+    folder: str | Path,
+    world: World = World(),
+    report: Callable[[str], None] = lambda line: None,
+    replace: bool = False,
+) -> SearchIndex | None:
+    """Embed the images of a folder or of tar shards, and return the index on the first rank. Collective.
+
+    source: name by which `clipzoo.load` finds the model. images: a gallery, or see `read_gallery`. report: called with
+    lines of progress. replace: remove an index of other images or of another model from the folder. Blocks that exist
+    are kept.
+
+    Raises:
+        ConfigError: the folder has an index of other images or of another model, and replace is False.
+    """
+    folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
+    facts = {
+        "model": source, "images": gallery.source, "count": len(gallery.names), "block": BLOCK,
+        "key": model_key(model, ()), "names": _digest(gallery.names),
+    }  # fmt: skip
+    world.run_on_first(lambda: _claim(folder, facts, gallery.names, replace))
+    paths = _blocks(folder, facts)
+    own = [number for number in range(world.rank, len(paths), world.size) if not paths[number].exists()]
+    for done, number in enumerate(own, start=1):
+        save_weights(_tensors(_embedded(model, gallery, number)), paths[number])
+        report(f"{done} of {len(own)} blocks of {number_of(BLOCK, 'image')}")
+    world.barrier()
+    return SearchIndex(folder, model) if world.is_first else None
+
+
+def _claim(folder: Path, facts: dict[str, Any], names: list[str], replace: bool) -> None:
+    if (folder / FILE).exists():
+        before = _facts(folder)
+        different = [key for key in ("images", "names", "key", "block") if before[key] != facts[key]]
+        if different and replace:
+            shutil.rmtree(folder)
+        elif different:
+            what = "another model" if different == ["key"] else "other images"
+            raise ConfigError(f"{folder} has an index of {what}: give another --output, or remove the folder")
+        else:
+            return
+    io.write_json(folder / NAMES, names)
+    io.write_json(folder / FILE, facts)
+
+
+@torch.no_grad()
+def _embedded(model: LoadedModel, gallery: Gallery, number: int) -> Embedding:
+    rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
+    pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
+    with exact_products():
+        return model.encode_image(pixels)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts = io.read_json(folder / FILE, io.MB, REMEDY)
+    io.require_fields(folder / FILE, facts, FIELDS, REMEDY)
+    if facts["block"] != BLOCK or facts["count"] < 1:
+        raise io.DamagedFileError(folder / FILE, f"has {facts['count']} images in blocks of {facts['block']}", REMEDY)
+    return facts
+
+
+def _digest(names: Sequence[object]) -> str:
+    return hashlib.sha256("\n".join(map(str, names)).encode(errors="surrogateescape")).hexdigest()
+
+
+def _blocks(folder: Path, facts: dict[str, Any]) -> list[Path]:
+    count = math.ceil(facts["count"] / facts["block"])
+    return [folder / "blocks" / f"{number:05d}.safetensors" for number in range(count)]
+
+
+def _tensors(embedding: Embedding) -> dict[str, Tensor]:
+    if isinstance(embedding, PointSet):
+        return {"points": embedding.points, "log_weights": embedding.log_weights}
+    return {"embedding": embedding}
+
+
+def _read(path: Path) -> Embedding:
+    tensors = read_weights(path)
+    for name, tensor in tensors.items():
+        # A point without weight has the logarithm -inf.
+        sizes = tensor if name == "log_weights" else tensor.abs()
+        if not tensor.is_floating_point() or not bool((sizes < math.inf).all()):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise io.DamagedFileError(path, f"holds {kind} as {name}, or numbers that are not finite", REMEDY)
+    match sorted(tensors):
+        case ["log_weights", "points"]:
+            return PointSet(tensors["points"], tensors["log_weights"])
+        case ["embedding"]:
+            return tensors["embedding"]
+    raise io.DamagedFileError(path, f"holds the tensors {', '.join(sorted(tensors)) or 'of none'}", REMEDY)

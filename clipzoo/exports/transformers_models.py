@@ -1,0 +1,472 @@
+"""transformers' CLIPModel and SiglipModel: their tensors and their configurations as ours, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.encoders.base import Tower
+from clipzoo.encoders.open_clip import OpenClipText
+from clipzoo.encoders.text import ClipTextTower
+from clipzoo.errors import ConfigError
+from clipzoo.exports.open_clip import is_identity
+from clipzoo.loading import LoadedModel
+from clipzoo.model import Model
+
+VISION, TEXT = "vision_model", "text_model"
+CLIP_ACTIVATIONS = ("gelu", "quick_gelu")
+TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
+"""transformers' name -> timm's name."""
+TIMM, WHOLE, OPEN_CLIP = "vit_base_patch16_siglip_224", "vit_so400m_patch14_siglip_384", "ViT-B-16-SigLIP"
+"""Models whose sizes the options replace. WHOLE: for images whose side is no multiple of the patches."""
+CLIP_EPSILON, TIMM_EPSILON = 1e-5, 1e-6
+"""The epsilons of the layer norms of open_clip and of timm."""
+OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.text_projection", "head.text_bias")
+"""Tensors of the head; each format has its own place for them."""
+
+
+class TransformersModel(ABC):
+    """A class of transformers that may hold a model of two towers with a cosine head.
+
+    name: of the class. processor: class that joins its tokenizer and image processor.
+    """
+
+    name: str
+    processor: str
+
+    @abstractmethod
+    def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
+        """Return the ties of our model with this one, all but scale and bias of the logits."""
+
+    @abstractmethod
+    def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the nodes `encoder` and `head` of a model. path: of its config.json, for messages.
+
+        Raises:
+            ConfigError: no encoder here can represent the model.
+        """
+
+    @abstractmethod
+    def config(self, model: LoadedModel) -> dict[str, Any]:
+        """Return the content of config.json."""
+
+    @abstractmethod
+    def kind_faults(self, model: LoadedModel, image_tower: Any, text_tower: Any) -> list[str]:
+        """Return the reasons why this class has no place for towers and projections of these kinds."""
+
+    def faults(self, model: LoadedModel) -> list[str]:
+        """Return the reasons why this class cannot represent a model of two towers with a cosine head."""
+        image_tower, text_tower = model.encoder.towers.values()
+        if reasons := self.kind_faults(model, image_tower, text_tower):
+            return reasons
+        ties, state = self.ties(*layers_of(model)), model.state_dict()
+        tied = [name for tie in ties for name in tie.ours]
+        others = sorted(name for name in state if name not in {*tied, *OF_HEAD})
+        missing = [name for name in tied if name not in state and name not in OF_HEAD]
+        for verb, names in (("has", others), ("lacks", missing)):
+            if names:
+                short = ", ".join(name.removeprefix("encoder.") for name in names[:2])
+                more = f" and {len(names) - 2} more tensors" if len(names) > 2 else ""
+                reasons.append(f"it {verb} {short}{more}")
+        return reasons
+
+
+class ClipModel(TransformersModel):
+    """CLIPModel: open_clip's vision transformer and causal text transformer."""
+
+    name, processor = "CLIPModel", "CLIPProcessor"
+
+    def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
+        vision = [
+            tie("class_embedding", f"{VISION}.embeddings.class_embedding"),
+            tie("conv1.weight", f"{VISION}.embeddings.patch_embedding.weight"),
+            tie("positional_embedding", f"{VISION}.embeddings.position_embedding.weight"),
+            *with_kinds("ln_pre", f"{VISION}.pre_layrnorm"),
+            *with_kinds("ln_post", f"{VISION}.post_layernorm"),
+            *block_ties(VISION, image_layers),
+        ]
+        return [
+            *inside("encoder.image_tower.trunk", vision),
+            *inside("encoder.text_tower.trunk", text_ties(text_layers)),
+            tie("head.image_projection", "visual_projection.weight", transposed=True),
+            tie("head.text_projection", "text_projection.weight", transposed=True),
+        ]
+
+    def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+        import transformers
+
+        clip: Any = transformers.CLIPConfig.from_dict(dict(content))
+        vision, text = clip.vision_config, clip.text_config
+        for name, part in (("vision_config", vision), ("text_config", text)):
+            if part.hidden_act not in CLIP_ACTIVATIONS:
+                raise ConfigError(f"{path}: {name}.hidden_act {part.hidden_act} is neither gelu nor quick_gelu")
+            if part.intermediate_size != 4 * part.hidden_size:
+                raise ConfigError(f"{path}: {name}.intermediate_size is not 4 hidden_size, as our towers have")
+        if vision.layer_norm_eps != CLIP_EPSILON:
+            raise ConfigError(f"{path}: vision_config.layer_norm_eps is {vision.layer_norm_eps}, not 1e-5")
+        context = text.max_position_embeddings
+        encoder = {
+            "_target_": "clipzoo.encoders.towers.TwoTowers",
+            "image_size": vision.image_size, "image_width": vision.hidden_size, "text_width": text.hidden_size,
+            "context_length": context,
+            "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": context},
+            "image_tower": {
+                "_target_": "clipzoo.encoders.image.ClipViT", "image_size": vision.image_size,
+                "patch_size": vision.patch_size, "width": vision.hidden_size, "layers": vision.num_hidden_layers,
+                "heads": vision.num_attention_heads, "quick_gelu": vision.hidden_act == "quick_gelu",
+            },
+            "text_tower": {
+                "_target_": "clipzoo.encoders.text.ClipTextTower", "context_length": context,
+                "vocabulary": text.vocab_size, "width": text.hidden_size, "layers": text.num_hidden_layers,
+                "heads": text.num_attention_heads, "quick_gelu": text.hidden_act == "quick_gelu",
+                "distinct_pads": False, "end_token": ClipTokenizer.end_token, "norm_eps": text.layer_norm_eps,
+            },
+        }  # fmt: skip
+        head = {
+            "_target_": "clipzoo.heads.vector.ClipHead", "image_width": vision.hidden_size,
+            "text_width": text.hidden_size, "embed_width": clip.projection_dim, "temperature": 0.07,
+            "max_scale": 100.0, "learnable_temperature": True,
+        }  # fmt: skip
+        return {"encoder": encoder, "head": head}
+
+    def config(self, model: LoadedModel) -> dict[str, Any]:
+        encoder: Any = model.encoder
+        image, text = encoder.image_tower.trunk, encoder.text_tower.trunk
+        end, vocabulary = encoder.text_tower.end_token, len(text.token_embedding.weight)
+        projected = {"projection_dim": model.head.get_parameter("image_projection").shape[1]}
+        return {
+            "architectures": ["CLIPModel"],
+            "model_type": "clip",
+            **projected,
+            "vision_config": {
+                "model_type": "clip_vision_model", "image_size": encoder.image_size,
+                "patch_size": image.conv1.kernel_size[0], "hidden_size": encoder.image_width, **open_clip_blocks(image),
+                **projected,
+            },
+            "text_config": {
+                "model_type": "clip_text_model", "max_position_embeddings": len(text.positional_embedding),
+                "vocab_size": vocabulary, "hidden_size": encoder.text_width,
+                **open_clip_blocks(text), "bos_token_id": ClipTokenizer.start_token,
+                # CLIPModel pools at the largest id if this is 2.
+                "eos_token_id": end if end < vocabulary else 2, "pad_token_id": 0, **projected,
+            },
+        }  # fmt: skip
+
+    def kind_faults(self, model: LoadedModel, image_tower: Any, text_tower: Any) -> list[str]:
+        from open_clip.transformer import TextTransformer, VisionTransformer
+
+        reasons = []
+        image, text = trunk_of(image_tower), trunk_of(text_tower)
+        if type(image) is not VisionTransformer:
+            reasons.append(f"its image tower is {type(image).__name__}, not open_clip's VisionTransformer")
+        elif image.attn_pool is not None:
+            reasons.append("its image tower pools by attention")
+        elif image.pool_type != "tok":
+            reasons.append(f"its image tower pools by {image.pool_type}, not at the class token")
+        else:
+            reasons += trunk_faults("its image tower", image, image.transformer.resblocks[0].mlp.gelu)
+        if not isinstance(text_tower, ClipTextTower | OpenClipText) or type(text) is not TextTransformer:
+            reasons.append(f"its text tower is {type(text).__name__}, not open_clip's causal TextTransformer")
+        elif isinstance(text_tower, ClipTextTower) and text_tower.first_pad is not None:
+            reasons.append("encoder.text_tower.distinct_pads is true")
+        elif text_tower.end_token is None or isinstance(text_tower, OpenClipText) and text_tower.needs_padding:
+            reasons.append("its text tower is not causal, or does not pool at the end of text")
+        else:
+            reasons += trunk_faults("its text tower", text, text.transformer.resblocks[0].mlp.gelu)
+        if {"image_bias", "text_bias"} & dict(model.head.named_parameters()).keys():
+            reasons.append("head.bias is true")
+        return reasons
+
+
+class SiglipModel(TransformersModel):
+    """SiglipModel: timm's vision transformer with attention pooling and no projection, and SigLIP's text tower.
+
+    The text tower is open_clip's text transformer without a causal mask, pooled at the last position, and a linear
+    layer with bias.
+    """
+
+    name, processor = "SiglipModel", "SiglipProcessor"
+
+    def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
+        vision = [
+            *with_kinds("patch_embed.proj", f"{VISION}.embeddings.patch_embedding"),
+            tie("pos_embed", f"{VISION}.embeddings.position_embedding.weight", leading=True),
+            *with_kinds("norm", f"{VISION}.post_layernorm"),
+            tie("attn_pool.latent", f"{VISION}.head.probe"),
+            *with_kinds("attn_pool.proj", f"{VISION}.head.attention.out_proj"),
+            *with_kinds("attn_pool.norm", f"{VISION}.head.layernorm"),
+            *with_kinds("attn_pool.mlp.fc1", f"{VISION}.head.mlp.fc1"),
+            *with_kinds("attn_pool.mlp.fc2", f"{VISION}.head.mlp.fc2"),
+        ]
+        for kind in ("weight", "bias"):
+            fused = f"{VISION}.head.attention.in_proj_{kind}"
+            vision.append(Tie({f"attn_pool.q.{kind}": 1, f"attn_pool.kv.{kind}": 2}, {fused: 3}))
+        for layer in range(image_layers):
+            ours, theirs = f"blocks.{layer}", f"{VISION}.encoder.layers.{layer}"
+            vision += [qkv(f"{ours}.attn.qkv.{kind}", f"{theirs}.self_attn", kind) for kind in ("weight", "bias")]
+            vision += with_kinds(f"{ours}.attn.proj", f"{theirs}.self_attn.out_proj")
+            vision += with_kinds(f"{ours}.norm1", f"{theirs}.layer_norm1")
+            vision += with_kinds(f"{ours}.norm2", f"{theirs}.layer_norm2")
+            vision += with_kinds(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1")
+            vision += with_kinds(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2")
+        return [
+            *inside("encoder.image_tower.trunk", vision),
+            *inside("encoder.text_tower.trunk", text_ties(text_layers)),
+            tie("head.text_projection", f"{TEXT}.head.weight", transposed=True),
+            tie("head.text_bias", f"{TEXT}.head.bias"),
+        ]
+
+    def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+        import transformers
+
+        siglip: Any = transformers.SiglipConfig.from_dict(dict(content))
+        vision, text = siglip.vision_config, siglip.text_config
+        if not vision.vision_use_head:
+            raise ConfigError(
+                f"{path}: vision_config.vision_use_head is false: this model has no pooled image features"
+            )
+        if vision.layer_norm_eps != TIMM_EPSILON:
+            raise ConfigError(f"{path}: vision_config.layer_norm_eps is {vision.layer_norm_eps}, not {TIMM_EPSILON}")
+        for name, part, known in (
+            ("vision_config", vision, tuple(TIMM_ACTIVATIONS)),
+            ("text_config", text, ("gelu", "gelu_pytorch_tanh")),
+        ):
+            if part.hidden_act not in known:
+                raise ConfigError(f"{path}: {name}.hidden_act {part.hidden_act} is not one of {', '.join(known)}")
+        context, folder = text.max_position_embeddings, str(path.parent)
+        encoder = {
+            "_target_": "clipzoo.encoders.towers.Towers",
+            "image_size": vision.image_size, "image_width": vision.hidden_size, "text_width": text.hidden_size,
+            "context_length": context,
+            "tokenizer": {
+                "_target_": "clipzoo.encoders.huggingface.HuggingFaceTokenizer", "name": folder,
+                "context_length": context,
+            },
+            "image": {
+                "_target_": "clipzoo.encoders.image.TimmTower",
+                "name": WHOLE if vision.image_size % vision.patch_size else TIMM,
+                "image_size": vision.image_size, "pretrained": False,
+                "options": {
+                    "patch_size": vision.patch_size, "embed_dim": vision.hidden_size,
+                    "depth": vision.num_hidden_layers, "num_heads": vision.num_attention_heads,
+                    "mlp_ratio": _ratio(vision), "act_layer": TIMM_ACTIVATIONS[vision.hidden_act],
+                },
+            },
+            "text": {
+                "_target_": "clipzoo.encoders.open_clip.OpenClipText", "name": OPEN_CLIP, "context_length": context,
+                "options": {
+                    "vocab_size": text.vocab_size, "width": text.hidden_size, "heads": text.num_attention_heads,
+                    "layers": text.num_hidden_layers, "mlp_ratio": _ratio(text),
+                    "norm_kwargs": {"eps": text.layer_norm_eps},
+                    "act_kwargs": {"approximate": "tanh"} if text.hidden_act == "gelu_pytorch_tanh" else None,
+                },
+            },
+        }  # fmt: skip
+        head = {
+            "_target_": "clipzoo.heads.vector.ClipHead", "image_width": vision.hidden_size,
+            "text_width": text.hidden_size, "embed_width": vision.hidden_size, "temperature": 0.1,
+            "max_scale": 1000.0, "learnable_temperature": True, "bias": True, "image_projection": False,
+        }  # fmt: skip
+        return {"encoder": encoder, "head": head}
+
+    def config(self, model: LoadedModel) -> dict[str, Any]:
+        encoder: Any = model.encoder
+        image, text = encoder.image_tower.trunk, encoder.text_tower.trunk
+        block = image.blocks[0]
+        return {
+            "architectures": ["SiglipModel"],
+            "model_type": "siglip",
+            "vision_config": {
+                "model_type": "siglip_vision_model", "image_size": encoder.image_size,
+                "patch_size": image.patch_embed.patch_size[0], "hidden_size": encoder.image_width,
+                "num_hidden_layers": len(image.blocks), "num_attention_heads": block.attn.num_heads,
+                "intermediate_size": block.mlp.fc1.out_features, "hidden_act": activation(block.mlp.act),
+                "layer_norm_eps": epsilon(image), "attention_dropout": 0.0,
+            },
+            "text_config": {
+                "model_type": "siglip_text_model", "max_position_embeddings": len(text.positional_embedding),
+                "vocab_size": len(text.token_embedding.weight), "hidden_size": encoder.text_width,
+                **open_clip_blocks(text), "projection_size": encoder.image_width,
+                **{f"{name}_token_id": None for name in ("bos", "eos", "pad")},
+            },
+        }  # fmt: skip
+
+    def kind_faults(self, model: LoadedModel, image_tower: Any, text_tower: Any) -> list[str]:
+        from open_clip.transformer import TextTransformer
+        from timm.layers import AttentionPoolLatent
+        from timm.models.vision_transformer import Block, VisionTransformer
+
+        reasons = []
+        image, text = trunk_of(image_tower), trunk_of(text_tower)
+        if type(image) is not VisionTransformer or {type(block) for block in image.blocks} != {Block}:
+            reasons.append(f"its image tower is {type(image).__name__}, not timm's VisionTransformer")
+        elif not isinstance(pool := image.attn_pool, AttentionPoolLatent) or pool.latent_len != 1:
+            reasons.append(f"its image tower pools by {image.global_pool}, not by attention with one query")
+        elif len({*image.patch_embed.patch_size}) > 1 or pool.num_heads != image.blocks[0].attn.num_heads:
+            reasons.append(
+                "its image tower has oblong patches, or another number of heads in the pooling than in the blocks"
+            )
+        else:
+            reasons += trunk_faults("its image tower", image, image.blocks[0].mlp.act)
+        if type(text) is not TextTransformer:
+            reasons.append(f"its text tower is {type(text).__name__}, not open_clip's TextTransformer")
+        elif text.attn_mask is not None or text.pool_type != "last" or text.cls_emb is not None:
+            reasons.append("its text tower is causal, or does not pool at the last position")
+        else:
+            reasons += trunk_faults("its text tower", text, text.transformer.resblocks[0].mlp.gelu)
+        if not is_identity(model, "image"):
+            reasons.append("head.image_projection is not the identity: train with +head.image_projection=false")
+        return reasons
+
+
+KINDS: dict[str, TransformersModel] = {"clip": ClipModel(), "siglip": SiglipModel()}
+"""By `model_type` of config.json."""
+
+
+# Tensors that ours and theirs split and name in two ways.
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Tensors with the same numbers: ours, joined along the first dimension, are theirs, joined.
+
+    ours, theirs: name -> number of equal parts of the joined tensor. transposed: the tensor is theirs, transposed.
+    leading: ours has one more dimension, of size 1. Both are for single tensors.
+    """
+
+    ours: Mapping[str, int]
+    theirs: Mapping[str, int]
+    transposed: bool = False
+    leading: bool = False
+
+
+def tie(ours: str, theirs: str, transposed: bool = False, leading: bool = False) -> Tie:
+    """Return the tie of two tensors with different names."""
+    return Tie({ours: 1}, {theirs: 1}, transposed, leading)
+
+
+def qkv(ours: str, theirs: str, kind: str) -> Tie:
+    """Return the tie of a fused input projection of attention with transformers' three. kind: "weight" or "bias"."""
+    return Tie({ours: 3}, {f"{theirs}.{letter}_proj.{kind}": 1 for letter in "qkv"})
+
+
+def with_kinds(ours: str, theirs: str) -> Iterator[Tie]:
+    """Yield the ties of weight and bias of two modules."""
+    for kind in ("weight", "bias"):
+        yield tie(f"{ours}.{kind}", f"{theirs}.{kind}")
+
+
+def inside(module: str, ties: list[Tie]) -> list[Tie]:
+    """Return the ties of a module of our model from those of its tensors' names inside the module."""
+    return [replace(one, ours={f"{module}.{name}": count for name, count in one.ours.items()}) for one in ties]
+
+
+def layers_of(model: Model) -> tuple[int, int]:
+    """Return the numbers of blocks of the image tower and of the text tower."""
+    image, text = (len(tower.layers()) for tower in model.encoder.towers.values() if isinstance(tower, Tower))
+    return image, text
+
+
+def to_theirs(ties: list[Tie], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return our tensors under transformers' names. Raises KeyError if one is missing."""
+    named: dict[str, Tensor] = {}
+    for one in ties:
+        found = _divided([state[name][0] if one.leading else state[name] for name in one.ours], one.theirs)
+        named |= {name: value.mT for name, value in found.items()} if one.transposed else found
+    return named
+
+
+def to_ours(ties: list[Tie], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return transformers' tensors under our names. Raises KeyError if one is missing."""
+    named: dict[str, Tensor] = {}
+    for one in ties:
+        found = _divided([state[name].mT if one.transposed else state[name] for name in one.theirs], one.ours)
+        named |= {name: value[None] for name, value in found.items()} if one.leading else found
+    return named
+
+
+def _divided(tensors: list[Tensor], parts: Mapping[str, int]) -> dict[str, Tensor]:
+    if len(tensors) == len(parts) == 1:
+        return dict(zip(parts, tensors, strict=True))
+    whole = torch.cat(tensors)
+    unit = len(whole) // sum(parts.values())
+    return dict(zip(parts, whole.split([unit * count for count in parts.values()]), strict=True))
+
+
+def text_ties(layers: int) -> list[Tie]:
+    """Return the ties of open_clip's TextTransformer with CLIPTextModel and SiglipTextModel."""
+    return [
+        tie("token_embedding.weight", f"{TEXT}.embeddings.token_embedding.weight"),
+        tie("positional_embedding", f"{TEXT}.embeddings.position_embedding.weight"),
+        *with_kinds("ln_final", f"{TEXT}.final_layer_norm"),
+        *block_ties(TEXT, layers),
+    ]
+
+
+def block_ties(side: str, layers: int) -> Iterator[Tie]:
+    """Yield the ties of open_clip's residual attention blocks."""
+    for layer in range(layers):
+        ours, theirs = f"transformer.resblocks.{layer}", f"{side}.encoder.layers.{layer}"
+        for kind in ("weight", "bias"):
+            yield qkv(f"{ours}.attn.in_proj_{kind}", f"{theirs}.self_attn", kind)
+        yield from with_kinds(f"{ours}.attn.out_proj", f"{theirs}.self_attn.out_proj")
+        yield from with_kinds(f"{ours}.ln_1", f"{theirs}.layer_norm1")
+        yield from with_kinds(f"{ours}.ln_2", f"{theirs}.layer_norm2")
+        yield from with_kinds(f"{ours}.mlp.c_fc", f"{theirs}.mlp.fc1")
+        yield from with_kinds(f"{ours}.mlp.c_proj", f"{theirs}.mlp.fc2")
+
+
+# Facts of transformer trunks that the configurations of transformers' models state.
+
+
+def epsilon(trunk: nn.Module) -> float | None:
+    """Return the epsilon of the layer norms; None if they have several."""
+    found = {module.eps for module in trunk.modules() if isinstance(module, nn.LayerNorm)}
+    return found.pop() if len(found) == 1 else None
+
+
+def activation(module: nn.Module) -> str | None:
+    """Return transformers' name of an activation, None if it has none."""
+    names = {"QuickGELU": "quick_gelu", "GELUTanh": "gelu_pytorch_tanh", "ReLU": "relu"}
+    if isinstance(module, nn.GELU):
+        return "gelu_pytorch_tanh" if module.approximate == "tanh" else "gelu"
+    return names.get(type(module).__name__)
+
+
+def trunk_faults(what: str, trunk: nn.Module, act: nn.Module) -> list[str]:
+    """Return the reasons why one epsilon and one named activation do not describe a trunk."""
+    reasons = []
+    if epsilon(trunk) is None:
+        reasons.append(f"the layer norms of {what} have several epsilons")
+    if activation(act) is None:
+        reasons.append(f"the activation of {what} is {type(act).__name__}")
+    return reasons
+
+
+def open_clip_blocks(trunk: Any) -> dict[str, Any]:
+    """Return the settings of open_clip's transformer as transformers' configuration names them."""
+    block = trunk.transformer.resblocks[0]
+    return {
+        "num_hidden_layers": len(trunk.transformer.resblocks), "num_attention_heads": block.attn.num_heads,
+        "intermediate_size": block.mlp.c_fc.out_features, "hidden_act": activation(block.mlp.gelu),
+        "layer_norm_eps": epsilon(trunk), "attention_dropout": 0.0,
+    }  # fmt: skip
+
+
+def trunk_of(tower: Any) -> Any:
+    """Return the library's own module of a tower, or the tower itself."""
+    return tower.get_submodule("trunk") if "trunk" in dict(tower.named_children()) else tower
+
+
+def _ratio(part: Any) -> float:
+    """Return r such that int(r hidden_size) is intermediate_size."""
+    width, inner = part.hidden_size, part.intermediate_size
+    ratio: float = inner / width
+    return ratio if int(ratio * width) == inner else (inner + 0.5) / width

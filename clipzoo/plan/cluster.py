@@ -1,0 +1,116 @@
+"""Clusters and the settings of a plan that change no result. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from clipzoo.errors import number_of
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Data sheet of a GPU.
+
+    memory: bytes. bf16, tf32: dense FLOP/s. bandwidth: of its memory, bytes/s. within_node: bytes/s that it receives
+    from GPUs of its node.
+    """
+
+    memory: float
+    bf16: float
+    tf32: float
+    bandwidth: float
+    within_node: float
+
+
+GPUS = {
+    "A100": Gpu(80e9, 312e12, 156e12, 2.04e12, 300e9),
+    "A100-40GB": Gpu(40e9, 312e12, 156e12, 1.56e12, 300e9),
+    "H100": Gpu(80e9, 989e12, 494e12, 3.35e12, 450e9),
+    "H200": Gpu(141e9, 989e12, 494e12, 4.8e12, 450e9),
+    "B200": Gpu(180e9, 2250e12, 1125e12, 8e12, 900e9),
+    "L40S": Gpu(48e9, 362e12, 183e12, 0.864e12, 32e9),
+}
+"""From the vendor's data sheets."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal GPUs in equal nodes, one rank each.
+
+    between_nodes: bytes/s that one GPU receives from other nodes. reached: share of the peak FLOP/s that a training
+    reaches. usable: share of a GPU's memory that tensors can fill.
+    """
+
+    gpu: Gpu
+    gpus: int
+    per_node: int = 8
+    between_nodes: float = 50e9
+    reached: float = 0.4
+    usable: float = 0.9
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.per_node)
+
+    def link(self, ranks: int) -> float:
+        """Bytes/s that a rank receives in a collective of `ranks` neighbouring ranks."""
+        return self.gpu.within_node if ranks <= self.per_node else self.between_nodes
+
+
+# How ranks share weights, micro-batches, recomputation.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
+
+    micro_batch: samples that pass the encoders at once, at most the rank's share. recomputed: activation checkpointing.
+    """
+
+    shards: int
+    micro_batch: int
+    recomputed: bool
+
+    def name(self, ranks: int) -> str:
+        if self.shards == 1:
+            return "ddp"
+        return "fsdp" if self.shards == ranks else f"hybrid, {number_of(self.shards, 'rank')} a copy"
+
+    def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
+        """Return the overrides of a training with this setting. recomputed_now: of the configuration."""
+        lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
+        if 1 < self.shards < ranks:
+            lines.append(f"trainer.fsdp.shard_group={self.shards}")
+        lines.append(f"trainer.micro_batch={'null' if self.micro_batch >= local else self.micro_batch}")
+        if self.recomputed != recomputed_now:
+            lines += [f"{key}={str(self.recomputed).lower()}" for key in recomputation_keys]
+        return lines
+
+
+def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Setting]:
+    """Yield all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
+    shards = [1]
+    if 1 < cluster.per_node < cluster.gpus and cluster.gpus % cluster.per_node == 0:
+        shards.append(cluster.per_node)
+    if cluster.gpus > 1:
+        shards.append(cluster.gpus)
+    micro_batches = [local]
+    while micro_batches[-1] % 2 == 0:
+        micro_batches.append(micro_batches[-1] // 2)
+    for count in shards:
+        for micro_batch in micro_batches:
+            yield Setting(count, micro_batch, False)
+            if can_recompute:
+                yield Setting(count, micro_batch, True)
+
+
+def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
+    """Return the setting that a configuration has."""
+    trainer = plain["trainer"]
+    shards = 1
+    if trainer.get("parallel", "ddp") == "fsdp":
+        group = trainer["fsdp"]["shard_group"]
+        shards = {"all": cluster.gpus, "node": min(cluster.per_node, cluster.gpus)}.get(group, group)
+    return Setting(shards, min(trainer["micro_batch"] or local, local), recomputed)
