@@ -172,6 +172,7 @@ TRUSTED = {
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
     ("runs/remote.py", "_staging() / _folder_of(self.store.url)"): "letters, digits and a digest of the URL",
     ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
+    ("training/checkpoints.py", "(self._folder or Path()) / folder"): RECIPES,
     ("training/checkpoint_files.py", "folder / file"): RECIPES,
     ("training/tuned.py", "folder / f'{view}.json'"): RECIPES,
     ("training/tuned.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
