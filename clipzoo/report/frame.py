@@ -1,7 +1,7 @@
 """One table of results: every number of every finished run, read from run directories.
 
 `read_frame` reads runs; `own_rows` and `scale_rows` say which of them are seeds of one row of a comparison; `fill` puts
-them beside the published numbers of a paper's table; `seed_means` averages.
+them next to the published numbers of a paper's table; `seed_means` averages.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def _match(run: pd.Series, row: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A paper's table with runs beside its published numbers.
+    """A paper's table with runs next to its published numbers.
 
     Args:
         runs: frame of the runs, with the columns `place`, the printed names of the row, and `variant`: None for runs
@@ -414,7 +414,7 @@ class FilledTable:
 
 
 def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
-    """Put runs beside the published numbers of a table."""
+    """Put runs next to the published numbers of a table."""
     parts, selected = [frame.iloc[:0].assign(place="", variant=None)], {}
     for row in table.rows:
         candidates = matches(frame, row.name)

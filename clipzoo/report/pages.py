@@ -541,5 +541,5 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
 
 
 def command(trial: Trial) -> str:
-    """Return the command that trains a trial alone, or shows that it is finished."""
+    """Return the command that trains one trial, or shows that it is finished."""
     return shlex.join(["clipzoo", "train", *trial.overrides])

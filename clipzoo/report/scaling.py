@@ -33,7 +33,7 @@ FLOOR_RESAMPLES = 300
 FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
 MOST_KEYS = 2
-"""Largest number of keys in the name of a method, beside classes."""
+"""Largest number of keys in the name of a method, besides classes."""
 LAST = 0.1
 """Share of the training whose logged losses are averaged."""
 NATS = re.compile("loss|PMI")
@@ -80,7 +80,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Scale:
-    """Trainings that differ in their seed alone. x: their place on the axis. values: loss or error of each one."""
+    """Trainings that differ only in their seed. x: their place on the axis. values: loss or error of each one."""
 
     x: float
     values: tuple[float, ...]

@@ -59,11 +59,6 @@ class Interval:
         return self.low <= value <= self.high
 
     @property
-    def is_separated(self) -> bool:
-        """True if the interval, of a difference, does not contain 0."""
-        return not self.contains(0.0)
-
-    @property
     def text(self) -> str:
         """The estimate with the ends in brackets, such as "31.2 [29.8, 32.6]"."""
         return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
@@ -387,8 +382,7 @@ class Difference:
         deviation: over seeds, pooled; None without several seeds on both sides. seeds: of the side with fewer.
         level: 5 % divided by the number of differences that are shown together, at which Holm's method tests the
             smallest p.
-        samples: interval over the same test samples, of outcomes averaged over seeds, where it is known beside the one
-            over seeds.
+        samples: interval over the same test samples, of outcomes averaged over seeds, if known as well.
     """
 
     metric: str

@@ -145,8 +145,8 @@ def importance(shown: Trials) -> dict[str, float]:
     """Share of the variance of the compared metric that each key explains by itself, the largest first.
 
     The values of a key are divided into at most MOST_GROUPS groups of neighbouring values; the share is the effect size
-    epsilon squared of a one-way analysis of variance (Kelley 1935): what chance alone explains is subtracted. Keys with
-    as many groups as values have no share.
+    epsilon squared of a one-way analysis of variance (Kelley 1935): the share that chance explains is subtracted. Keys
+    with as many groups as values have no share.
     """
     _, values = shown.compared
     trials = [trial for trial in shown.trials if trial.number in values]

@@ -370,7 +370,7 @@ class Trial:
 
 
 def passes(rung: int, value: float, trials: Sequence[Trial], number: int, maximize: bool, keep: float) -> bool:
-    """Return True if a trial goes on at a rung: it is among the best `keep` of all trials that have reached the rung.
+    """Return True if a trial continues at a rung: it is among the best `keep` of all trials that have reached the rung.
 
     The best one always continues. Asynchronous successive halving: Li et al. 2020, "A System for Massively Parallel
     Hyperparameter Tuning".
@@ -574,7 +574,7 @@ class Study:
     def finish(
         self, trial: Trial, state: State, results: Sequence[float] = (), reason: str = "", run: Path | None = None
     ) -> None:
-        """Record the end of a trial. run: its run directory, beside the study's. reason: of a failure."""
+        """Record the end of a trial. run: its run directory, next to the study's. reason: of a failure."""
         from optuna.trial import TrialState
 
         with self._opened() as (storage, study):
@@ -708,7 +708,7 @@ class Study:
 
 
 def study_folder(search: Search, space: Space) -> Path:
-    """Return the folder of a search, beside its runs. The same ranges and settings, in any order, find it again.
+    """Return the folder of a search, next to its runs. The same ranges and settings, in any order, find it again.
 
     The datasets of the evaluation count as settings: a metric may be a mean over them.
 

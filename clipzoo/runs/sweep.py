@@ -92,7 +92,7 @@ def of_search_option(overrides: Sequence[str]) -> list[str]:
 
 
 def sweep_folder(points: Sequence[Point], overrides: Sequence[str]) -> Path:
-    """Return the folder for the tables of a sweep, beside the runs of its points."""
+    """Return the folder for the tables of a sweep, next to the runs of its points."""
     return points[0].folder.parent / sweep_name(overrides)
 
 

@@ -170,7 +170,6 @@ TRUSTED = {
     ("io/files.py", "root / record"): RECIPES,
     ("io/files.py", "folder / record"): RECIPES,
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
-    ("runs/remote.py", "_staging() / _folder_of(self.store.url)"): "letters, digits and a digest of the URL",
     ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
     ("training/checkpoints.py", "(self._folder or Path()) / folder"): RECIPES,
     ("training/checkpoint_files.py", "folder / file"): RECIPES,

@@ -18,34 +18,25 @@ from tests.support.searches import search, space
 METRICS, DIRECTIONS = ("zero_shot/*/top1", "training/seconds"), ("maximize", "minimize")
 
 
-def trials() -> list[Trial]:
-    """Width decides, alpha does not; every third trial is pruned, one has failed."""
-    found = []
-    for number in range(24):
-        width = (0.5, 1.0, 2.0)[number % 3]
-        values = {
-            "head.kernel.width": str(width),
-            "head.alpha": "ab"[number // 3 % 2],
-            "peak": 10.0 ** (-1 - number / 8),
-        }
-        result = 50 + 4 * width + 0.1 * (number * 7 % 5)
-        state = "failed" if number == 5 else "pruned" if width == 0.5 else "finished"
-        results = (result, 9.0 - width) if state == "finished" else ()
-        found.append(Trial(number, values, state, (), None, results, {0: result / 2}, "exit code 1" * (number == 5)))
-    return [dataclasses.replace(trial, run=None, overrides=("data.shards=a.tar",)) for trial in found]
-
-
 @pytest.fixture
 def shown(tmp_path) -> Trials:
-    ended = [dataclasses.replace(trial, run=tmp_path / str(trial.number)) for trial in trials()]
-    for trial in ended:
-        trial.folder.mkdir()
+    """Width decides, alpha does not; every third trial is pruned, one has failed."""
+    trials = []
+    for number in range(24):
+        width, run = (0.5, 1.0, 2.0)[number % 3], tmp_path / str(number)
+        alpha, peak = "ab"[number // 3 % 2], 10.0 ** (-1 - number / 8)
+        values = {"head.kernel.width": str(width), "head.alpha": alpha, "peak": peak}
+        result = 50 + 4 * width + 0.1 * (number * 7 % 5)
+        state = "failed" if number == 5 else "pruned" if width == 0.5 else "finished"
+        results, reason = (result, 9.0 - width) if state == "finished" else (), "exit code 1" * (number == 5)
+        trials.append(Trial(number, values, state, ("data.shards=a.tar",), run, results, {0: result / 2}, reason))
+        run.mkdir()
         lines = '{"step": 1, "loss": 2.0, "seconds": 30.0}\n{"step": 2, "loss": 1.5, "seconds": 60.0}\n'
-        (trial.folder / "metrics.jsonl").write_text(lines)
-    return Trials(ended, METRICS, DIRECTIONS, (0.25,))
+        (run / "metrics.jsonl").write_text(lines)
+    return Trials(trials, METRICS, DIRECTIONS, (0.25,))
 
 
-def test_a_row_for_each_trial_with_stars_for_the_best(shown):
+def test_a_row_for_each_trial_with_stars_for_the_best_and_a_long_table_has_only_the_best(shown):
     lines = terminal(trial_table(shown)).splitlines()
     assert lines[0].split() == ["trial", *shown.keys, *METRICS, "minutes", "state"] and len(lines) == 25
     assert lines[1].split()[-4:] == ["(26)", "-", "1", "pruned"]
@@ -53,29 +44,24 @@ def test_a_row_for_each_trial_with_stars_for_the_best(shown):
     starred = [line for line in lines if "*" in line.replace("zero_shot/*", "")]
     assert len(starred) == len(shown.best) >= 1 and all(" 2.0 " in line for line in starred)
     assert shown.summary == "24 trials: 15 finished, 8 pruned, 1 failed; 24 minutes of training"
-
-
-def test_a_long_table_has_the_best_trials(shown):
-    table = trial_table(shown, most=5)
-    results = [float(row.cells[-4].text.rstrip("*")) for row in table.rows]
+    results = [float(row.cells[-4].text.rstrip("*")) for row in trial_table(shown, most=5).rows]
     assert len(results) == 5 and min(results) >= sorted(trial.results[0] for trial in shown.finished)[-5] - 0.01
 
 
-def test_importance_is_the_share_of_the_variance_that_a_key_explains(shown):
+def test_importance_is_the_share_of_the_variance_that_a_key_explains_and_that_of_noise_is_about_zero(shown):
     name, values = shown.compared
     assert name == "zero_shot/*/top1 after 25% of the training" and len(values) == 24
     shares = importance(shown)
     assert list(shares)[0] == "head.kernel.width" and shares["head.kernel.width"] > 0.95
     assert shares["head.alpha"] < 0.05 and shares["peak"] < 0.2
-
-
-def test_importance_of_noise_is_about_zero():
-    draw = np.random.default_rng(0)
-    means = []
+    draw, means = np.random.default_rng(0), []
     for _ in range(50):
         noise = [Trial(n, {"a": str(n % 4)}, "finished", (), None, (float(draw.normal()),)) for n in range(32)]
         means.append(importance(Trials(noise, ["loss"], ["minimize"]))["a"])
     assert np.mean(means) < 0.06
+    # Many numbers form four groups of neighbours.
+    assert groups([str(number) for number in range(8)]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert groups(["b", "a", "b"]) == [0, 1, 0] and groups([1.0, 3.0, 1.0]) == [0, 1, 0]
 
 
 def test_runs_are_named_by_the_searched_values_with_the_last_parts_of_keys_that_differ(shown):
@@ -97,11 +83,6 @@ def test_the_axis_of_an_interval_has_the_scale_of_its_draws_and_that_of_a_list_f
     figure = parallel_coordinates(Trials(found, METRICS[:1], DIRECTIONS[:1], scales=space(line).scales))
     heights = sorted(curve.get_ydata()[0] for curve in figure.axes[0].lines if [*curve.get_xdata()] == [0, 1])
     assert heights[1] == pytest.approx(middle, abs=0.01)
-
-
-def test_many_numbers_form_four_groups_of_neighbours():
-    assert groups([str(number) for number in range(8)]) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert groups(["b", "a", "b"]) == [0, 1, 0] and groups([1.0, 3.0, 1.0]) == [0, 1, 0]
 
 
 @pytest.mark.medium

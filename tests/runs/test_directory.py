@@ -137,17 +137,14 @@ def test_a_named_run_goes_on_with_the_same_dataset_in_another_place_and_with_no_
         claimed(tmp_path / "run", "b", "other")
 
 
-def test_a_dataset_without_an_index_is_compared_once_it_has_one(tmp_path):
+@pytest.mark.parametrize("change", [Path.unlink, damage.empty])
+def test_without_a_fingerprint_the_place_of_the_dataset_counts_once_the_run_is_finished(tmp_path, change):
     claimed(tmp_path / "run")
-    found(tmp_path / "run", None)
+    found(tmp_path / "run", None)  # a dataset without an index is compared once it has one
     (tmp_path / "run" / "results.json").write_text("{}")
     with pytest.raises(ConfigError, match="another configuration"):
         found(tmp_path / "run", None)
-
-
-@pytest.mark.parametrize("change", [Path.unlink, damage.empty])
-def test_a_run_without_a_fingerprint_is_compared_by_the_place_of_its_dataset(tmp_path, change):
-    claimed(tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
     change(tmp_path / "run" / DATASET_FILE)
     with pytest.raises(ConfigError, match="another configuration"):
         found(tmp_path / "run", "a")

@@ -26,9 +26,11 @@ def test_points_are_all_combinations_the_last_key_fastest():
     assert len({point.folder for point in points}) == 6
 
 
-def test_a_command_line_without_sweeps_is_one_point():
-    (point,) = sweep.points([SHARDS, "head=kme", "optim.betas=[0.9,0.98]"])
+def test_a_command_line_without_sweeps_is_one_point_whose_run_is_where_train_puts_it():
+    (point,) = sweep.points([SHARDS, "encoder=tiny", "seed=3", "optim.betas=[0.9,0.98]"])
     assert point.swept == {} and "optim.betas=[0.9,0.98]" in point.overrides
+    assert point.folder == run_folder(compose(list(point.overrides)), point.overrides)
+    assert point.folder.parent == Path("runs") and point.folder.name.startswith("data.shards-x+encoder-tiny+seed-3+")
 
 
 def test_a_name_for_all_points_is_refused():
@@ -46,12 +48,6 @@ def test_a_search_and_a_pattern_stand_for_their_values():
     assert list(points[0].swept) == ["head.kernel.width", "head.alpha", "head/kernel"]
     with pytest.raises(ConfigError, match="there is no search=wpsi; did you mean wpse"):
         sweep.points([SHARDS, "search=wpsi"])
-
-
-def test_a_points_run_is_where_train_puts_it():
-    (point,) = sweep.points([SHARDS, "encoder=tiny", "seed=3"])
-    assert point.folder == run_folder(compose(list(point.overrides)), point.overrides)
-    assert point.folder.parent == Path("runs") and point.folder.name.startswith("data.shards-x+encoder-tiny+seed-3-")
 
 
 @pytest.mark.medium
