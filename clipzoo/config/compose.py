@@ -16,7 +16,16 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from clipzoo.config import schema
-from clipzoo.config.groups import CONF, group_not_chosen, groups, is_group, own_folder, unknown_key, unknown_option
+from clipzoo.config.groups import (
+    COMMANDS,
+    CONF,
+    group_not_chosen,
+    groups,
+    is_group,
+    own_folder,
+    unknown_key,
+    unknown_option,
+)
 from clipzoo.config.schema import Argument, Kind, UncheckableError, constructor_arguments, kind_of
 from clipzoo.config.trust import KEY, OWN, is_within, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
@@ -42,8 +51,6 @@ PARTS = {
     "studies": (),
 }  # fmt: skip
 """Groups without which a configuration cannot be used."""
-COMMANDS = {"lab": "clipzoo lab", "study": "clipzoo studies"}
-"""Groups that only these commands read."""
 SEARCH = "search"
 NOT_SETTINGS = ("hydra", "about", "trust", SEARCH)
 """Top-level keys that are never stored with a run: `about` holds an experiment's title, command and cost for the

@@ -14,6 +14,8 @@ from clipzoo.errors import ConfigError, nearest
 _PACKAGED = Path(__file__).resolve().parents[1] / "conf"
 CONF = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parents[1] / "conf"
 """The folder of the configuration groups: the wheel's clipzoo/conf, or conf of the checkout."""
+COMMANDS = {"lab": "clipzoo lab", "study": "clipzoo studies"}
+"""Groups that only these commands read."""
 VARIABLE = "CLIPZOO_CONFIG_DIR"
 """Environment variable with the user's folder; the option --config-dir sets it, so that child processes have it too."""
 
@@ -102,7 +104,8 @@ def _checked(folder: Path) -> Path:
 
 
 def hide_internal_options() -> None:
-    """Keep Hydra's help and completion from listing files that begin with an underscore: parts that options share."""
+    """Keep Hydra's help and completion from listing parts that options share, whose names begin with an underscore, and
+    the groups that only `clipzoo lab` and `clipzoo studies` read."""
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.object_type import ObjectType
@@ -110,7 +113,9 @@ def hide_internal_options() -> None:
 
     class Listed(FileConfigSource):
         def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-            return [name for name in super().list(config_path, results_filter) if not name.startswith("_")]
+            names = super().list(config_path, results_filter)
+            hidden = () if config_path else COMMANDS
+            return [name for name in names if not name.startswith("_") and name not in hidden]
 
     Plugins.instance()  # fills the registry
     SourcesRegistry.instance().types[Listed.scheme()] = Listed

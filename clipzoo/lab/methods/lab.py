@@ -46,7 +46,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, first_line
 from clipzoo.io import below
 from clipzoo.lab.methods.judge import ACCURACY, Split, judge, judge_scores
-from clipzoo.lab.methods.page import BEST, MANIFEST, OUTCOMES, is_whole, write_page
+from clipzoo.lab.methods.page import BEST, CLAIM, MANIFEST, METRICS, OUTCOMES, is_whole, read_run, write_page
 from clipzoo.lab.worlds.scenes import render
 from clipzoo.lab.worlds.world import CaptionSettings, EnumeratedWorld
 from clipzoo.model import Model
@@ -63,13 +63,10 @@ from clipzoo.types import Batch, Part, Progress, as_captions, checked
 
 SCALES = "scales"
 """Key that a lab may leave out: overrides by name, with each of which every method is trained."""
-CLAIM = ("says", "source", "better", "than", "comparison", "metric")
-METRICS = ("accuracy", "zero_shot", "image_to_text", "text_to_image", "rank_correlation", "error", "calibrated_error")
-"""Metrics of which a claim can say that one method is better."""
 KINDS = {
     "title": "str", "baseline": "str", "seeds": "Count", "evaluations": "Count", "search": "dict",
     "training": "list[str]", "ranges": "list[str]", "worlds": "dict[str, dict]", "towers": "dict[str, list[str]]",
-    "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]", "notes": "list[str]",
+    "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]",
 }  # fmt: skip
 """Annotations of the keys of a lab."""
 TRAIN, VALIDATION, TEST = range(3)
@@ -187,7 +184,7 @@ class LabSettings:
 
     name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
     winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers, see
-    `_claim`. notes: paragraphs of the page. scales: names of those of every method, for the power laws of the page.
+    `_claim`. scales: names of those of every method, for the power laws of the page.
     trust: packages whose classes the methods may name; from the command line alone.
     """
 
@@ -199,7 +196,6 @@ class LabSettings:
     search: SearchSettings
     comparisons: tuple[Comparison, ...]
     claims: tuple[Mapping[str, str], ...]
-    notes: tuple[str, ...]
     scales: tuple[str, ...] = ()
     trust: tuple[str, ...] = ()
 
@@ -207,8 +203,8 @@ class LabSettings:
     def said(self) -> dict[str, object]:
         """Settings that change the page alone: no training depends on them."""
         return {
-            "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes),
-            "scales": list(self.scales), "rungs": list(self.search.rungs),
+            "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "scales": list(self.scales),
+            "rungs": list(self.search.rungs),
         }  # fmt: skip
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
@@ -247,8 +243,7 @@ def read_settings(name: str) -> LabSettings:
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
     return LabSettings(
         path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
-        tuple(_claim(path, node, parts) for node in content["claims"]), tuple(map(str, content["notes"])),
-        tuple(content.get(SCALES) or ()),
+        tuple(_claim(path, node, parts) for node in content["claims"]), tuple(content.get(SCALES) or ()),
     )  # fmt: skip
 
 
@@ -471,7 +466,7 @@ class Cell:
         """Return the number of the trial with the best validation accuracy; None before all trials have ended."""
         if not all(is_finished(self.trial(number)) for number in range(len(self.points))):
             return None
-        records = {number: RunRecord.read(self.trial(number)) for number in range(len(self.points))}
+        records = {number: read_run(self.trial(number)) for number in range(len(self.points))}
         reached = {number: record.metrics[BEST] for number, record in records.items() if is_whole(record)}
         return max(reached, key=lambda number: (reached[number], -number), default=None)
 

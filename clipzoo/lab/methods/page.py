@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clipzoo import io
+from clipzoo.config.schema import kind_of
 from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page
@@ -23,20 +25,20 @@ from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, colour, label,
 from clipzoo.report.render import Cell, Page, Picture, Section, Span, Table, text_table, write
 from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
 from clipzoo.report.statistics import (
-    SIGNIFICANT,
+    MOST_SEEDS,
+    Difference,
     Interval,
+    adjusted,
     detectable_difference,
     difference_over_seeds,
-    holm,
     over_seeds,
     paired_difference,
-    seeds_for,
     welch,
 )
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, read_arrays, revision
+from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 
-PAGE, OUTCOMES = "lab.md", "outcomes.npz"
+PAGE, NOTES, OUTCOMES = "lab.md", "notes.txt", "outcomes.npz"
 MANIFEST = "lab.json"
 TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
          "text_to_image": "text to image"}  # fmt: skip
@@ -47,8 +49,22 @@ SIMILARITY = {"rank_correlation": "rank correlation", "slope": "slope", "error":
 LOWER_IS_BETTER = ("error", "calibrated_error")
 BEST = MetricKey("validation", "", "", ACCURACY)
 """The metric by which a search chooses."""
-MOST_SEEDS = 1000
-"""Number of seeds above which the power analysis says "more"."""
+START = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "loss": "loss",
+         "encoder_gradient": "gradient of the towers"}  # fmt: skip
+"""Statistics of the scores before the first step."""
+METRICS = tuple(name for name in (*TASKS, *SIMILARITY) if name != "slope")
+"""Metrics of which a claim can say that one method is better."""
+NUMBER = "Annotated[float, Range(at_least=-1e15, at_most=1e15)]"
+FACTS = {"title": "str", "baseline": "str", "seeds": "Count", "trials": "Count", "comparisons": "list[dict]",
+         "claims": "list[dict[str, str]]"}  # fmt: skip
+"""Annotations of the values in lab.json, and of those of a comparison and of a method in it."""
+COMPARISON = {"name": "str", "world": "str", "tower": "str", "methods": "list[dict]", "scenes": "Count",
+              "captions": "Count", "information": NUMBER, "chance": NUMBER,
+              "oracle": f"dict[str, {NUMBER}]"}  # fmt: skip
+METHOD = {"name": "str", "folder": "str", "points": "list[dict]"}
+CLAIM = dict.fromkeys(("says", "source", "better", "than", "comparison", "metric"), "str")
+LONGEST_NAME = 200
+"""Letters of the name of a method or a comparison, which figures show."""
 PLANNED = (3, 5, 10, 20)
 """Numbers of seeds of the power analysis."""
 LINE = 0.3
@@ -60,8 +76,8 @@ def write_page(
 ) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
-    page: of the Markdown; its pictures lie beside it in folders below one of its name. None: lab.md in the folder of
-        the lab.
+    page: of the Markdown; its pictures lie beside it in a folder of its name, and so do the paragraphs of its notes,
+        in notes.txt. None: lab.md in the folder of the lab.
     command: that runs the lab, for the page. newer: facts that replace those of lab.json.
 
     Raises:
@@ -71,11 +87,13 @@ def write_page(
     revisions = sorted({record.revision for record in lab.records}, key=str)
     trained = ", ".join(name or "a revision that the records do not name" for name in revisions)
     made = revision() or "a revision that is not known"
+    written = page.parent / page.stem / NOTES
+    notes = io.read_text(written, io.MB).strip().split("\n\n") if written.exists() else []
     first = Section(text=[*_lead(lab), Span(command, "command")])
     last = Section(text=[f"Winners trained at {trained}; page made at {made}."])
     sections = [
         replace(section, figures=[replace(figure, file=f"{page.stem}/{figure.file}") for figure in section.figures])
-        for section in _sections(lab)
+        for section in _sections(lab, notes)
     ]
     write(Page(lab.facts["title"], [page, index]), [first, *sections, last])
     return page, index
@@ -101,15 +119,15 @@ def _lead(lab: Lab) -> list[str]:
     return text
 
 
-def _sections(lab: Lab) -> Iterator[Section]:
+def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     """Yield the sections of the page; files of figures are relative to the folder of its pictures."""
     claims, found = verdicts(lab), from_baseline(lab)
     if lab.facts.get("scales"):
         yield from (part for compared in lab.comparisons for part in _scaling(compared))
     if claims:
         yield Section("Which claims of the papers hold here", _said(claims), [claims_table(claims)])
-    if lab.facts["notes"]:
-        yield Section("Why" if claims else "Notes", lab.facts["notes"])
+    if notes:
+        yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
     if found:
         yield Section(
             f"Differences from {lab.baseline}",
@@ -234,7 +252,7 @@ def _separated(found: Sequence[Difference], baseline: str) -> str:
     worse = [item for item in found if item.is_separated and item.interval.estimate < 0]
 
     def listed(items: Sequence[Difference]) -> str:
-        return ", ".join(f"{item.method} ({item.comparison})" for item in items) or "none"
+        return ", ".join(f"{item.label} ({item.group})" for item in items) or "none"
 
     return (
         f"Separated after Holm's correction for all lines: above {baseline} {listed(better)}; below {listed(worse)}. "
@@ -322,11 +340,19 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     if not path.exists():
         raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
     facts = io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again") | dict(newer or {})
-    kinds = {"baseline": str, "seeds": int, "comparisons": list, "title": str, "claims": list, "notes": list}
-    io.require_fields(path, facts, kinds)
+    require_kinds(path, facts, FACTS)
+    for claim in facts["claims"]:
+        require_kinds(path, claim, {**CLAIM, "metric": f"Literal{[*METRICS]}"})
     damage = io.DamageLog()
     parts = []
     for node in facts["comparisons"]:
+        require_kinds(path, node, COMPARISON)
+        require_kinds(path, node["oracle"], dict.fromkeys(TASKS, NUMBER))
+        for item in node["methods"]:
+            require_kinds(path, item, METHOD)
+        for name in (node["name"], *(item["name"] for item in node["methods"])):
+            if len(name) > LONGEST_NAME:
+                raise io.DamagedFileError(path, f"has a name of {len(name)} letters, more than {LONGEST_NAME}")
         methods = [_read_method(io.below(folder, item["folder"]), item, damage) for item in node["methods"]]
         missing = tuple(method.name for method in methods if not method.runs)
         parts.append(Compared(node["name"], node, tuple(method for method in methods if method.runs), missing))
@@ -338,7 +364,7 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
 def _read_method(folder: Path, facts: Mapping[str, Any], damage: io.DamageLog) -> Method:
     def read(kind: str) -> dict[Path, RunRecord]:
         runs = sorted(filter(is_finished, folder.glob(f"{kind}-*")), key=lambda run: (len(run.name), run.name))
-        records = {run: damage.read(partial(RunRecord.read, run), None) for run in runs}
+        records = {run: damage.read(partial(read_run, run), None) for run in runs}
         return {run: record for run, record in records.items() if record is not None}
 
     seeds, trials = read("seed"), read("trial")
@@ -349,47 +375,34 @@ def _read_method(folder: Path, facts: Mapping[str, Any], damage: io.DamageLog) -
     return Method(facts["name"], whole, len(seeds) - len(whole), next(winners, {}), accuracies)
 
 
+def read_run(run: Path) -> RunRecord:
+    """Read the record of a trial or of a seed. Raises DamagedFileError, also for a number that the page needs."""
+    record, path = RunRecord.read(run), run / FILE
+    require_kinds(path, {"overrides": list(record.overrides)}, {"overrides": "list[str]"})
+    if is_whole(record):
+        numbers = {str(BEST): record.metrics.get(BEST)}
+        if not run.name.startswith("trial"):
+            keys = [MetricKey("test", "", "", name) for name in (*TASKS, *SIMILARITY)]
+            keys += [MetricKey("start", "", "", name) for name in START]
+            numbers = {str(key): record.metrics.get(key) for key in keys}
+            numbers |= {name: record.training.get(name) for name in ("flops", "samples", "processor")}
+        require_kinds(path, numbers, dict.fromkeys(numbers, NUMBER))
+    return record
+
+
+def require_kinds(path: Path, content: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    """Raise DamagedFileError unless `content` of a file has values of these annotations."""
+    if missing := [key for key in kinds if key not in content]:
+        raise io.DamagedFileError(path, f"lacks {', '.join(missing)}")
+    for key, annotation in kinds.items():
+        kind = kind_of(ast.Constant(annotation))
+        if not kind.admits(content[key]):
+            raise io.DamagedFileError(path, f"has {content[key]!r:.80} as {key}, not {kind.words}")
+
+
 def is_whole(record: RunRecord) -> bool:
     """Return True if a training neither diverged nor was stopped at a rung."""
     return ENDED_EARLY not in record.training
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A method's metric less that of another method, over seeds.
-
-    samples: interval over the same test samples, of outcomes averaged over the seeds; None for metrics without
-    outcomes. p: Welch's, adjusted for all differences that are shown together. deviation: over seeds, pooled. level:
-    5 % divided by the number of differences that are shown together, at which Holm's method tests the smallest p.
-    """
-
-    comparison: str
-    method: str
-    other: str
-    metric: str
-    interval: Interval
-    samples: Interval | None
-    p: float
-    deviation: float
-    seeds: int
-    level: float = SIGNIFICANT
-
-    @property
-    def is_separated(self) -> bool:
-        return self.p < SIGNIFICANT
-
-    @property
-    def detectable(self) -> float:
-        """Smallest difference that as many seeds show with 80 % probability, at the corrected level."""
-        return detectable_difference(self.deviation, self.seeds, significance=self.level)
-
-    @property
-    def seeds_needed(self) -> int | None:
-        """Seeds of each method that would show the measured difference; None for more than MOST_SEEDS."""
-        difference = abs(self.interval.estimate)
-        if difference == 0 or detectable_difference(self.deviation, MOST_SEEDS, significance=self.level) > difference:
-            return None
-        return seeds_for(difference, self.deviation, significance=self.level)
 
 
 def difference(compared: Compared, method: Method, other: Method, metric: str) -> Difference | None:
@@ -399,15 +412,9 @@ def difference(compared: Compared, method: Method, other: Method, metric: str) -
         return None
     pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (after, before)])))
     return Difference(
-        compared.name, method.name, other.name, metric, difference_over_seeds(before, after),
-        _over_samples(method, other, metric), welch(before, after), pooled, min(len(after), len(before)),
+        metric, compared.name, method.name, difference_over_seeds(before, after), welch(before, after),
+        deviation=pooled, seeds=min(len(after), len(before)), samples=_over_samples(method, other, metric),
     )  # fmt: skip
-
-
-def adjusted(found: Sequence[Difference]) -> list[Difference]:
-    """Adjust the p-values by Holm's method for all of them, and the level of the power analysis by their number."""
-    level = SIGNIFICANT / max(1, len(found))
-    return [replace(item, p=p, level=level) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
 
 
 def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:
@@ -522,7 +529,7 @@ def differences_table(found: Sequence[Difference]) -> Table:
               "detectable"]  # fmt: skip
     rows: list[list[str | Cell]] = [
         [
-            item.comparison, item.method, f"{item.interval.estimate:+.1f}", _ends(item.interval),
+            item.group, item.label, f"{item.interval.estimate:+.1f}", _ends(item.interval),
             "" if item.samples is None else _ends(item.samples), f"{item.p:.2g}",
             Cell("yes" if item.is_separated else "no", bold=item.is_separated), f"{item.detectable:.1f}",
         ]
@@ -563,13 +570,11 @@ def cost_table(compared: Compared, front: Sequence[Method]) -> Table:
 
 def start_table(compared: Compared) -> Table:
     """Scores of a batch before the first step, as means over the seeds."""
-    names = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "loss": "loss",
-             "encoder_gradient": "gradient of the towers"}  # fmt: skip
     rows: list[list[str | Cell]] = [
-        [method.name, *(f"{np.mean(method.values(name, 'start')):.3g}" for name in names)]
+        [method.name, *(f"{np.mean(method.values(name, 'start')):.3g}" for name in START)]
         for method in compared.methods
     ]
-    return text_table(["method", *names.values()], rows, left=1, wrap=True)
+    return text_table(["method", *START.values()], rows, left=1, wrap=True)
 
 
 def searches_table(lab: Lab) -> Table:
@@ -593,7 +598,7 @@ def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
     """Smallest differences in accuracy that numbers of seeds show, at the spread of each comparison."""
     rows: list[list[str | Cell]] = []
     for compared in lab.comparisons:
-        spreads = [item.deviation for item in found if item.comparison == compared.name]
+        spreads = [item.deviation for item in found if item.group == compared.name and item.deviation is not None]
         if spreads:
             spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
             sizes = [f"{detectable_difference(spread, count, significance=found[0].level):.1f}" for count in PLANNED]
@@ -633,17 +638,17 @@ def _ends(interval: Interval) -> str:
 
 def difference_figure(found: Sequence[Difference], baseline: str) -> Figure:
     """Differences of all comparisons from the baseline; coloured where they are separated."""
-    names = list(dict.fromkeys(item.comparison for item in found))
-    counts = [sum(item.comparison == name for item in found) for name in names]
+    names = list(dict.fromkeys(item.group for item in found))
+    counts = [sum(item.group == name for item in found) for name in names]
     figure = Figure(figsize=(9, LINE * len(found) + 0.62 * len(names) + 0.4), dpi=DPI, layout="constrained")
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True, height_ratios=counts).flatten()
     for panel, name in zip(panels, names, strict=True):
-        mine = [item for item in found if item.comparison == name]
+        mine = [item for item in found if item.group == name]
         for place, item in enumerate(mine):
             shade = MUTED if not item.is_separated else RIGHT if item.interval.estimate > 0 else WRONG
             panel.plot([item.interval.low, item.interval.high], [place, place], color=shade, linewidth=2)
             panel.plot(item.interval.estimate, place, "o", color=shade, markersize=6)
-        _lines(panel, [item.method for item in mine])
+        _lines(panel, [item.label for item in mine])
         panel.axvline(0, color=INK, linewidth=1)
         label(panel, name, size=9)
     panels[-1].set_xlabel(f"accuracy less that of {baseline}, percent points (95 % over seeds)", fontsize=8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -17,19 +16,17 @@ from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.errors import ConfigError, installation
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import LeNet
+from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, panels
 from clipzoo.lab.studies.framework import (
-    BLUE,
-    GREEN,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
+    count_borne_out,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
@@ -85,21 +82,33 @@ class Digits(Study):
     )
 
     def run(self) -> Findings:
-        trained = [self._trained(self.seed + offset) for offset in range(self.seeds)]
-        rows = [row for training in trained for row in training.rows]
-        test, models, outputs = trained[0].test, trained[0].models, trained[0].outputs
+        rows: list[Row] = []
+        for seed in range(self.seed, self.seed + self.seeds):
+            # The seed also splits scikit-learn's digits into train and test.
+            train, held_out = load_digits(self.mnist, self.test_share, seed)
+            trained = {name: self._train(name, train, seed) for name in LOSSES}
+            answers = {name: outputs_of(model, held_out[0]) for name, model in trained.items()}
+            for name, model in trained.items():
+                offsets = outputs_of(model, train[0]).logsumexp(dim=0)
+                rows.append({**self._row(name, answers[name], offsets, held_out[1]), "seed": seed})
+            if seed == self.seed:
+                test, models, outputs = held_out, trained, answers
         check = Check(
             "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
             *identity(models[TWO], test), self.identity_tolerance,
         )  # fmt: skip
-        by_loss = {name: _mean([row for row in rows if row["loss"] == name]) for name in LOSSES}
+        numbers = [key for key, value in rows[0].items() if isinstance(value, float)]
+        by_loss: dict[str, Row] = {
+            name: {"loss": name, **{key: sum(row[key] for row in mine) / len(mine) for key in numbers}}
+            for name, mine in ((name, select(rows, loss=name)) for name in LOSSES)
+        }
         claims = self._claims(by_loss)
         verdict = (
             f"Test accuracy is {100 * by_loss[LABEL]['accuracy']:.1f} % trained on labels given images and "
             f"{100 * by_loss[TWO]['accuracy']:.1f} % two-sided; a label's distribution over the {len(test[0])} test "
             f"images is spread over {by_loss[LABEL]['effective_images']:.1f}, {by_loss[TWO]['effective_images']:.1f} "
             f"and, trained on images given labels, {by_loss[IMAGE]['effective_images']:.1f} of them; "
-            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+            f"{count_borne_out(claims)}."
         )
         drawings = {
             "labels": self._draw_labels(outputs, test),
@@ -107,15 +116,6 @@ class Digits(Study):
         }
         tables = {"losses": list(by_loss.values()), "trainings": rows}
         return Findings(verdict, [check], claims, tables, drawings)
-
-    def _trained(self, seed: int) -> _Trained:
-        """Train one model per loss. The seed also splits scikit-learn's digits into train and test."""
-        train, test = load_digits(self.mnist, self.test_share, seed)
-        models = {name: self._train(name, train, seed) for name in LOSSES}
-        outputs = {name: outputs_of(model, test[0]) for name, model in models.items()}
-        offsets = {name: outputs_of(model, train[0]).logsumexp(dim=0) for name, model in models.items()}
-        rows: list[Row] = [{**self._row(name, outputs[name], offsets[name], test[1]), "seed": seed} for name in LOSSES]
-        return _Trained(test, models, outputs, rows)
 
     def _train(self, name: str, train: Split, seed: int) -> Model:
         lambda_u, lambda_v = LOSSES[name]
@@ -232,22 +232,6 @@ class Digits(Study):
         )
 
 
-@dataclass(frozen=True)
-class _Trained:
-    test: Split
-    models: Mapping[str, Model]
-    outputs: Mapping[str, Tensor]
-    rows: list[Row]
-
-
-def _mean(rows: list[Row]) -> Row:
-    numbers = {key for key, value in rows[0].items() if isinstance(value, float)}
-    return {
-        "loss": rows[0]["loss"],
-        **{key: sum(row[key] for row in rows) / len(rows) for key in rows[0] if key in numbers},
-    }
-
-
 def outputs_of(model: Model, images: Tensor) -> Tensor:
     """Inner products of the images with every label: [n, 1, 28, 28] -> [n, 10] float64."""
     with torch.no_grad():
@@ -277,12 +261,17 @@ def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split,
     mnist: folder with torchvision's MNIST/raw; None for scikit-learn's digits. test_share: fraction of scikit-learn's
     digits used for testing.
     """
-    if mnist is None:
-        return _from_scikit_learn(test_share, seed)
-    return _from_mnist(Path(mnist), train=True), _from_mnist(Path(mnist), train=False)
+    if mnist is not None:
+        from torchvision.datasets import MNIST
 
-
-def _from_scikit_learn(test_share: float, seed: int) -> tuple[Split, Split]:
+        try:
+            splits = [MNIST(mnist, train=train, download=False) for train in (True, False)]
+        except RuntimeError:
+            raise ConfigError(
+                f"study.mnist={mnist} does not contain MNIST: expected its four files in {mnist}/MNIST/raw"
+            ) from None
+        train, test = ((split.data.float()[:, None] / 255, split.targets.long()) for split in splits)
+        return train, test
     try:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
@@ -296,17 +285,5 @@ def _from_scikit_learn(test_share: float, seed: int) -> tuple[Split, Split]:
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     held_out = round(test_share * len(images))
-    test, train = order[:held_out], order[held_out:]
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
-def _from_mnist(folder: Path, train: bool) -> Split:
-    from torchvision.datasets import MNIST
-
-    try:
-        digits = MNIST(str(folder), train=train, download=False)
-    except RuntimeError:
-        raise ConfigError(
-            f"study.mnist={folder} does not contain MNIST: expected its four files in {folder}/MNIST/raw"
-        ) from None
-    return digits.data.float()[:, None] / 255, digits.targets.long()
+    test_rows, train_rows = order[:held_out], order[held_out:]
+    return (images[train_rows], labels[train_rows]), (images[test_rows], labels[test_rows])

@@ -1,19 +1,18 @@
-"""What a study is made of: its base class and results, the training of its models, and its figures."""
+"""What a study is made of: its base class and results, and the training of its models."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from matplotlib import rcParams
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
+from clipzoo.lab.methods.judge import Agreement
+from clipzoo.lab.studies.figures import Drawing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.in_python import adam, train
@@ -23,11 +22,6 @@ from clipzoo.types import Part
 
 Row = Mapping[str, Any]
 """One row of a table: strings and numbers by column."""
-# Okabe and Ito's palette, distinguishable with every form of colour vision.
-BLACK, ORANGE, BLUE, GREEN, VERMILION, PURPLE, SKY = (
-    "#000000", "#e69f00", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
-)  # fmt: skip
-CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 
 
 @dataclass(frozen=True)
@@ -61,14 +55,6 @@ class Claim:
     says: str
     measured: str
     borne_out: bool
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure with its caption."""
-
-    figure: Figure
-    caption: str
 
 
 @dataclass(frozen=True)
@@ -145,13 +131,22 @@ def seeded(build: Callable[[], Any], seed: int) -> Any:
     return build()
 
 
-def panels(
-    rows: int, columns: int, width: float = 3.4, height: float = 2.8, **options: Any
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its rows * columns axes, row by row. width, height: size of one panel in inches."""
-    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    for axis in axes.flat:
-        if rcParams["axes.spines.top"]:
-            axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes.flat)
+def select(rows: Iterable[Row], **values: object) -> list[Row]:
+    """Return the rows that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def count_met(checks: Sequence[Check]) -> str:
+    return f"{sum(check.met for check in checks)} of {len(checks)} closed forms are met"
+
+
+def count_borne_out(claims: Sequence[Claim]) -> str:
+    return f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out"
+
+
+def agreement_columns(found: Agreement) -> dict[str, float]:
+    """Return the columns of a table that say how well a score follows the PMI."""
+    return {
+        "rank_correlation": found.rank_correlation, "slope": found.slope, "mean_error": found.error,
+        "calibrated_error": found.calibrated_error,
+    }  # fmt: skip

@@ -14,19 +14,16 @@ from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.methods.judge import agreement
 from clipzoo.lab.studies.encoders import Vectors
+from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, panels
 from clipzoo.lab.studies.framework import (
-    BLACK,
-    BLUE,
-    GREEN,
-    PURPLE,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
-    panels,
+    agreement_columns,
+    count_borne_out,
+    count_met,
 )
 from clipzoo.lab.studies.gaussian_theorems import (
     Gaussian,
@@ -88,13 +85,23 @@ class GaussianPlane(Study):
         gaussian = Gaussian(
             *(torch.tensor([[entry]]).double() for entry in (self.variance, self.covariance, self.variance))
         )
-        learned = {problem: self._learn(problem, gaussian) for problem in ("two-sided", "one-sided", "joint")}
-        densities = {name: model_density(gaussian, encoders) for name, encoders in learned.items()}
+        learned = {
+            problem: learn(
+                problem, gaussian, 1, samples=self.samples, batch=self.batch, steps=self.steps, rate=self.rate,
+                seed=self.seed,
+            )
+            for problem in ("two-sided", "one-sided", "joint")
+        }  # fmt: skip
+        densities = {
+            name: normal_density(gaussian.tilted(encoders.a, encoders.b, encoders.c))
+            for name, encoders in learned.items()
+        }
         densities["normalised"] = sign_density(gaussian)
         truth = normal_density(gaussian)
         rows: list[Row] = [
             {
-                "model": name, **_moments(density), "kl_from_truth": _divergence(truth, density),
+                "model": name, **_moments(density),
+                "kl_from_truth": float((truth * (truth / density).log()).nansum() * STEP**2),
                 **_agreement(gaussian, density),
             }
             for name, density in {"truth": truth, **densities}.items()
@@ -102,9 +109,8 @@ class GaussianPlane(Study):
         by_model = {row["model"]: row for row in rows}
         checks = self._checks(gaussian, learned, by_model)
         claims = plane_claims(by_model)
-        met, held = sum(check.met for check in checks), sum(claim.borne_out for claim in claims)
         verdict = (
-            f"{met} of {len(checks)} closed forms are met and {held} of {len(claims)} claims are borne out; "
+            f"{count_met(checks)} and {count_borne_out(claims)}; "
             f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
             f"({checks[1].expected:.3f}) and {checks[2].measured:.3f} one-sided ({checks[2].expected:.3f})."
         )
@@ -113,18 +119,6 @@ class GaussianPlane(Study):
             "conditionals": _draw_conditionals(truth, densities),
         }
         return Findings(verdict, checks, claims, {"moments": rows}, drawings)
-
-    def _learn(self, problem: str, gaussian: Gaussian) -> Learned:
-        return learn(
-            problem,
-            gaussian,
-            1,
-            samples=self.samples,
-            batch=self.batch,
-            steps=self.steps,
-            rate=self.rate,
-            seed=self.seed,
-        )
 
     def _checks(
         self, gaussian: Gaussian, learned: Mapping[str, Learned], rows: Mapping[str, Mapping[str, float]]
@@ -153,26 +147,20 @@ class GaussianPlane(Study):
         for (moment, model), expected in moments.items():
             name = f"{moment.replace('_', ' ')}, {model}"
             checks.append(Check(name, rows[model][moment], expected, self.moment_tolerance, relative=True))
-        checks += self._agreement_checks(gaussian, rows)
-        checks.append(Check("loss of the normalised encoder", *self._sign_losses(gaussian), self.loss_tolerance))
-        return checks
-
-    def _agreement_checks(self, gaussian: Gaussian, rows: Mapping[str, Mapping[str, float]]) -> list[Check]:
-        """Distances of the scores from the PMI, beside those of the optimal parameters."""
-        none, (a, b) = torch.zeros_like(gaussian.uv), gaussian.one_sided()
+        # Distances of the scores from the PMI, beside those of the optimal parameters.
+        none = torch.zeros_like(gaussian.uv)
         optima = {
             "two-sided": (gaussian.two_sided(), none, none),
-            "one-sided": (a, b, a * a / b),
+            "one-sided": (one_sided_a, one_sided_b, one_sided_a * one_sided_a / one_sided_b),
             "joint": (gaussian.joint(), none, none),
         }
-        exact = {name: exact_agreement(gaussian, score_form(*parts)).mean_error for name, parts in optima.items()}
-        checks = [
-            Check(
-                f"error of the score from the PMI, {name}", rows[name]["mean_error"], error, self.moment_tolerance, True
-            )
-            for name, error in exact.items()
-        ]
-        return [*checks, Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6)]
+        for name, parts in optima.items():
+            _, error, _ = exact_agreement(gaussian, score_form(*parts))
+            quantity = f"error of the score from the PMI, {name}"
+            checks.append(Check(quantity, rows[name]["mean_error"], error, self.moment_tolerance, relative=True))
+        checks.append(Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6))
+        checks.append(Check("loss of the normalised encoder", *self._sign_losses(gaussian), self.loss_tolerance))
+        return checks
 
     def _sign_losses(self, gaussian: Gaussian) -> tuple[float, float]:
         """Loss of the CLIP head in one dimension, measured and in closed form.
@@ -199,10 +187,6 @@ def normal_density(gaussian: Gaussian) -> Tensor:
     u, v = GRID[:, None], GRID[None, :]
     exponent = -(precision[0, 0] * u * u + 2 * precision[0, 1] * u * v + precision[1, 1] * v * v) / 2
     return _normalised(exponent.exp())
-
-
-def model_density(gaussian: Gaussian, learned: Learned) -> Tensor:
-    return normal_density(gaussian.tilted(learned.a, learned.b, learned.c))
 
 
 def sign_density(gaussian: Gaussian) -> Tensor:
@@ -246,16 +230,7 @@ def _agreement(gaussian: Gaussian, model: Tensor) -> dict[str, float]:
     reference, truth = reference_density(gaussian), normal_density(gaussian)
     near = reference > 1e-12  # beyond it the weight is nil, and densities of the grid underflow
     score, pmi = ((density / reference).log()[near].numpy() for density in (model, truth))
-    found = agreement(score, pmi, ((truth + reference) / 2)[near].numpy())
-    return {
-        "rank_correlation": found.rank_correlation, "slope": found.slope, "mean_error": found.error,
-        "calibrated_error": found.calibrated_error,
-    }  # fmt: skip
-
-
-def _divergence(truth: Tensor, model: Tensor) -> float:
-    """KL(truth | model)."""
-    return float((truth * (truth / model).log()).nansum() * STEP**2)
+    return agreement_columns(agreement(score, pmi, ((truth + reference) / 2)[near].numpy()))
 
 
 def _draw_joint(gaussian: Gaussian, truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:

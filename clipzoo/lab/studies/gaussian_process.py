@@ -17,25 +17,24 @@ from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
+from clipzoo.lab.studies.figures import BLACK, BLUE, SKY, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import (
-    BLACK,
-    BLUE,
-    SKY,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
+    count_borne_out,
+    count_met,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, power
 from clipzoo.objectives.conditional import Conditional
 
 U, V = "error_of_u_given_v", "error_of_v_given_u"
+MEANS = {U: "u given v", V: "v given u"}
 SWEEPS = {"width": "embedding width", "batch": "batch size", "samples": "training samples"}
 INVERSE_LENGTH, REGULARITY = 3.0, 2.0
 
@@ -98,14 +97,18 @@ class GaussianProcess(Study):
                 if key not in learned:
                     learned[key] = [self._learn(world, *key, self.seed + draw) for draw in range(self.seeds)]
                 rows.append({"varied": name, **setting, **self._errors(gaussian, setting["width"], learned[key])})
-        checks = self._checks(rows)
+        checks = [
+            Check(f"width {row['width']}: error of the mean of {mean}", row[key], row[f"least_{key}"], self.tolerance)
+            for row in select(rows, varied="width")
+            for key, mean in MEANS.items()
+        ]
         claims = self._claims(rows)
         by_width = {row["width"]: row for row in rows if row["varied"] == "width"}
         best = by_width[self.coefficients]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
-            f"{100 * best[V]:.2f} % (v given u) of their square; {sum(check.met for check in checks)} of {len(checks)} "
-            f"closed forms are met and {sum(c.borne_out for c in claims)} of {len(claims)} claims are borne out."
+            f"{100 * best[V]:.2f} % (v given u) of their square; {count_met(checks)} and "
+            f"{count_borne_out(claims)}."
         )
         drawings = {
             "process": self._draw_process(world, gaussian),
@@ -118,10 +121,7 @@ class GaussianProcess(Study):
         u, v = world.draw(samples, seed)
         # u in units of the noise suits the learning rate; this invertible map changes neither model.
         encoder = Vectors(world.places, world.coefficients)
-        head = seeded(
-            lambda: InnerProductHead(world.places, world.coefficients, width, temperature=1.0),
-            seed,
-        )
+        head = seeded(lambda: InnerProductHead(world.places, world.coefficients, width, temperature=1.0), seed)
         fit(
             encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), InMemoryDataset(u / world.noise, v),
             steps=self.steps, batch=batch, rate=self.rate, seed=seed,
@@ -135,17 +135,8 @@ class GaussianProcess(Study):
         least = (0.0, 0.0) if enough else conditional_errors(gaussian, gaussian.two_sided(width))
         return {U: float(measured[0]), V: float(measured[1]), f"least_{U}": least[0], f"least_{V}": least[1]}
 
-    def _checks(self, rows: list[Row]) -> list[Check]:
-        means = (U, "u given v"), (V, "v given u")
-        return [
-            Check(f"width {row['width']}: error of the mean of {mean}", row[key], row[f"least_{key}"], self.tolerance)
-            for row in rows
-            if row["varied"] == "width"
-            for key, mean in means
-        ]
-
     def _claims(self, rows: list[Row]) -> list[Claim]:
-        of = {name: [row for row in rows if row["varied"] == name] for name in SWEEPS}
+        of = {name: select(rows, varied=name) for name in SWEEPS}
         small = [row for row in of["width"] if row["width"] <= self.coefficients]
         full, largest = small[-1], of["width"][-1]
         return [
@@ -206,9 +197,9 @@ class GaussianProcess(Study):
     ) -> Drawing:
         u, v = (view[0].double() for view in world.draw(1, self.seed + 1000))
         figure, axes = panels(3, 3, height=2.4)
-        for line, (name, label) in enumerate(SWEEPS.items()):
-            mine = [row for row in rows if row["varied"] == name]
-            left, middle, right = axes[3 * line : 3 * line + 3]
+        for place, (name, label) in enumerate(SWEEPS.items()):
+            mine = select(rows, varied=name)
+            left, middle, right = axes[3 * place : 3 * place + 3]
             for index, row in enumerate(mine):
                 a = learned[row["width"], min(row["batch"], row["samples"]), row["samples"]][0]
                 shade = (0.85 * (1 - index / max(1, len(mine) - 1)),) * 2 + (1.0,)
@@ -218,22 +209,19 @@ class GaussianProcess(Study):
             middle.plot(
                 range(1, len(v) + 1), gaussian.uv.mT @ gaussian.uu.inverse() @ u, "--", color=BLACK, linewidth=1
             )
-            for key, colour, mean in ((U, BLUE, "u given v"), (V, VERMILION, "v given u")):
-                values = [row[name] for row in mine]
-                right.plot(
-                    values, [row[key] for row in mine], "o-", color=colour, linewidth=1, markersize=4, label=mean
-                )
+            values = [row[name] for row in mine]
+            for (key, mean), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
+                line(right.plot, mine, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
                 if name == "width":
                     least = [max(row[f"least_{key}"], 1e-9) for row in mine]
                     right.plot(values, least, "--", color=colour, linewidth=1)
             if name != "width":
                 right.set_xscale("log")
-                right.minorticks_off()
-                right.set_xticks(values, [str(value) for value in values], fontsize=7)
+                ticks_at(right, values, fontsize=7)
             right.set(yscale="log", xlabel=label, ylabel="relative squared error", ylim=(1e-4, 1.5))
             left.set_ylabel(f"by {label}")
-            left.set(title="mean of u given v" if line == 0 else "", xlabel="x")
-            middle.set(title="mean of v given u" if line == 0 else "", xlabel="coefficient")
+            left.set(title="mean of u given v" if place == 0 else "", xlabel="x")
+            middle.set(title="mean of v given u" if place == 0 else "", xlabel="coefficient")
         axes[2].legend(frameon=False, fontsize=8)
         return Drawing(
             figure,

@@ -17,19 +17,16 @@ from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.vector import DistanceHead, InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
+from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, line, panels
 from clipzoo.lab.studies.framework import (
-    BLUE,
-    GREEN,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
@@ -83,7 +80,12 @@ class GaussianTheorems(Study):
     def run(self) -> Findings:
         gaussian = with_correlations(self.correlations, self.n_u, self.n_v, self.seed)
         ranks = range(1, len(self.correlations) + 1)
-        learned = {(problem, rank): self._learn(problem, gaussian, rank) for problem in COLOURS for rank in ranks}
+        settings = {"samples": self.samples, "batch": self.batch, "steps": self.steps, "seed": self.seed}
+        learned = {
+            (problem, rank): learn(problem, gaussian, rank, rate=self.rate, **settings)
+            for problem in COLOURS
+            for rank in ranks
+        }
         checks, rows = [], []
         for (problem, rank), encoders in learned.items():
             new, row = self._compare(problem, gaussian, rank, encoders)
@@ -92,20 +94,13 @@ class GaussianTheorems(Study):
         full = {problem: learned[problem, max(ranks)] for problem in COLOURS}
         checks += self._corollaries(gaussian, full)
         claims = [_claim_conditionals(gaussian, full), _claim_marginals(gaussian, full)]
-        met = sum(check.met for check in checks)
         worst = max(row["error_of_A"] for row in rows)
         verdict = (
-            f"Training meets {met} of {len(checks)} closed forms within tolerance; A is within {100 * worst:.1f} % of "
-            "the optimum at every rank of all three problems."
+            f"Training meets {sum(check.met for check in checks)} of {len(checks)} closed forms within tolerance; A is "
+            f"within {100 * worst:.1f} % of the optimum at every rank of all three problems."
         )
         drawings = {"theorems": _drawing(gaussian, learned, rows)}
         return Findings(verdict, checks, claims, {"theorems": rows}, drawings)
-
-    def _learn(self, problem: str, gaussian: Gaussian, rank: int) -> Learned:
-        return learn(
-            problem, gaussian, rank, samples=self.samples, batch=self.batch, steps=self.steps, rate=self.rate,
-            seed=self.seed,
-        )  # fmt: skip
 
     def _compare(self, problem: str, gaussian: Gaussian, rank: int, learned: Learned) -> tuple[list[Check], Row]:
         a, b, loss = optimum(problem, gaussian, rank)
@@ -147,12 +142,15 @@ class GaussianTheorems(Study):
 
 def optimum(problem: str, gaussian: Gaussian, rank: int | None) -> tuple[Tensor, Tensor | None, float]:
     """Return A, B (None for problems without B) and the minimum of the loss."""
+    s = gaussian.canonical()[1][:rank]
     if problem == "one-sided":
         a, b = gaussian.one_sided(rank)
-        return a, b, float(gaussian.one_sided_loss(rank))
+        # At full rank, minus the mutual information.
+        return a, b, float(torch.log1p(-(s**2)).sum() / 2)
     if problem == "joint":
-        return gaussian.joint(rank), None, float(gaussian.joint_loss(rank))
-    return gaussian.two_sided(rank), None, float(gaussian.two_sided_loss(rank))
+        h = shrunk(s)
+        return gaussian.joint(rank), None, -float((s * h + torch.log1p(-(h**2)) / 2).sum())
+    return gaussian.two_sided(rank), None, -float((s**2).sum() / 2)
 
 
 def relative_error(measured: Tensor, expected: Tensor) -> float:
@@ -197,10 +195,10 @@ def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: 
         curves.plot(grid, forms[problem], color=colour, linewidth=1)
         values = torch.linalg.svdvals(gaussian.whitened(learned[problem, rank].a))[:rank]
         curves.plot(correlations, values, "o", color=colour, markersize=5, label=problem)
-        mine = [row for row in rows if row["problem"] == problem]
+        mine = select(rows, problem=problem)
         ranks = [row["rank"] for row in mine]
-        losses.plot(ranks, [row["least_loss"] for row in mine], color=colour, linewidth=1)
-        losses.plot(ranks, [row["loss"] for row in mine], "o", color=colour, markersize=5)
+        line(losses.plot, mine, "rank", "least_loss", color=colour, linewidth=1)
+        line(losses.plot, mine, "rank", "loss", "o", color=colour, markersize=5)
         errors.plot(ranks, [100 * row["error_of_A"] for row in mine], "o-", color=colour, linewidth=1, markersize=5)
     curves.set(xlabel="canonical correlation", ylabel="singular value of whitened A", ylim=(0, 2.5))
     curves.legend(frameon=False)
@@ -252,20 +250,6 @@ class Gaussian:
         root, (left, s, _) = power(self.uu, -0.5), self.canonical()
         square = root @ left[:, :rank] @ torch.diag((s**2 / (1 - s**2))[:rank]) @ left[:, :rank].mT @ root
         return self._spectral(lambda s: s / (1 - s**2), rank), square
-
-    def one_sided_loss(self, rank: int | None = None) -> Tensor:
-        """Minimum of the one-sided loss; at full rank, minus the mutual information."""
-        return torch.log1p(-(self.canonical()[1][:rank] ** 2)).sum() / 2
-
-    def two_sided_loss(self, rank: int | None = None) -> Tensor:
-        """Minimum of the two-sided loss, -sum s^2 / 2 over the first `rank` correlations."""
-        return -(self.canonical()[1][:rank] ** 2).sum() / 2
-
-    def joint_loss(self, rank: int | None = None) -> Tensor:
-        """Minimum of the joint loss, -sum [s h + log(1 - h^2) / 2]."""
-        s = self.canonical()[1][:rank]
-        h = shrunk(s)
-        return -(s * h + torch.log1p(-(h**2)) / 2).sum()
 
     def whitened(self, matrix: Tensor) -> Tensor:
         """A in the units of both marginals, C_uu^1/2 A C_vv^1/2."""
@@ -387,17 +371,11 @@ def score_form(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.cat([torch.cat([-b, a], dim=1), torch.cat([a.mT, -c], dim=1)]) / 2
 
 
-@dataclass(frozen=True)
-class ExactAgreement:
-    """slope, mean_error, calibrated_error: slope, error and calibrated_error of `clipzoo.lab.methods.judge`."""
+def exact_agreement(gaussian: Gaussian, form: Tensor) -> tuple[float, float, float]:
+    """Return slope, error and calibrated error of `clipzoo.lab.methods.judge.agreement` for a score and the PMI.
 
-    slope: float
-    mean_error: float
-    calibrated_error: float
-
-
-def exact_agreement(gaussian: Gaussian, form: Tensor) -> ExactAgreement:
-    """Compare a score with the PMI; half of the weight is on pairs of the Gaussian and half on independent ones."""
+    Half of the weight is on pairs of the Gaussian and half on independent ones.
+    """
     pmi = pmi_form(gaussian)
     sides = [gaussian.covariance, torch.block_diag(gaussian.uu, gaussian.vv)]
 
@@ -410,4 +388,4 @@ def exact_agreement(gaussian: Gaussian, form: Tensor) -> ExactAgreement:
     spread = covariance(form, form)
     slope = covariance(form, pmi) / spread if spread > 0 else 0.0
     error, rest = (max(covariance(kind, kind), 0.0) ** 0.5 for kind in (form - pmi, slope * form - pmi))
-    return ExactAgreement(slope, error, rest)
+    return slope, error, rest

@@ -18,19 +18,8 @@ from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
-from clipzoo.lab.studies.framework import (
-    BLACK,
-    BLUE,
-    GREEN,
-    VERMILION,
-    Check,
-    Claim,
-    Drawing,
-    Findings,
-    Row,
-    Study,
-    panels,
-)
+from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels, ticks_at
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, select
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.per_sample import TEXT
@@ -87,12 +76,21 @@ class HalfDisc(Study):
         rows = [self._errors(tau, n) for tau in self.temperatures for n in self.sizes]
         popularity, checks = self._popularity(main)
         checks += [self._risk_check(tau) for tau in self.temperatures]
-        claims = [_claim_popularity(popularity), *self._claims_errors(rows)]
-        last = [row for row in rows if row["temperature"] == main][-1]
+        correlations = {row["found_by"]: row["correlation_of_logs"] for row in popularity}
+        claims = [
+            Claim(
+                "The optimum of problem (8) finds the true popularity up to a constant factor.",
+                "correlation of the logarithms: "
+                + ", ".join(f"{value:.3f} {name}" for name, value in correlations.items()),
+                popularity[0]["correlation_of_logs"] > 0.9,
+            ),
+            *self._claims_errors(rows),
+        ]
+        last = select(rows, temperature=main)[-1]
         verdict = (
             f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
             f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; "
-            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+            f"{count_borne_out(claims)}."
         )
         drawings = {"popularity": self._draw_popularity(), "errors": _draw_errors(rows, self.temperatures)}
         return Findings(verdict, checks, claims, {"errors": rows, "popularity": popularity}, drawings)
@@ -245,32 +243,19 @@ def learned_log_popularity(
     return objective.zeta[TEXT] / temperature
 
 
-def _claim_popularity(rows: list[Row]) -> Claim:
-    correlations = {str(row["found_by"]): float(row["correlation_of_logs"]) for row in rows}
-    return Claim(
-        "The optimum of problem (8) finds the true popularity up to a constant factor.",
-        "correlation of the logarithms: " + ", ".join(f"{value:.3f} {name}" for name, value in correlations.items()),
-        next(iter(correlations.values())) > 0.9,
-    )
-
-
 def _draw_errors(rows: list[Row], temperatures: list[float]) -> Drawing:
     figure, axes = panels(2, len(temperatures))
     for column, temperature in enumerate(temperatures):
-        mine = [row for row in rows if row["temperature"] == temperature]
-        sizes = [row["n"] for row in mine]
+        mine = select(rows, temperature=temperature)
         for name, colour in METHODS.items():
-            axes[column].loglog(sizes, [row[name] for row in mine], "o-", color=colour, linewidth=1, label=name)
+            line(axes[column].loglog, mine, "n", name, "o-", color=colour, linewidth=1, label=name)
         for name in ("GCL", "NUCLR"):
-            axis = axes[len(temperatures) + column]
-            axis.loglog(
-                sizes, [row[f"{name}_term"] for row in mine], "o-", color=METHODS[name], linewidth=1, label=name
-            )
+            draw = axes[len(temperatures) + column].loglog
+            line(draw, mine, "n", f"{name}_term", "o-", color=METHODS[name], linewidth=1, label=name)
         axes[column].set(title=f"τ = {temperature:g}", ylabel="generalisation error")
         axes[len(temperatures) + column].set(xlabel="n", ylabel="error term of theorem 1")
     for axis in axes:
-        axis.minorticks_off()
-        axis.set_xticks(sizes, [str(size) for size in sizes], fontsize=8)
+        ticks_at(axis, [row["n"] for row in mine], fontsize=8)
         low, high = axis.get_ylim()
         ticks = [tick for tick in TICKS if low <= tick <= high]
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -15,26 +15,25 @@ import numpy as np
 import torch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, Layers, NonNegative, Positive, Range, Rate, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.scoring import positions, score_blocks
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.studies.encoders import Trajectories
+from clipzoo.lab.studies.figures import BLUE, VERMILION, Drawing, line, panels
 from clipzoo.lab.studies.framework import (
-    BLUE,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
+    count_borne_out,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
@@ -96,7 +95,8 @@ class Lagrangian(Study):
     def run(self) -> Findings:
         everything = self.flows.draw(self.samples + self.test_samples, self.seed)
         paths = self.flows.trajectories(everything)
-        coefficients, tracers = self.flows.standardised(everything), _standardised(paths)
+        coefficients = self.flows.standardised(everything)
+        tracers = torch.from_numpy((paths - np.array(START)) / (paths - np.array(START)).std()).float()
         split = {"train": slice(0, self.test_samples), "test": slice(self.samples, None)}
         shown = {name: (coefficients[rows], tracers[rows]) for name, rows in split.items()}
         rows: list[Row] = []
@@ -115,7 +115,7 @@ class Lagrangian(Study):
             f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
             f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
             f"{100 * last['to_trajectories_at_5']:.1f} % and {100 * last['to_coefficients_at_5']:.1f} %; "
-            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+            f"{count_borne_out(claims)}."
         )
         drawings = {
             "flows": self._draw_flows(everything[:2]),
@@ -227,12 +227,8 @@ def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, fl
     }
 
 
-def _standardised(paths: np.ndarray) -> Tensor:
-    return torch.from_numpy((paths - np.array(START)) / (paths - np.array(START)).std()).float()
-
-
 def _claims(rows: list[Row], candidates: int) -> list[Claim]:
-    test = [row for row in rows if row["split"] == "test"]
+    test = select(rows, split="test")
     first, last = test[0], test[-1]
     keys = [f"{direction}_at_{depth}" for direction in DIRECTIONS.values() for depth in (1, 5)]
 
@@ -260,14 +256,13 @@ def _claims(rows: list[Row], candidates: int) -> list[Claim]:
 
 def _draw_retrieval(rows: list[Row]) -> Drawing:
     figure, axes = panels(2, 2, 3.4, 2.4, sharex=True)
-    for line, (title, direction) in enumerate(DIRECTIONS.items()):
+    for place, (title, direction) in enumerate(DIRECTIONS.items()):
         for column, depth in enumerate((1, 5)):
-            axis = axes[2 * line + column]
+            axis = axes[2 * place + column]
             for split, colour in SPLITS.items():
-                mine = [row for row in rows if row["split"] == split]
-                axis.plot([row["epoch"] for row in mine], [row[f"{direction}_at_{depth}"] for row in mine], "-",
-                          color=colour, label=split)  # fmt: skip
-            axis.set(ylim=(0, 1), ylabel=f"R@{depth}", title=title, xlabel="epoch" if line else "")
+                mine = select(rows, split=split)
+                line(axis.plot, mine, "epoch", f"{direction}_at_{depth}", "-", color=colour, label=split)
+            axis.set(ylim=(0, 1), ylabel=f"R@{depth}", title=title, xlabel="epoch" if place else "")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.title.set_fontsize(9)
     axes[0].legend(frameon=False)
@@ -328,30 +323,20 @@ class Flows(Part):
 
         Dormand and Prince's adaptive method of order 8, `block` flows at a time.
         """
-        return np.concatenate(
-            [self._block(flows) for flows in np.split(coefficients, range(block, len(coefficients), block))]
-        )
-
-    def _block(self, coefficients: Complex) -> Real:
-        try:
-            from scipy.integrate import solve_ivp
-        except ImportError:
-            raise ConfigError(f"this study needs scipy's ODE solver: {installation('studies')}") from None
-        count = len(coefficients)
         times = np.linspace(0.0, self.duration, self.observations + 1)[1:]
-
-        def flat(time: float, state: Real) -> Real:
-            return self.velocity(coefficients, state.reshape(count, 2), time).ravel()
-
-        # The solver bounds the mean error over the block; one flow may err by sqrt(count) more.
-        tolerance = self.relative_error / math.sqrt(count)
-        solution = solve_ivp(
-            flat, (0.0, self.duration), np.tile(START, count), method="DOP853", t_eval=times, rtol=tolerance,
-            atol=tolerance,
-        )  # fmt: skip
-        if not solution.success:
-            raise RuntimeError(f"the ODE solver stopped: {solution.message}")
-        return solution.y.reshape(count, 2, -1).transpose(0, 2, 1)
+        paths = []
+        for flows in np.split(coefficients, range(block, len(coefficients), block)):
+            # The solver bounds the mean error over the block; one flow may err by sqrt(n) more.
+            tolerance = self.relative_error / math.sqrt(len(flows))
+            solution = solve_ivp(
+                lambda time, state, flows: self.velocity(flows, state.reshape(-1, 2), time).ravel(),
+                (0.0, self.duration), np.tile(START, len(flows)), method="DOP853", t_eval=times, rtol=tolerance,
+                atol=tolerance, args=(flows,),
+            )  # fmt: skip
+            if not solution.success:
+                raise RuntimeError(f"the ODE solver stopped: {solution.message}")
+            paths.append(solution.y.reshape(len(flows), 2, -1).transpose(0, 2, 1))
+        return np.concatenate(paths)
 
     def stepped(self, coefficients: Complex, step: float) -> Real:
         """Positions [n, 2] at time T by the Runge-Kutta method of order 4 with a fixed step, as in the paper."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
@@ -15,20 +18,18 @@ from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.methods.judge import agreement, pair_weights
 from clipzoo.lab.studies.encoders import Lookup
+from clipzoo.lab.studies.figures import BLACK, BLUE, CYCLE, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
+    agreement_columns,
+    count_borne_out,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
@@ -125,29 +126,23 @@ class Mixture(Study):
             for r, error in zip(self.classes, built, strict=True)
         ]
         widest = max(self.widths)
-        for row in rows:
-            if row["head"] == KME and row["width"] == widest:
-                name = f"loss of trained KME-CLIP, r = {row['classes']}, d = {widest}: -I"
-                checks.append(Check(name, float(row["loss"]), -float(row["information"]), self.information_tolerance))
+        for row in select(rows, head=KME, width=widest):
+            name = f"loss of trained KME-CLIP, r = {row['classes']}, d = {widest}: -I"
+            checks.append(Check(name, row["loss"], -row["information"], self.information_tolerance))
         worlds = [world(classes) for classes in self.classes]
         exact = [agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here) for here in worlds]
         checks.append(Check("error of the PMI itself as a score", max(e["mean_error"] for e in exact), 0.0, 1e-9))
         claims = [*self._claims(rows, built), agreement_claim(rows, max(self.classes), widest)]
-        gaps = {(row["head"], row["width"]): row["gap"] for row in rows if row["classes"] == max(self.classes)}
+        gaps = {(row["head"], row["width"]): row["gap"] for row in select(rows, classes=max(self.classes))}
         verdict = (
             f"With r = {max(self.classes)} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
             f"above its least value and KME-CLIP's {gaps[KME, widest]:.3f}; theorem 7's points hold exp PMI to "
             f"{max(built):.1g} in two dimensions, while trained ones with d = {min(self.widths)} stay "
-            f"{gaps[KME, min(self.widths)]:.1f} nats above; {sum(c.borne_out for c in claims)} of {len(claims)} "
-            "claims are borne out."
+            f"{gaps[KME, min(self.widths)]:.1f} nats above; "
+            f"{count_borne_out(claims)}."
         )
-        return Findings(
-            verdict,
-            checks,
-            claims,
-            {"errors": rows},
-            {"errors": self._draw(rows), "agreement": self._draw_agreement(rows)},
-        )
+        drawings = {"errors": self._draw_errors(rows), "agreement": self._draw_agreement(rows)}
+        return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
     def _trained(self, kind: str, classes: int, width: int) -> Row:
         here = world(classes)
@@ -198,9 +193,7 @@ class Mixture(Study):
 
     def _claims(self, rows: list[Row], built: list[float]) -> list[Claim]:
         def value(kind: str, classes: int, width: int, key: str) -> float:
-            return next(
-                float(row[key]) for row in rows if (row["head"], row["classes"], row["width"]) == (kind, classes, width)
-            )
+            return float(select(rows, head=kind, classes=classes, width=width)[0][key])
 
         few, many, narrow, wide = min(self.classes), max(self.classes), min(self.widths), max(self.widths)
         clip = {r: value(CLIP, r, narrow, "gap") for r in (few, many)}
@@ -239,43 +232,32 @@ class Mixture(Study):
         ]
 
     def _draw_agreement(self, rows: list[Row]) -> Drawing:
-        figure, axes = panels(1, 3, 3.6, 3.2)
         measures = {"rank_correlation": "rank correlation", "slope": "slope of the PMI on the score",
                     "mean_error": "error, nats"}  # fmt: skip
+        figure, axes = self._over_widths(rows, measures, "linear")
+        for axis, key in zip(axes, measures, strict=True):
+            axis.axhline(0.0 if key == "mean_error" else 1.0, color=BLACK, linewidth=0.8, linestyle=":")
+        return Drawing(figure, "Agreement of the trained scores with the PMI; dotted: the PMI itself.")
+
+    def _draw_errors(self, rows: list[Row]) -> Drawing:
+        measures = {"gap": "loss above its least value, nats", "error_of_exp": "largest error of exp PMI",
+                    "error": "largest error of finite PMI"}  # fmt: skip
+        figure, _ = self._over_widths(rows, measures, "log")
+        return Drawing(figure, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.")
+
+    def _over_widths(self, rows: list[Row], measures: Mapping[str, str], yscale: str) -> tuple[Figure, list[Axes]]:
+        """Draw measures over the embedding width, a line for each head and number of classes."""
+        figure, axes = panels(1, 3, 3.6, 3.2)
         for axis, (key, title) in zip(axes, measures.items(), strict=True):
             for index, classes in enumerate(self.classes):
                 for kind in COLOURS:
-                    mine = [row for row in rows if (row["head"], row["classes"]) == (kind, classes)]
-                    axis.plot(
-                        [row["width"] for row in mine], [row[key] for row in mine], "o-" if kind == KME else "s--",
-                        color=CYCLE[index], linewidth=1, markersize=4, label=f"{kind}, r = {classes}",
-                    )  # fmt: skip
-            axis.axhline(0.0 if key == "mean_error" else 1.0, color=BLACK, linewidth=0.8, linestyle=":")
-            axis.set(xlabel="embedding width d", ylabel=title, xscale="log")
-            axis.set_xticks(self.widths, [str(width) for width in self.widths], minor=False)
-            axis.minorticks_off()
+                    mine = select(rows, head=kind, classes=classes)
+                    line(axis.plot, mine, "width", key, "o-" if kind == KME else "s--", color=CYCLE[index],
+                         linewidth=1, markersize=4, label=f"{kind}, r = {classes}")  # fmt: skip
+            axis.set(xlabel="embedding width d", ylabel=title, xscale="log", yscale=yscale)
+            ticks_at(axis, self.widths, minor=False)
         axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return Drawing(figure, "Agreement of the trained scores with the PMI; dotted: the PMI itself.")
-
-    def _draw(self, rows: list[Row]) -> Drawing:
-        figure, axes = panels(1, 3, 3.6, 3.2)
-        for index, classes in enumerate(self.classes):
-            for kind in COLOURS:
-                mine = [row for row in rows if (row["head"], row["classes"]) == (kind, classes)]
-                style = "o-" if kind == KME else "s--"
-                for axis, key in zip(axes, ("gap", "error_of_exp", "error"), strict=True):
-                    axis.loglog(
-                        [row["width"] for row in mine], [row[key] for row in mine], style, color=CYCLE[index],
-                        linewidth=1, markersize=4, label=f"{kind}, r = {classes}",
-                    )  # fmt: skip
-        axes[0].set(xlabel="embedding width d", ylabel="loss above its least value, nats")
-        axes[1].set(xlabel="embedding width d", ylabel="largest error of exp PMI")
-        axes[2].set(xlabel="embedding width d", ylabel="largest error of finite PMI")
-        for axis in axes:
-            axis.set_xticks(self.widths, [str(width) for width in self.widths], minor=False)
-            axis.minorticks_off()
-        axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return Drawing(figure, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.")
+        return figure, axes
 
 
 def all_scores(model: Model, items: int) -> Tensor:
@@ -287,11 +269,7 @@ def all_scores(model: Model, items: int) -> Tensor:
 
 def agreement_with_pmi(scores: Tensor, here: World) -> dict[str, float]:
     """How well the scores of all items follow the PMI; see `clipzoo.lab.methods.judge`."""
-    found = agreement(scores.numpy(), here.pmi.numpy(), pair_weights(here.joint.numpy()))
-    return {
-        "rank_correlation": found.rank_correlation, "slope": found.slope, "mean_error": found.error,
-        "calibrated_error": found.calibrated_error,
-    }  # fmt: skip
+    return agreement_columns(agreement(scores.numpy(), here.pmi.numpy(), pair_weights(here.joint.numpy())))
 
 
 def population_loss(scores: Tensor, here: World) -> float:
@@ -314,7 +292,7 @@ def largest_error(scores: Tensor, pmi: Tensor) -> float:
 
 def agreement_claim(rows: list[Row], classes: int, width: int) -> Claim:
     """With one training each: no interval, and no statement about other seeds."""
-    of = {row["head"]: row for row in rows if (row["classes"], row["width"]) == (classes, width)}
+    of = {row["head"]: row for row in select(rows, classes=classes, width=width)}
     shown = [
         f"{name} rank correlation {row['rank_correlation']:.3f}, slope {row['slope']:.2f}, error "
         f"{row['mean_error']:.2f} nats"

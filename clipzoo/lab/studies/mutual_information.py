@@ -13,20 +13,17 @@ from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale,
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.cloob import CloobHead
 from clipzoo.lab.studies.encoders import Perceptrons
+from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels
 from clipzoo.lab.studies.framework import (
-    BLACK,
-    BLUE,
-    GREEN,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
+    count_borne_out,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -93,7 +90,7 @@ class MutualInformation(Study):
             for truth in self.information
         ]
         top = max(self.information)
-        by_kind = {kind: {row["truth"]: row for row in matched if row["estimator"] == kind} for kind in COLOURS}
+        by_kind = {kind: {row["truth"]: row for row in select(matched, estimator=kind)} for kind in COLOURS}
         check = Check(
             f"InfoNCE at {top:g} nats: log {self.batch}",
             by_kind[INFONCE][top]["estimate"],
@@ -115,7 +112,7 @@ class MutualInformation(Study):
         verdict = (
             f"At {top:g} nats InfoNCE says {by_kind[INFONCE][top]['estimate']:.2f} (log {self.batch} is "
             f"{math.log(self.batch):.2f}) and InfoLOOB {by_kind[INFOLOOB][top]['estimate']:.1f}; InfoLOOB's average "
-            f"variance is {averages}; {sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+            f"variance is {averages}; {count_borne_out(claims)}."
         )
         drawings = {
             "estimates": _draw_estimates(by_kind, self.batch),
@@ -136,16 +133,11 @@ class MutualInformation(Study):
             }
             estimate = float(estimates[truth].mean())
             tried.append((abs(estimate - truth), model, inverse_temperature, beta))
-            grid.append(
-                {
-                    "estimator": kind,
-                    "trained_at": truth,
-                    "inverse_temperature": inverse_temperature,
-                    "beta": beta if kind == HOPFIELD else "",
-                    "estimate": estimate,
-                    "average_variance": sum(float(values.var()) for values in estimates.values()) / len(estimates),
-                }
-            )
+            grid.append({
+                "estimator": kind, "trained_at": truth, "inverse_temperature": inverse_temperature,
+                "beta": beta if kind == HOPFIELD else "", "estimate": estimate,
+                "average_variance": sum(float(values.var()) for values in estimates.values()) / len(estimates),
+            })  # fmt: skip
         return min(tried, key=lambda trial: trial[0])[1:]
 
     def _matched(self, kind: str, truth: float, selected: dict[tuple[str, float], tuple[Model, float, float]]) -> Row:
@@ -177,9 +169,10 @@ class MutualInformation(Study):
             lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta), self.seed
         )
         data = InMemoryDataset(*correlated(truth, self.dimensions, self.steps * self.batch, self.seed))
-        return fit(
-            encoder, head, _objective(kind), data, steps=self.steps, batch=self.batch, rate=self.rate, seed=self.seed
-        )
+        objective: Objective = InfoLOOB(scale=1.0, image_to_text=0.5, text_to_image=0.5)
+        if kind == INFONCE:
+            objective = InfoNCE(image_to_text=0.5, text_to_image=0.5)
+        return fit(encoder, head, objective, data, steps=self.steps, batch=self.batch, rate=self.rate, seed=self.seed)
 
     def _estimates(self, model: Model, kind: str, truth: float, batches: int, seed: int) -> Tensor:
         """Estimates of the information, one per batch, averaged over both directions: [batches]."""
@@ -196,12 +189,6 @@ def correlated(information: float, dimensions: int, samples: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     x, noise = torch.randn(2, samples, dimensions, generator=generator)
     return x, correlation * x + math.sqrt(1 - correlation**2) * noise
-
-
-def _objective(kind: str) -> Objective:
-    if kind == INFONCE:
-        return InfoNCE(image_to_text=0.5, text_to_image=0.5)
-    return InfoLOOB(scale=1.0, image_to_text=0.5, text_to_image=0.5)
 
 
 def _estimate(scores: Scores, kind: str) -> Tensor:
@@ -231,12 +218,12 @@ def _draw_transferred(rows: list[Row], trained_at: list[float]) -> Drawing:
     figure, axes = panels(2, len(trained_at), sharex=True)
     for column, trained in enumerate(trained_at):
         for kind in (INFOLOOB, HOPFIELD):
-            mine = [row for row in rows if row["estimator"] == kind and row["trained_at"] == trained]
-            truths = [row["truth"] for row in mine]
+            mine = select(rows, estimator=kind, trained_at=trained)
             for index, key in enumerate(("estimate", "variance")):
                 axis = axes[index * len(trained_at) + column]
-                axis.plot(truths, [row[key] for row in mine], "o-", color=COLOURS[kind], linewidth=1, label=kind)
+                line(axis.plot, mine, "truth", key, "o-", color=COLOURS[kind], linewidth=1, label=kind)
                 axis.set_ylabel(("estimate, nats", "variance, nats²")[index] if column == 0 else "")
+        truths = [row["truth"] for row in mine]
         axes[column].plot(truths, truths, "--", color=BLACK, linewidth=1, label="truth")
         axes[column].set_title(f"trained at {trained:g} nats")
         axes[len(trained_at) + column].set(xlabel="tested at, nats", xticks=truths, ylim=(0, None))
@@ -285,14 +272,15 @@ def claims_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
     claims = []
     for trained in dict.fromkeys(float(row["trained_at"]) for row in rows):
         variance = {
-            kind: {row["truth"]: row["variance"] for row in rows if _is(row, kind, trained)}
+            kind: {row["truth"]: row["variance"] for row in select(rows, estimator=kind, trained_at=trained)}
             for kind in (INFOLOOB, HOPFIELD)
         }
         without, with_hopfield = (average_variance(rows, kind, trained) for kind in (INFOLOOB, HOPFIELD))
         lower = [truth for truth, value in variance[HOPFIELD].items() if value < variance[INFOLOOB][truth]]
         where = " and ".join(f"{truth:g}" for truth in lower) or "no level"
-        plain = {row["inverse_temperature"]: row["average_variance"] for row in grid if _is(row, INFOLOOB, trained)}
-        tried = [row for row in grid if _is(row, HOPFIELD, trained)]
+        searched = select(grid, estimator=INFOLOOB, trained_at=trained)
+        plain = {row["inverse_temperature"]: row["average_variance"] for row in searched}
+        tried = select(grid, estimator=HOPFIELD, trained_at=trained)
         fewer = sum(row["average_variance"] < plain[row["inverse_temperature"]] for row in tried)
         said = "lowers the average variance over all levels"
         if trained in PAPER:
@@ -308,11 +296,7 @@ def claims_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
     return claims
 
 
-def _is(row: Row, kind: str, trained: float) -> bool:
-    return row["estimator"] == kind and row["trained_at"] == trained
-
-
 def average_variance(rows: list[Row], kind: str, trained: float) -> float:
     """Variance averaged over the tested levels of mutual information."""
-    mine = [float(row["variance"]) for row in rows if _is(row, kind, trained)]
-    return sum(mine) / len(mine)
+    mine = select(rows, estimator=kind, trained_at=trained)
+    return sum(row["variance"] for row in mine) / len(mine)

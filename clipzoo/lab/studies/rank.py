@@ -14,21 +14,17 @@ from clipzoo.heads.base import Head
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead
 from clipzoo.lab.studies.encoders import Lookup
+from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, line, panels
 from clipzoo.lab.studies.framework import (
-    BLACK,
-    BLUE,
-    GREEN,
-    PURPLE,
-    VERMILION,
     Check,
     Claim,
-    Drawing,
     Findings,
     Row,
     Study,
+    count_borne_out,
     fit,
-    panels,
     seeded,
+    select,
 )
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -90,26 +86,28 @@ class Rank(Study):
         for width in self.wpse_widths:
             for points in self.points:
                 model = self._fitted(planted, self._wpse(width), points, self.wpse_rate)
-                row = self._judged(planted, model, width, points)
+                model.head.resample(0)
+                errors = _errors(_scores(model, self.items), planted)
+                numbers = points * (width + 1)
+                row: Row = {"head": WPSE, "width": width, "points": points, "numbers": numbers, **errors}
                 rows.append(row)
                 if best is None or row["error"] < best[0]:
                     best = row["error"], model, width
         assert best is not None
         feature_rows = self._feature_errors(planted, *best[1:])
-        inner = [row for row in rows if row["head"] == INNER]
         checks = [
             Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
                   self.tolerance, relative=True)
-            for row in inner
+            for row in select(rows, head=INNER)
         ]  # fmt: skip
         claims = self._claims(planted, rows)
-        lowest = min((row for row in rows if row["head"] == WPSE), key=lambda row: float(row["error"]))
+        lowest = min(select(rows, head=WPSE), key=lambda row: float(row["error"]))
         held = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= lowest["error"])
         verdict = (
             f"WPSE with {lowest['points']} points in {lowest['width']} dimensions fits the planted matrix to "
             f"{lowest['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
             f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
-            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+            f"{count_borne_out(claims)}."
         )
         drawings = {"rank": self._draw(planted, rows, feature_rows)}
         return Findings(verdict, checks, claims, {"errors": rows, "features": feature_rows}, drawings)
@@ -121,12 +119,6 @@ class Rank(Study):
             "head": INNER, "width": width, "points": 1, "numbers": width,
             **_errors(scores, planted), "bound": least_error(planted, width),
         }  # fmt: skip
-
-    def _judged(self, planted: Tensor, model: Model, width: int, points: int) -> Row:
-        model.head.resample(0)
-        numbers = points * (width + 1)
-        scores = _scores(model, self.items)
-        return {"head": WPSE, "width": width, "points": points, "numbers": numbers, **_errors(scores, planted)}
 
     def _fitted(self, planted: Tensor, head: Head, points: int, rate: float) -> Model:
         """Fit with all items in one batch, so that a step covers the whole matrix."""
@@ -164,8 +156,8 @@ class Rank(Study):
         return rows
 
     def _claims(self, planted: Tensor, rows: list[Row]) -> list[Claim]:
-        inner = {int(row["width"]): row for row in rows if row["head"] == INNER}
-        sets = [row for row in rows if row["head"] == WPSE]
+        inner = {int(row["width"]): row for row in select(rows, head=INNER)}
+        sets = select(rows, head=WPSE)
         same_width = [(row, inner[int(row["width"])]) for row in sets if int(row["width"]) in inner]
         best = {width: min(float(row["error"]) for row in sets if row["width"] == width) for width in self.wpse_widths}
         # With as many dimensions as items the inner product can represent any matrix.
@@ -203,21 +195,15 @@ class Rank(Study):
         errors.semilogy(
             widths, [least_error(planted, width) for width in widths], color=BLACK, linewidth=1, label="closed form"
         )
-        inner = [row for row in rows if row["head"] == INNER]
-        errors.semilogy(
-            [row["width"] for row in inner], [row["error"] for row in inner], "o", color=VERMILION, label=INNER
-        )
+        line(errors.semilogy, select(rows, head=INNER), "width", "error", "o", color=VERMILION, label=INNER)
         for index, count in enumerate(self.points):
-            mine = [row for row in rows if row["head"] == WPSE and row["points"] == count]
-            colour = (BLUE, GREEN, PURPLE)[index % 3]
-            errors.semilogy([row["width"] for row in mine], [row["error"] for row in mine], "s--", color=colour,
-                            linewidth=1, label=f"{WPSE}, {count} points")  # fmt: skip
+            colour, name = (BLUE, GREEN, PURPLE)[index % 3], f"{WPSE}, {count} points"
+            mine = select(rows, head=WPSE, points=count)
+            line(errors.semilogy, mine, "width", "error", "s--", color=colour, linewidth=1, label=name)
         errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(4e-3, None))
         errors.legend(frameon=False, fontsize=7)
-        features.loglog(
-            [row["features"] for row in feature_rows], [row["error"] for row in feature_rows], "o-", color=BLUE
-        )
-        limit = min(float(row["error"]) for row in rows if row["head"] == WPSE)
+        line(features.loglog, feature_rows, "features", "error", "o-", color=BLUE)
+        limit = min(row["error"] for row in select(rows, head=WPSE))
         features.axhline(limit, color=BLACK, linestyle="--", linewidth=1, label=f"D = {self.evaluation_features}")
         features.legend(frameon=False, fontsize=7)
         features.set(xlabel="random features D in evaluation", ylabel="error of the best WPSE")

@@ -12,7 +12,8 @@ from torch import Tensor
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, Kernel, WpseHead
-from clipzoo.lab.studies.framework import BLACK, CYCLE, Check, Claim, Drawing, Findings, Row, Study, panels
+from clipzoo.lab.studies.figures import BLACK, CYCLE, Drawing, line, panels, ticks_at
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_met
 from clipzoo.types import Features, PointSet
 
 
@@ -56,7 +57,11 @@ class Rates(Study):
 
     def run(self) -> Findings:
         points = self._point_errors()
-        features = [self._feature_errors(name, kernel) for name, kernel in self._kernels().items()]
+        kernels = {
+            "Gaussian": GaussianKernel(self.kernel_width),
+            "inverse multiquadric": InverseMultiquadricKernel(self.kernel_width),
+        }
+        features = [self._feature_errors(name, kernel) for name, kernel in kernels.items()]
         checks = [
             Check("points: slope of log error over log M", _slope(points, "M", "error"), -0.5, self.rate_tolerance),
             *(
@@ -72,7 +77,6 @@ class Rates(Study):
             )
             ratio = math.prod(float(row["error"]) / float(row["expected"]) for row in rows) ** (1 / len(rows))
             checks.append(Check(f"{name}: error over its closed form", ratio, 1.0, self.size_tolerance))
-        met = sum(check.met for check in checks)
         claim = Claim(
             "The error of M points decays as 1/√M (theorem 5).",
             f"slope {checks[0].measured:.3f} from M = {self.points[0]} to {self.points[-1]}",
@@ -80,23 +84,18 @@ class Rates(Study):
         )
         verdict = (
             f"On double logarithmic scales the errors fall with slope {checks[0].measured:.3f} over M and "
-            f"{', '.join(f'{check.measured:.3f}' for check in checks[3::2])} over D, where -0.5 is promised; {met} of "
-            f"{len(checks)} closed forms are met."
+            f"{', '.join(f'{check.measured:.3f}' for check in checks[3::2])} over D, where -0.5 is promised; "
+            f"{count_met(checks)}."
         )
         tables = {"points": points, "features": [row for rows in features for row in rows]}
         return Findings(verdict, checks, [claim], tables, {"rates": self._draw(points, features)})
-
-    def _kernels(self) -> dict[str, Kernel]:
-        return {
-            "Gaussian": GaussianKernel(self.kernel_width),
-            "inverse multiquadric": InverseMultiquadricKernel(self.kernel_width),
-        }
 
     def _point_errors(self) -> list[Row]:
         """Root mean square of |f - f_M| over the draws, from <f, f'> = exp(score) of the KME head."""
         generator = torch.Generator().manual_seed(self.seed)
         head = KmeHead(1, 1, self.dimensions, self.gamma, None, "all").double()
-        points = _unit(torch.randn(self.population, self.dimensions, generator=generator, dtype=torch.float64))
+        points = torch.randn(self.population, self.dimensions, generator=generator, dtype=torch.float64)
+        points = points / points.norm(dim=-1, keepdim=True)
         log_weights = self.concentration * points[:, 0]
         whole = PointSet(points[None], (log_weights - math.log(self.population))[None])
 
@@ -137,7 +136,7 @@ class Rates(Study):
             with torch.no_grad():
                 for draw in range(self.feature_draws):
                     head.resample(draw)
-                    left, right = (_embedded(head, tokens) for tokens in (first, second))
+                    left, right = (head.embed_image(Features(side[:, 0], side)) for side in (first, second))
                     errors.append((left * right).sum(dim=1) - exact)
             error = float(torch.stack(errors).square().mean()) ** 0.5
             rows.append({"kernel": name, "D": count, "error": error, "expected": (variance / count) ** 0.5})
@@ -160,31 +159,20 @@ class Rates(Study):
 
     def _draw(self, points: list[Row], features: list[list[Row]]) -> Drawing:
         figure, (left, right) = panels(1, 2, 4, 3)
-        counts = [row["M"] for row in points]
-        left.loglog(counts, [row["error"] for row in points], "o", color=CYCLE[0], label="measured")
-        left.loglog(counts, [row["expected"] for row in points], "-", color=BLACK, linewidth=1, label="closed form")
+        line(left.loglog, points, "M", "error", "o", color=CYCLE[0], label="measured")
+        line(left.loglog, points, "M", "expected", "-", color=BLACK, linewidth=1, label="closed form")
         left.set(xlabel="points M", ylabel="RKHS error")
-        left.set_xticks(counts, [str(count) for count in counts])
+        ticks_at(left, self.points)
         left.legend(frameon=False)
-        for index, rows in enumerate(features):
-            counts = [row["D"] for row in rows]
-            right.loglog(counts, [row["error"] for row in rows], "o", color=CYCLE[index], label=str(rows[0]["kernel"]))
-            right.loglog(counts, [row["expected"] for row in rows], "-", color=CYCLE[index], linewidth=1)
+        for rows, colour in zip(features, CYCLE, strict=False):
+            line(right.loglog, rows, "D", "error", "o", color=colour, label=rows[0]["kernel"])
+            line(right.loglog, rows, "D", "expected", "-", color=colour, linewidth=1)
         right.set(xlabel="random features D", ylabel="error of the kernel")
-        right.set_xticks(counts, [str(count) for count in counts], fontsize=8)
+        ticks_at(right, self.features, fontsize=8)
         right.legend(frameon=False)
         for axis, ticks in ((left, (0.1, 0.2, 0.5, 1.0)), (right, (0.02, 0.05, 0.1))):
-            axis.minorticks_off()
             axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         return Drawing(figure, "Measured errors (points) and their closed forms (lines): left theorem 5, right WPSE.")
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True)
-
-
-def _embedded(head: WpseHead, tokens: Tensor) -> Tensor:
-    return head.embed_image(Features(tokens[:, 0], tokens))
 
 
 def _slope(rows: list[Row], x: str, y: str) -> float:

@@ -23,11 +23,11 @@ import itertools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,14 @@ NATURAL = "natural"
 Object = tuple[str, str]
 """Shape and colour."""
 Floats = NDArray[np.float64]
+CLASSIFICATION: Mapping[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
+    "shapes": ("shape", SHAPES, "single", ("a {c}", "a picture of a {c}", "one {c}")),
+    "colours": ("colour", COLOURS, "single", ("something {c}", "a {c} shape", "a picture of a {c} object")),
+    "textures": ("texture", TEXTURES, "single", ("a {c} shape", "a picture of a {c} thing", "one {c} object")),
+    "counts": ("count", COUNTS, "group", ("{c} shapes", "a picture of {c} things", "there are {c} objects")),
+}
+"""Classification datasets: attribute, its values, kind of scene, templates."""
+STREAMS = ("train", *(f"{name}/{split}" for name in CLASSIFICATION for split in ("train", "test")), "scenes")
 OPENINGS = ("{}", "a picture of {}", "an image of {}", "this picture shows {}")
 
 
@@ -110,7 +118,6 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
     ConfigError if `root` holds anything else.
     """
-
     everything = parts(parameters)
     total = sum(part.images for part in everything)
 
@@ -124,11 +131,6 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     sources = [Path(__file__).with_name("scenes.py"), Path(__file__), Path(tar.__file__)]
     recipe = {"parameters": asdict(parameters), "code": digest_of(*sources)}
     return ensure_folder(root, RECORD, recipe, write, "a generated world")
-
-
-def _write(folder: Path, part: Part) -> int:
-    part.write(folder)
-    return part.images
 
 
 @dataclass(frozen=True)
@@ -151,131 +153,103 @@ class WorldParameters:
     captions: str = "natural"
 
 
-class Part(Protocol):
-    @property
-    def images(self) -> int: ...
-
-    def write(self, folder: Path) -> None:
-        """Write this part under `folder`."""
-
-
 @dataclass(frozen=True)
-class TrainingShard:
-    parameters: WorldParameters
-    number: int
+class Part:
+    """A file or folder of a world. write: writes it below a folder. images: their number."""
 
-    @property
-    def images(self) -> int:
-        return min(self.parameters.shard, self.parameters.train - self.number * self.parameters.shard)
-
-    def write(self, folder: Path) -> None:
-        from webdataset.writer import TarWriter  # imports torch
-
-        path = folder / "train" / f"{self.number:05d}.tar"
-        path.parent.mkdir(exist_ok=True)
-        with TarWriter(str(path), mtime=0) as writer:
-            for position in range(self.images):
-                writer.write(self._sample(position))
-
-    def _sample(self, position: int) -> dict[str, str | bytes]:
-        random = _random(self.parameters, "train", self.number * self.parameters.shard + position)
-        scene, caption = _described_scene(self.parameters, random)
-        key, size = f"{self.number:05d}{position:04d}", self.parameters.image_size
-        facts = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
-        image = encode_jpeg(render(scene, size, random))
-        return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
-
-
-@dataclass(frozen=True)
-class ClassificationPart:
-    """A classification dataset with equally many images of all classes, in turn."""
-
-    parameters: WorldParameters
-    name: str
-
-    # Name: attribute, its values, kind of scene, templates.
-    DATASETS: ClassVar[dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]]] = {
-        "shapes": ("shape", SHAPES, "single", ("a {c}", "a picture of a {c}", "one {c}")),
-        "colours": ("colour", COLOURS, "single", ("something {c}", "a {c} shape", "a picture of a {c} object")),
-        "textures": ("texture", TEXTURES, "single", ("a {c} shape", "a picture of a {c} thing", "one {c} object")),
-        "counts": ("count", COUNTS, "group", ("{c} shapes", "a picture of {c} things", "there are {c} objects")),
-    }
-
-    @property
-    def images(self) -> int:
-        return self.parameters.probe + self.parameters.test
-
-    def write(self, folder: Path) -> None:
-        attribute, values, _, templates = self.DATASETS[self.name]
-        write_classification(
-            folder / "downstream" / self.name,
-            class_names=list(values),
-            templates=list(templates),
-            metric="top1",
-            recipe=f"generated scenes, classified by {attribute}; train and test from separate random streams",
-            splits={
-                "train": self._examples("train", self.parameters.probe),
-                "test": self._examples("test", self.parameters.test),
-            },
-        )
-
-    def _examples(self, split: str, count: int) -> Iterator[tuple[bytes, int]]:
-        attribute, values, kind, _ = self.DATASETS[self.name]
-        for index in range(count):
-            label = index % len(values)
-            random = _random(self.parameters, f"{self.name}/{split}", index)
-            scene = sample_scene(random, kind, **{attribute: values[label]})
-            yield encode_jpeg(render(scene, self.parameters.image_size, random)), label
-
-
-@dataclass(frozen=True)
-class RetrievalPart:
-    """The retrieval split: scenes of all kinds with five captions each."""
-
-    parameters: WorldParameters
-
-    @property
-    def images(self) -> int:
-        return self.parameters.scenes
-
-    def write(self, folder: Path) -> None:
-        write_retrieval(
-            folder / "downstream" / "scenes",
-            recipe=f"generated scenes from a random stream of their own, {CAPTIONS_PER_SCENE} captions each",
-            examples=(self._example(index) for index in range(self.images)),
-        )
-
-    def _example(self, index: int) -> tuple[bytes, list[str]]:
-        random = _random(self.parameters, "scenes", index)
-        if self.parameters.captions == NATURAL:
-            scene = sample_scene(random)
-            captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
-        else:
-            world = _enumerated(self.parameters.captions)
-            place, _ = world.draw(random)
-            matched = list(world.matched_captions(place))
-            captions = [matched[index] for index in random.permutation(len(matched))[:CAPTIONS_PER_SCENE]]
-            scene = world.picture(place, random)
-        return encode_jpeg(render(scene, self.parameters.image_size, random)), captions
+    write: Callable[[Path], object]
+    images: int
 
 
 def parts(parameters: WorldParameters) -> list[Part]:
     """Return all parts, the longest first."""
-    datasets: list[Part] = [ClassificationPart(parameters, name) for name in ClassificationPart.DATASETS]
-    shards: list[Part] = [
-        TrainingShard(parameters, number) for number in range(-(-parameters.train // parameters.shard))
+    starts = range(0, parameters.train, parameters.shard)
+    return [
+        *(
+            Part(partial(_write_classification, parameters, name), parameters.probe + parameters.test)
+            for name in CLASSIFICATION
+        ),
+        *(
+            Part(partial(_write_shard, parameters, number), min(parameters.shard, parameters.train - start))
+            for number, start in enumerate(starts)
+        ),
+        Part(partial(_write_scenes, parameters), parameters.scenes),
     ]
-    return [*datasets, *shards, RetrievalPart(parameters)]
 
 
-def _described_scene(parameters: WorldParameters, random: np.random.Generator) -> tuple[Scene, str]:
-    """Draw a scene and a caption of it."""
+def _write(folder: Path, part: Part) -> int:
+    part.write(folder)
+    return part.images
+
+
+def _write_shard(parameters: WorldParameters, number: int, folder: Path) -> None:
+    from webdataset.writer import TarWriter  # imports torch
+
+    path = folder / "train" / f"{number:05d}.tar"
+    path.parent.mkdir(exist_ok=True)
+    with TarWriter(str(path), mtime=0) as writer:
+        for position in range(min(parameters.shard, parameters.train - number * parameters.shard)):
+            writer.write(training_sample(parameters, number, position))
+
+
+def training_sample(parameters: WorldParameters, shard: int, position: int) -> dict[str, str | bytes]:
+    """Return the members of a sample of a training shard."""
+    random = _random(parameters, "train", shard * parameters.shard + position)
     if parameters.captions == NATURAL:
         scene = sample_scene(random)
-        return scene, write_caption(scene, random, detail=1.0)
-    world = _enumerated(parameters.captions)
-    place, caption = world.draw(random)
-    return world.picture(place, random), world.captions[caption]
+        caption = write_caption(scene, random, detail=1.0)
+    else:
+        world = _enumerated(parameters.captions)
+        place, column = world.draw(random)
+        scene, caption = world.picture(place, random), world.captions[column]
+    key, size = f"{shard:05d}{position:04d}", parameters.image_size
+    facts = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
+    image = encode_jpeg(render(scene, size, random))
+    return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
+
+
+def _write_classification(parameters: WorldParameters, name: str, folder: Path) -> None:
+    """Write a classification dataset with equally many images of all classes, in turn."""
+    attribute, values, kind, templates = CLASSIFICATION[name]
+
+    def examples(split: str, count: int) -> Iterator[tuple[bytes, int]]:
+        for index in range(count):
+            label = index % len(values)
+            random = _random(parameters, f"{name}/{split}", index)
+            scene = sample_scene(random, kind, **{attribute: values[label]})
+            yield encode_jpeg(render(scene, parameters.image_size, random)), label
+
+    write_classification(
+        folder / "downstream" / name,
+        class_names=list(values),
+        templates=list(templates),
+        metric="top1",
+        recipe=f"generated scenes, classified by {attribute}; train and test from separate random streams",
+        splits={"train": examples("train", parameters.probe), "test": examples("test", parameters.test)},
+    )
+
+
+def _write_scenes(parameters: WorldParameters, folder: Path) -> None:
+    write_retrieval(
+        folder / "downstream" / "scenes",
+        recipe=f"generated scenes from a random stream of their own, {CAPTIONS_PER_SCENE} captions each",
+        examples=(retrieval_example(parameters, index) for index in range(parameters.scenes)),
+    )
+
+
+def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, list[str]]:
+    """Return the image and the captions of a scene of the retrieval split."""
+    random = _random(parameters, "scenes", index)
+    if parameters.captions == NATURAL:
+        scene = sample_scene(random)
+        captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
+    else:
+        world = _enumerated(parameters.captions)
+        place, _ = world.draw(random)
+        matched = list(world.matched_captions(place))
+        captions = [matched[index] for index in random.permutation(len(matched))[:CAPTIONS_PER_SCENE]]
+        scene = world.picture(place, random)
+    return encode_jpeg(render(scene, parameters.image_size, random)), captions
 
 
 @cache
@@ -284,16 +258,9 @@ def _enumerated(variant: str) -> EnumeratedWorld:
     return EnumeratedWorld(len(SHAPES), len(COLOURS), VARIANTS[variant])
 
 
-_STREAMS = (
-    "train",
-    *(f"{name}/{split}" for name in ClassificationPart.DATASETS for split in ("train", "test")),
-    "scenes",
-)
-
-
 def _random(parameters: WorldParameters, stream: str, index: int) -> np.random.Generator:
     """Return the generator of one image; each stream has its own."""
-    return np.random.default_rng([parameters.seed, _STREAMS.index(stream), index])
+    return np.random.default_rng([parameters.seed, STREAMS.index(stream), index])
 
 
 @dataclass(frozen=True)
@@ -435,11 +402,16 @@ class EnumeratedWorld:
 def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> dict[str, float]:
     """Return the captions of a scene with their probabilities, by going through all choices of the writer."""
     table: dict[str, float] = defaultdict(float)
+
+    def add(phrase: str, probability: float) -> None:
+        for opening in OPENINGS[: settings.openings] if probability > 0 else ():
+            table[opening.format(phrase)] += probability / settings.openings
+
     for first, second in (scene, scene[::-1]):
         for name, named in _names(first, settings.partial):
-            _add(table, name, 0.5 * (1 - settings.several) * named, settings.openings)
+            add(name, 0.5 * (1 - settings.several) * named)
             for other, also in _names(second, settings.partial):
-                _add(table, f"{name} and {other}", 0.5 * settings.several * named * also, settings.openings)
+                add(f"{name} and {other}", 0.5 * settings.several * named * also)
     return dict(table)
 
 
@@ -454,9 +426,3 @@ def _names(item: Object, partial: float) -> list[tuple[str, float]]:
     shape, colour = item
     alone = f"{'an' if shape[0] in 'aeiou' else 'a'} {shape}"
     return [(full_name(item), 1 - partial), (f"something {colour}", partial / 2), (alone, partial / 2)]
-
-
-def _add(table: dict[str, float], phrase: str, probability: float, openings: int) -> None:
-    if probability > 0:
-        for opening in OPENINGS[:openings]:
-            table[opening.format(phrase)] += probability / openings

@@ -36,7 +36,7 @@ def test_power_says_how_many_seeds_a_difference_needs(folder):
 
 
 def test_differences_from_the_baseline_are_marked_where_they_are_separated(folder):
-    found = {item.method: item for item in from_baseline(read_lab(folder))}
+    found = {item.label: item for item in from_baseline(read_lab(folder))}
     assert {name: item.is_separated for name, item in found.items()} == {"better": True, "worse": True, "close": False}
     assert found["better"].interval.estimate == pytest.approx(10)
     assert found["close"].samples is not None
@@ -51,9 +51,12 @@ def test_the_front_holds_methods_that_no_cheaper_one_surpasses(folder):
 def test_a_diverged_training_is_counted_and_a_damaged_record_left_out(folder):
     write_results(folder / "better" / "seed-1", {"seed": 1, "training": {"ended_early": "NaN"}, "metrics": {}})
     (folder / "worse" / "seed-1" / "results.json").write_text("{")
+    for seed, change in ((1, {"training": {"flops": "many"}}), (2, {"metrics": {"test/accuracy": 1.0}})):
+        path = folder / "close" / f"seed-{seed}" / "results.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     (compared,) = read_lab(folder).comparisons
     assert (len(compared.method("better").seeds), compared.method("better").failed) == (4, 1)
-    assert len(compared.method("worse").seeds) == 4
+    assert len(compared.method("worse").seeds) == 4 and len(compared.method("close").seeds) == 3
     assert compared.missing == ("untrained",)
 
 
@@ -64,6 +67,8 @@ def test_a_folder_without_a_lab_is_one_message(tmp_path):
 
 @pytest.mark.medium
 def test_the_page_is_one_file_of_html_and_markdown_with_pictures_beside_it(folder, tmp_path):
+    (tmp_path / "docs" / "lab").mkdir(parents=True)
+    (tmp_path / "docs" / "lab" / "notes.txt").write_text("A\nnote.\n")
     page, index = write_page(folder, tmp_path / "docs" / "lab.md", "clipzoo lab")
     text, shown = page.read_text(), index.read_text()
     assert "20 of 25 trainings of winners are done" in text

@@ -16,7 +16,8 @@ from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.lab.studies.framework import Check, Claim, Drawing, Findings, Study
+from clipzoo.lab.studies.figures import Drawing
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Study
 from clipzoo.lab.studies.run import main, read_result, write_failure, write_findings, write_page
 
 NAMES = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))

@@ -18,10 +18,10 @@ from clipzoo.lab.worlds.world import (
     CaptionSettings,
     EnumeratedWorld,
     Object,
-    RetrievalPart,
-    TrainingShard,
     WorldParameters,
     add_arguments,
+    retrieval_example,
+    training_sample,
 )
 
 SMALL = CaptionSettings(several=0.5, partial=0.25, openings=2, popularity=1.0, unmatched=0.125)
@@ -105,9 +105,9 @@ def test_the_image_of_a_scene_shows_its_objects() -> None:
 @pytest.mark.parametrize("name", ["several", "one"])
 def test_splits_of_a_variant_hold_captions_of_their_scenes(name: str) -> None:
     parameters = WorldParameters(seed=0, image_size=16, train=20, shard=20, probe=1, test=1, scenes=3, captions=name)
-    captions = [str(TrainingShard(parameters, 0)._sample(place)["txt"]) for place in range(20)]
+    captions = [str(training_sample(parameters, 0, place)["txt"]) for place in range(20)]
     assert {caption.count(" and ") for caption in captions} == {int(name == "several")}
-    _, described = RetrievalPart(parameters)._example(0)
+    _, described = retrieval_example(parameters, 0)
     assert len(set(described)) == len(described) == 5
 
 
