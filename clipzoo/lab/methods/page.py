@@ -380,7 +380,7 @@ def read_run(run: Path) -> RunRecord:
     record, path = RunRecord.read(run), run / FILE
     require_kinds(path, {"overrides": list(record.overrides)}, {"overrides": "list[str]"})
     if is_whole(record):
-        numbers = {str(BEST): record.metrics.get(BEST)}
+        numbers: dict[str, Any] = {str(BEST): record.metrics.get(BEST)}
         if not run.name.startswith("trial"):
             keys = [MetricKey("test", "", "", name) for name in (*TASKS, *SIMILARITY)]
             keys += [MetricKey("start", "", "", name) for name in START]
