@@ -112,7 +112,7 @@ def test_one_vendor_is_trained_on_and_the_other_evaluated(dataset):
 @pytest.mark.parametrize("head", ["clip", "kme", "wpse"])
 def test_the_experiments_differ_in_the_head_alone(head):
     clip, other = compose(["experiment=emoji/clip"]), compose([f"experiment=emoji/{head}"])
-    assert other["name"] == head and other["head"]["_target_"].startswith(f"clipzoo.heads.{head}.")
+    assert other["name"] == head and other["head"]["_target_"].endswith(f".{head.capitalize()}Head")
     assert {key for key in clip if clip[key] != other[key]} <= {"name", "head", "about", "optim"}
 
 
