@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,6 @@ from clipzoo.errors import number_of
 from clipzoo.io import write_whole
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.report.published import (
-    Experiment,
     PaperTable,
     axes,
     experiments,
@@ -124,7 +123,8 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     threads = max(1, (os.cpu_count() or 1) // parallel)
     running: list[Job] = []
     failed: list[Job] = []
-    progress = _Progress(jobs)
+    begun = reported = time.monotonic()
+    before = sum(job.progress() for job in jobs)
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
@@ -138,10 +138,24 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
                     _print(f"{job.name}: finished, {job.folder / 'report.md'}")
                 else:
                     failed.append(job)
-                    _print(f"{job.name}: failed; last lines of {job.log}:\n{_tail(job.log)}")
-            progress.report(running)
+                    lines = job.log.read_text(errors="replace").splitlines()[-8:]
+                    _print("\n     ".join([f"{job.name}: failed; last lines of {job.log}:", *lines]))
+            if time.monotonic() < reported + SECONDS_BETWEEN_REPORTS or not running:
+                continue
+            reported = time.monotonic()
+            done, minutes = sum(job.progress() for job in jobs), (reported - begun) / 60
+            rest = minutes * (len(jobs) - done) / max(done - before, 1e-9)
+            left = f", about {rest:.0f} min left" if done - before > 0.02 else ""
+            shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
+            rows = number_of(len(jobs), "row")
+            _print(f"{done / len(jobs):.0%} of {rows} after {minutes:.0f} min{left} ({shares})")
     except KeyboardInterrupt:
-        _stop(running)
+        # Ask the runs to save and exit, and wait for them.
+        processes = [job.process for job in running if job.process]
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        for process in processes:
+            process.wait()
         raise
     return failed
 
@@ -174,42 +188,6 @@ def main() -> int:
     return 1 if failed else 0
 
 
-class _Progress:
-    """Prints completed share and remaining time at intervals."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-        self._start = self._last = time.monotonic()
-        self._before = sum(job.progress() for job in jobs)
-
-    def report(self, running: Sequence[Job]) -> None:
-        now = time.monotonic()
-        if now - self._last < SECONDS_BETWEEN_REPORTS or not running:
-            return
-        self._last = now
-        done = sum(job.progress() for job in self._jobs)
-        minutes, gained = (now - self._start) / 60, done - self._before
-        left = f", about {minutes * (len(self._jobs) - done) / gained:.0f} min left" if gained > 0.02 else ""
-        shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
-        _print(
-            f"{done / len(self._jobs):.0%} of {number_of(len(self._jobs), 'row')} after {minutes:.0f} min{left} "
-            f"({shares})"
-        )
-
-
-def _stop(running: Sequence[Job]) -> None:
-    """Ask the runs to save and exit, and wait for them."""
-    processes = [job.process for job in running if job.process]
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
-        process.wait()
-
-
-def _tail(path: Path) -> str:
-    return "\n".join(f"     {line}" for line in path.read_text(errors="replace").splitlines()[-8:])
-
-
 def _print(text: str) -> None:
     print(f"== {text}", flush=True)
 
@@ -217,26 +195,28 @@ def _print(text: str) -> None:
 def page() -> str:
     """Text of docs/papers/reproduce.md."""
     millions = {name: (low / 1e6, high / 1e6) for name, (low, high) in layout()["pairs"].items()}
+    searches = []
+    for name, facts in layout()["searches"].items():
+        search = search_of(facts["rows"][0])
+        assert search is not None
+        keys = ", ".join(f"{markdown_code(key)} in {values}" for key, values in axes(name).items())
+        searches.append(Markup(f"{markdown_code(f'search={name}')}: {keys}. Selected by {markdown_text(search.by)}."))
     tables = [_table_row(table(name)) for name in table_names()]
-    rows = [_experiment_row(experiment) for experiment in experiments().values()]
+    rows: list[list[str | Cell]] = []
+    for experiment in experiments().values():
+        runs = f"{experiment.runs} x " if experiment.runs > 1 else ""
+        hours = f"{runs}{experiment.hours:g} {experiment.device}"
+        rows.append([experiment.row, Cell(experiment.command, code=True), hours])
     return markdown_page(
         "reproduce.md.j2",
         demo_rows=ROWS,
         pairs=", ".join(f"{name} {low:g} to {high:g} million" for name, (low, high) in millions.items()),
-        searches=list(_searches()),
+        searches=searches,
         total=total_cost(experiments().values()),
         tables=text_table(["table", "title", "pretraining", "rows", "demo", "GPU hours", "report"], tables, left=3),
         rows=text_table(["row", "command", "GPU hours"], rows, left=2),
         without=layout()["without_experiment"],
     )
-
-
-def _searches() -> Iterator[Markup]:
-    for name, facts in layout()["searches"].items():
-        search = search_of(facts["rows"][0])
-        assert search is not None
-        keys = ", ".join(f"{markdown_code(key)} in {values}" for key, values in axes(name).items())
-        yield Markup(f"{markdown_code(f'search={name}')}: {keys}. Selected by {markdown_text(search.by)}.")
 
 
 def _table_row(paper_table: PaperTable) -> list[str | Cell]:
@@ -248,11 +228,6 @@ def _table_row(paper_table: PaperTable) -> list[str | Cell]:
     demo = sum(row in ROWS for row in rows)
     command = Cell(f"--table {paper_table.name}", code=True)
     return [paper_table.name, title, datasets, count, str(demo or ""), total_cost(known), command]
-
-
-def _experiment_row(experiment: Experiment) -> list[str | Cell]:
-    runs = f"{experiment.runs} x " if experiment.runs > 1 else ""
-    return [experiment.row, Cell(experiment.command, code=True), f"{runs}{experiment.hours:g} {experiment.device}"]
 
 
 if __name__ == "__main__":

@@ -183,9 +183,10 @@ class LabSettings:
     """A lab.
 
     name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
-    winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers, see
-    `_claim`. scales: names of those of every method, for the power laws of the page.
-    trust: packages whose classes the methods may name; from the command line alone.
+    winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers,
+    that method `better` has a better `metric` than method `than` in `comparison`. scales: names of those of every
+    method, for the power laws of the page. trust: packages whose classes the methods may name; from the command
+    line alone.
     """
 
     name: str
@@ -238,12 +239,19 @@ def read_settings(name: str) -> LabSettings:
         if not kind.admits(value):
             raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
+    claims = tuple(content["claims"])
+    for claim in claims:
+        io.require_fields(path, claim, dict.fromkeys(CLAIM, str))
+        _require_known("comparison", [claim["comparison"]], [part.name for part in parts])
+        methods = next(part.methods for part in parts if part.name == claim["comparison"])
+        _require_known("method", [claim["better"], claim["than"]], list(methods))
+        _require_known("metric", [claim["metric"]], METRICS)
     search = _built(SearchSettings, content["search"], f"{path}: search")
     if any(abs(place - round(place)) > 1e-9 for place in (rung * content["evaluations"] for rung in search.rungs)):
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
     return LabSettings(
         path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
-        tuple(_claim(path, node, parts) for node in content["claims"]), tuple(content.get(SCALES) or ()),
+        claims, tuple(content.get(SCALES) or ()),
     )  # fmt: skip
 
 
@@ -253,33 +261,18 @@ def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison
         _require_known(kind, [node[kind]], list(content[f"{kind}s"]))
     names = node.get("methods") or list(content["methods"])
     _require_known("method", names, list(content["methods"]))
-    shared = [*content["towers"][node["tower"]], *content["training"]]
-    methods = {
-        f"{name}, {scale}" if scale else name: _lines([*shared, *content["ranges"]], content["methods"][name], own)
-        for name in names
-        for scale, own in (content.get(SCALES) or {"": []}).items()
-    }
+    shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
+    methods: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        for scale, own in (content.get(SCALES) or {"": []}).items():
+            # Later lines replace earlier ones of the same key.
+            merged: dict[str, str] = {}
+            for line in (*shared, *content["methods"][name], *own):
+                merged.pop(key := line.partition("=")[0], None)
+                merged[key] = line
+            methods[f"{name}, {scale}" if scale else name] = tuple(merged.values())
     world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
     return Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods)
-
-
-def _claim(path: Path, node: Any, parts: Sequence[Comparison]) -> Mapping[str, str]:
-    """Return a claim: `says` that method `better` has a better `metric` than method `than` in `comparison`."""
-    io.require_fields(path, node, dict.fromkeys(CLAIM, str))
-    _require_known("comparison", [node["comparison"]], [part.name for part in parts])
-    methods = next(part.methods for part in parts if part.name == node["comparison"])
-    _require_known("method", [node["better"], node["than"]], list(methods))
-    _require_known("metric", [node["metric"]], METRICS)
-    return dict(node)
-
-
-def _lines(*parts: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of a method: those of later parts replace earlier ones of the same key."""
-    merged: dict[str, str] = {}
-    for line in (line for part in parts for line in part):
-        merged.pop(key := line.partition("=")[0], None)
-        merged[key] = line
-    return tuple(merged.values())
 
 
 def _built(kind: type, values: Any, place: str) -> Any:
@@ -464,7 +457,7 @@ class Cell:
 
     def winner(self) -> int | None:
         """Return the number of the trial with the best validation accuracy; None before all trials have ended."""
-        if not all(is_finished(self.trial(number)) for number in range(len(self.points))):
+        if not self._is_searched():
             return None
         records = {number: read_run(self.trial(number)) for number in range(len(self.points))}
         reached = {number: record.metrics[BEST] for number, record in records.items() if is_whole(record)}
@@ -472,29 +465,29 @@ class Cell:
 
     def is_done(self) -> bool:
         """Return True if nothing is left to train."""
-        if not all(is_finished(self.trial(number)) for number in range(len(self.points))):
+        if not self._is_searched():
             return False
         return self.winner() is None or all(is_finished(self.seed(seed)) for seed in self.seeds)
+
+    def _is_searched(self) -> bool:
+        return all(is_finished(self.trial(number)) for number in range(len(self.points)))
 
     def _passes(self, number: int, share: float, accuracy: float) -> bool:
         """Return True if a trial continues after a share of its training: at a rung, among the best of all trials."""
         rungs = {rung: value for rung, value in enumerate(self.lab.search.rungs) if abs(value - share) < 1e-9}
-        others = [
-            Trial(other, {}, "running", (), rungs=self._reached(self.trial(other)))
-            for other in range(len(self.points))
-            if other != number
-        ]
-        return all(passes(rung, accuracy, others, number, True, self.lab.search.keep) for rung in rungs)
-
-    def _reached(self, run: Path) -> dict[int, float]:
-        """Return the accuracy of a trial at each rung that it has reached, from its log and its results."""
-        if not run.exists():
-            return {}
-        curve = [float(line[str(BEST)]) for line in TrainingLog.read(run).evaluations]
-        if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
-            curve.append(record.metrics[BEST])  # the rung at which it was stopped
         places = [round(rung * self.lab.evaluations) - 1 for rung in self.lab.search.rungs]
-        return {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}
+        others = []
+        for other in range(len(self.points)):
+            run = self.trial(other)
+            if not run.exists():
+                continue
+            # The accuracy at each rung that the other trial has reached, from its log and its results.
+            curve = [float(line[str(BEST)]) for line in TrainingLog.read(run).evaluations]
+            if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
+                curve.append(record.metrics[BEST])  # the rung at which it was stopped
+            reached = {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}
+            others.append(Trial(other, {}, "running", (), rungs=reached))
+        return all(passes(rung, accuracy, others, number, True, self.lab.search.keep) for rung in rungs)
 
     def _train(
         self,

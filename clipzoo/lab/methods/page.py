@@ -236,14 +236,14 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
         "method the measured difference needs if it and the measured spread are the true ones; both at 5 % divided by "
         "the number of claims, the level at which Holm's method tests the smallest p."
     ]
-    separated = [claim for claim in claims if claim.measured is not None and claim.measured.is_separated]
-    text += [
-        f"{claim.better} {'is better' if claim.gain > 0 else 'is worse'} than {claim.than} in {claim.comparison} "
-        f'({claim.metric.replace("_", " ")} {claim.measured.interval.text}): "{claim.says}" ({claim.source}) '
-        f"{'holds here' if claim.gain > 0 else 'is contradicted here'}."
-        for claim in separated
-        if claim.measured is not None
-    ]
+    for item in claims:
+        if item.measured is not None and item.measured.is_separated:
+            claim, holds = item.claim, item.gain > 0
+            text.append(
+                f"{claim['better']} {'is better' if holds else 'is worse'} than {claim['than']} in "
+                f"{claim['comparison']} ({claim['metric'].replace('_', ' ')} {item.measured.interval.text}): "
+                f'"{claim["says"]}" ({claim["source"]}) {"holds here" if holds else "is contradicted here"}.'
+            )
     return text
 
 
@@ -380,7 +380,7 @@ def read_run(run: Path) -> RunRecord:
     record, path = RunRecord.read(run), run / FILE
     require_kinds(path, {"overrides": list(record.overrides)}, {"overrides": "list[str]"})
     if is_whole(record):
-        numbers: dict[str, Any] = {str(BEST): record.metrics.get(BEST)}
+        numbers: dict[str, object] = {str(BEST): record.metrics.get(BEST)}
         if not run.name.startswith("trial"):
             keys = [MetricKey("test", "", "", name) for name in (*TASKS, *SIMILARITY)]
             keys += [MetricKey("start", "", "", name) for name in START]
@@ -431,19 +431,14 @@ def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:
 class Verdict:
     """A claim of a paper and its difference, in the direction of the claim; None as long as trainings are missing."""
 
-    says: str
-    source: str
-    better: str
-    than: str
-    comparison: str
-    metric: str
+    claim: Mapping[str, str]
     measured: Difference | None
 
     @property
     def gain(self) -> float:
         """The difference, positive where it agrees with the claim."""
         assert self.measured is not None
-        sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        sign = -1 if self.claim["metric"] in LOWER_IS_BETTER else 1
         return sign * self.measured.interval.estimate
 
     @property
@@ -459,7 +454,8 @@ class Verdict:
         """Smallest difference that the seeds can show, and the number of seeds for the measured one."""
         if self.measured is None:
             return ""
-        unit = "points" if self.metric in TASKS else SIMILARITY[self.metric].partition(", ")[2]
+        metric = self.claim["metric"]
+        unit = "points" if metric in TASKS else SIMILARITY[metric].partition(", ")[2]
         seen = f"{self.measured.seeds} seeds show {self.measured.detectable:.2g} {unit}".rstrip()
         if self.measured.is_separated:
             return seen
@@ -470,20 +466,15 @@ class Verdict:
 def verdicts(lab: Lab) -> list[Verdict]:
     """Return the claims of a lab with their differences, adjusted for all claims together."""
     parts = {compared.name: compared for compared in lab.comparisons}
-    pairs = [(claim, _measured(parts.get(claim["comparison"]), claim)) for claim in lab.facts["claims"]]
-    measured = iter(adjusted([found for _, found in pairs if found]))
+    found: list[Difference | None] = []
+    for claim in lab.facts["claims"]:
+        compared = parts.get(claim["comparison"])
+        method, other = (compared.method(claim[side]) if compared else None for side in ("better", "than"))
+        found.append(difference(compared, method, other, claim["metric"]) if compared and method and other else None)
+    measured = iter(adjusted([item for item in found if item]))
     return [
-        Verdict(
-            claim["says"], claim["source"], claim["better"], claim["than"], claim["comparison"], claim["metric"],
-            next(measured) if found else None,
-        )
-        for claim, found in pairs
-    ]  # fmt: skip
-
-
-def _measured(compared: Compared | None, claim: Mapping[str, Any]) -> Difference | None:
-    method, other = (compared.method(claim[side]) if compared else None for side in ("better", "than"))
-    return difference(compared, method, other, claim["metric"]) if compared and method and other else None
+        Verdict(claim, next(measured) if item else None) for claim, item in zip(lab.facts["claims"], found, strict=True)
+    ]
 
 
 def _over_samples(method: Method, other: Method, metric: str) -> Interval | None:
@@ -542,10 +533,10 @@ def claims_table(found: Sequence[Verdict]) -> Table:
     """The papers' claims and what was measured."""
     rows: list[list[str | Cell]] = [
         [
-            item.says, item.source, item.comparison,
-            f"{item.better} - {item.than}, {(TASKS | SIMILARITY)[item.metric]}",
+            item.claim["says"], item.claim["source"], item.claim["comparison"],
+            f"{item.claim['better']} - {item.claim['than']}, {(TASKS | SIMILARITY)[item.claim['metric']]}",
             "" if item.measured is None
-            else _interval(item.measured.interval, "+.1f" if item.metric in TASKS else "+.3f"),
+            else _interval(item.measured.interval, "+.1f" if item.claim["metric"] in TASKS else "+.3f"),
             "" if item.measured is None else f"{item.measured.p:.2g}",
             Cell(item.verdict, bold=item.measured is not None and item.measured.is_separated), item.power,
         ]
@@ -700,20 +691,15 @@ def curve_figure(compared: Compared) -> Figure:
     figure = Figure(figsize=(9, 4.0), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     for number, method in enumerate(compared.methods):
-        steps, means, spreads = _band(method)
+        values = np.array([[value for _, value in curve] for curve in method.curves])
+        steps, means = np.array([step for step, _ in method.curves[0]]), values.mean(axis=0)
+        spreads = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
         panel.plot(steps, means, "os^Dv"[number // 10] + "-", color=colour(number), markersize=4, label=method.name)
         panel.fill_between(steps, means - spreads, means + spreads, color=colour(number), alpha=0.15, linewidth=0)
     label(panel, "", "step", "accuracy on validation, %")
     style(panel)
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     return figure
-
-
-def _band(method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return steps, mean and standard deviation of the accuracy over seeds."""
-    values = np.array([[value for _, value in curve] for curve in method.curves])
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    return np.array([step for step, _ in method.curves[0]]), values.mean(axis=0), spread
 
 
 def _lines(panel: Axes, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
@@ -129,6 +130,13 @@ def seeded(build: Callable[[], Any], seed: int) -> Any:
     """Return `build()`, with initial weights drawn from `seed`."""
     torch.manual_seed(seed)
     return build()
+
+
+def all_scores(model: Model, items: int) -> Tensor:
+    """Scores of every image item with every text item, [m, m] float64."""
+    everything = torch.arange(items)
+    with torch.no_grad():
+        return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
 
 
 def select(rows: Iterable[Row], **values: object) -> list[Row]:

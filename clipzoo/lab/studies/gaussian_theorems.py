@@ -92,8 +92,9 @@ class GaussianTheorems(Study):
             checks += new
             rows.append(row)
         full = {problem: learned[problem, max(ranks)] for problem in COLOURS}
-        checks += self._corollaries(gaussian, full)
-        claims = [_claim_conditionals(gaussian, full), _claim_marginals(gaussian, full)]
+        models = {problem: gaussian.tilted(encoders.a, encoders.b, encoders.c) for problem, encoders in full.items()}
+        checks += self._corollaries(gaussian, full, models)
+        claims = _claims(gaussian, models)
         worst = max(row["error_of_A"] for row in rows)
         verdict = (
             f"Training meets {sum(check.met for check in checks)} of {len(checks)} closed forms within tolerance; A is "
@@ -117,23 +118,18 @@ class GaussianTheorems(Study):
             row["error_of_B"] = error_b
         return checks, {**row, "loss": learned.loss, "least_loss": loss}
 
-    def _corollaries(self, gaussian: Gaussian, full: dict[str, Learned]) -> list[Check]:
-        models = {problem: gaussian.tilted(learned.a, learned.b, learned.c) for problem, learned in full.items()}
+    def _corollaries(self, gaussian: Gaussian, full: dict[str, Learned], models: dict[str, Gaussian]) -> list[Check]:
         correlations = gaussian.canonical()[1]
         slope = gaussian.uv @ gaussian.vv.inverse()
         measured = {
             "5.2: mean of u given v, two-sided": (gaussian.uu @ full["two-sided"].a, slope),
             "5.4: mean of u given v, one-sided": (models["one-sided"].u_given_v @ full["one-sided"].a, slope),
             "5.4: covariance of u given v, one-sided": (models["one-sided"].u_given_v, gaussian.u_given_v),
-            "5.7: marginal covariance of u, two-sided (55a)": (
-                models["two-sided"].uu,
-                gaussian.marginal_of_u(correlations),
-            ),
-            "5.7: marginal covariance of u, joint (55b)": (
-                models["joint"].uu,
-                gaussian.marginal_of_u(shrunk(correlations)),
-            ),
-        }
+            "5.7: marginal covariance of u, two-sided (55a)":
+                (models["two-sided"].uu, gaussian.marginal_of_u(correlations)),
+            "5.7: marginal covariance of u, joint (55b)":
+                (models["joint"].uu, gaussian.marginal_of_u(shrunk(correlations))),
+        }  # fmt: skip
         return [
             Check(f"corollary {name}: relative error", relative_error(*pair), 0.0, self.covariance_tolerance)
             for name, pair in measured.items()
@@ -157,32 +153,29 @@ def relative_error(measured: Tensor, expected: Tensor) -> float:
     return float((measured - expected).norm() / expected.norm())
 
 
-def _claim_conditionals(gaussian: Gaussian, full: dict[str, Learned]) -> Claim:
-    errors = {}
-    for problem in ("two-sided", "one-sided"):
-        model = gaussian.tilted(full[problem].a, full[problem].b, full[problem].c)
-        errors[problem] = relative_error(model.u_given_v, gaussian.u_given_v)
-    return Claim(
-        "The two-sided loss with the inner product misses the conditional covariance of u given v; the one-sided loss "
-        "with the distance finds it.",
-        f"relative error {errors['two-sided']:.2f} two-sided, {errors['one-sided']:.3f} one-sided",
-        errors["one-sided"] < 0.1 * errors["two-sided"],
-    )
-
-
-def _claim_marginals(gaussian: Gaussian, full: dict[str, Learned]) -> Claim:
-    two, joint = (gaussian.tilted(full[name].a, full[name].b, full[name].c) for name in ("two-sided", "joint"))
+def _claims(gaussian: Gaussian, models: dict[str, Gaussian]) -> list[Claim]:
+    two, one, joint = (models[problem] for problem in ("two-sided", "one-sided", "joint"))
+    missed, met = (relative_error(model.u_given_v, gaussian.u_given_v) for model in (two, one))
     gap = torch.linalg.eigvalsh(two.uu - joint.uu)
     # Only the correlated directions: in all others both models keep the marginal.
     least = float(gap.sort(descending=True).values[len(gaussian.canonical()[1]) - 1])
     above = float(torch.linalg.eigvalsh(joint.uu - gaussian.uu).max())
-    errors = [relative_error(model.uu, gaussian.uu) for model in (two, joint)]
-    return Claim(
-        "The joint loss inflates the marginal covariance of u less than the two-sided loss does, in every correlated "
-        "direction.",
-        f"inflation {errors[0]:.2f} two-sided, {errors[1]:.2f} joint; least eigenvalue of their difference {least:.3f}",
-        least > 0 and above > 0,
-    )
+    inflation = [relative_error(model.uu, gaussian.uu) for model in (two, joint)]
+    return [
+        Claim(
+            "The two-sided loss with the inner product misses the conditional covariance of u given v; the one-sided "
+            "loss with the distance finds it.",
+            f"relative error {missed:.2f} two-sided, {met:.3f} one-sided",
+            met < 0.1 * missed,
+        ),
+        Claim(
+            "The joint loss inflates the marginal covariance of u less than the two-sided loss does, in every "
+            "correlated direction.",
+            f"inflation {inflation[0]:.2f} two-sided, {inflation[1]:.2f} joint; least eigenvalue of their difference "
+            f"{least:.3f}",
+            least > 0 and above > 0,
+        ),
+    ]
 
 
 def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: list[Row]) -> Drawing:

@@ -75,7 +75,12 @@ class HalfDisc(Study):
         main = self.temperatures[0]
         rows = [self._errors(tau, n) for tau in self.temperatures for n in self.sizes]
         popularity, checks = self._popularity(main)
-        checks += [self._risk_check(tau) for tau in self.temperatures]
+        for tau in self.temperatures:
+            x, y = draw_pairs(self.risk_samples, tau, self.seed + 10_000)
+            losses = tau * log_partition(x, tau) - (x * y).sum(dim=1)
+            tolerance = self.risk_tolerance * float(losses.std()) / self.risk_samples**0.5
+            name = f"true risk, τ = {tau:g}, from {self.risk_samples} samples"
+            checks.append(Check(name, float(losses.mean()), true_risk(tau), tolerance))
         correlations = {row["found_by"]: row["correlation_of_logs"] for row in popularity}
         claims = [
             Claim(
@@ -146,13 +151,6 @@ class HalfDisc(Study):
             Check("log popularity by NUCLR's own steps, largest error", distance, 0.0, self.zeta_tolerance),
         ]
         return rows, checks
-
-    def _risk_check(self, temperature: float) -> Check:
-        x, y = draw_pairs(self.risk_samples, temperature, self.seed + 10_000)
-        losses = temperature * log_partition(x, temperature) - (x * y).sum(dim=1)
-        tolerance = self.risk_tolerance * float(losses.std()) / self.risk_samples**0.5
-        name = f"true risk, τ = {temperature:g}, from {self.risk_samples} samples"
-        return Check(name, float(losses.mean()), true_risk(temperature), tolerance)
 
     def _claims_errors(self, rows: list[Row]) -> list[Claim]:
         by = {(row["temperature"], row["n"]): row for row in rows}

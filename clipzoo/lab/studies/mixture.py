@@ -26,12 +26,12 @@ from clipzoo.lab.studies.framework import (
     Row,
     Study,
     agreement_columns,
+    all_scores,
     count_borne_out,
     fit,
     seeded,
     select,
 )
-from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.types import Features
 
@@ -156,16 +156,10 @@ class Mixture(Study):
         scores = all_scores(model, items)
         loss = population_loss(scores, here)
         return {
-            "head": kind,
-            "classes": classes,
-            "width": width,
-            "error": largest_error(scores, here.pmi),
-            "error_of_exp": largest_error_of_exp(scores, here.pmi),
-            **agreement_with_pmi(scores, here),
-            "loss": loss,
-            "information": here.information,
-            "gap": loss + here.information,
-        }
+            "head": kind, "classes": classes, "width": width, "error": largest_error(scores, here.pmi),
+            "error_of_exp": largest_error_of_exp(scores, here.pmi), **agreement_with_pmi(scores, here),
+            "loss": loss, "information": here.information, "gap": loss + here.information,
+        }  # fmt: skip
 
     def _head(self, kind: str, width: int) -> Head:
         if kind == CLIP:
@@ -258,13 +252,6 @@ class Mixture(Study):
             ticks_at(axis, self.widths, minor=False)
         axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return figure, axes
-
-
-def all_scores(model: Model, items: int) -> Tensor:
-    """Scores of every image item with every text item, [m, m] float64."""
-    everything = torch.arange(items)
-    with torch.no_grad():
-        return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
 
 
 def agreement_with_pmi(scores: Tensor, here: World) -> dict[str, float]:

