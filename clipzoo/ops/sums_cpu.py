@@ -79,9 +79,8 @@ def negative_sums_backward(
     """Return the gradients of left and right from the sums and their gradients."""
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        result = torch.zeros_like(scores)
-        if rows is not None:
-            result += _share(scores, rows, part, other, first, sums[0], d_sums[0])
+        own = None if rows is None else _share(scores, rows, part, other, first, sums[0], d_sums[0])
+        result = torch.zeros_like(scores) if own is None else own
         if columns is not None:
             result += _share(scores.mT, columns, other, part, -first, sums[1], d_sums[1]).mT
         return result
