@@ -37,7 +37,6 @@ from clipzoo.lab.methods.lab import (
 )
 from clipzoo.lab.worlds.world import VARIANTS, EnumeratedWorld
 from clipzoo.runs.directory import config_of, is_finished
-from clipzoo.runs.identity import digest
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays, revision
 from clipzoo.runs.search import results_of
@@ -249,12 +248,9 @@ def test_scores_of_cosine_heads_are_divided_by_the_temperature_of_the_objective(
     assert score_factor({"head": {"max_scale": 100.0}, "objective": {}}) == 1
 
 
-def test_the_remedies_are_off_by_default_and_change_no_identity():
+def test_the_remedies_are_off_by_default():
     for head, key, value in (("wpse", "initial_weight", None), ("cloob", "hopfield_start", 0)):
-        plain = compose(["data=demo", f"head={head}"])
-        assert plain["head"][key] == value
-        without = {**plain, "head": {name: item for name, item in plain["head"].items() if name != key}}
-        assert digest(plain) == digest(without)
+        assert compose(["data=demo", f"head={head}"])["head"][key] == value
 
 
 @pytest.mark.medium
