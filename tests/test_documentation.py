@@ -189,3 +189,13 @@ def test_the_site_needs_no_network_and_all_pictures_have_alternative_texts(tmp_p
         loaded += re.findall(r"<link\b(?=[^>]*stylesheet)[^>]*\bhref=\"?([^\"\s>]+)", text)
         assert not [place for place in loaded if place.startswith(("http", "//"))], page
         assert not re.search(r"<img\b(?![^>]*\balt=\"[^\"]+)", text), page
+
+
+def test_the_files_of_the_five_ways_exist_and_are_few():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    ways = page[page.index("## Follow one") : page.index("## Invariants")].split("**A command to the loss**")[1]
+    most = (25, 12, 10, 20, 12)
+    parts = re.split(r"^\*\*[A-Z][^*]+\*\*", ways, flags=re.MULTILINE)
+    for part, count in zip(parts, most, strict=True):
+        files = set(re.findall(r"`([\w/]+\.py)`", part))
+        assert 5 < len(files) <= count and not [file for file in files if not (ROOT / "clipzoo" / file).exists()]
