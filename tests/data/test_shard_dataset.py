@@ -121,7 +121,7 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from clipzoo.distributed.world import World
-from tests.support.shards import opened, shard_data
+from tests.support.shards import opened
 
 if __name__ == "__main__":
     data = opened(Path(sys.argv[1]), workers=2)
