@@ -178,7 +178,7 @@ TRUSTED = {
     ("training/sharded_checkpoints.py", "folder / file"): RECIPES,
     ("training/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
     ("training/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
-    ("lab/worlds/world.py", "folder / 'downstream' / self.name"): RECIPES,
+    ("lab/worlds/world.py", "folder / 'downstream' / name"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{judge}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "downstream / dataset"): RECIPES,
