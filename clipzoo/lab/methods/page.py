@@ -87,7 +87,7 @@ def write_page(
     revisions = sorted({record.revision for record in lab.records}, key=str)
     trained = ", ".join(name or "a revision that the records do not name" for name in revisions)
     made = revision() or "a revision that is not known"
-    written = page.parent / page.stem / NOTES
+    written = io.below(page.parent, f"{page.stem}/{NOTES}")
     notes = io.read_text(written, io.MB).strip().split("\n\n") if written.exists() else []
     first = Section(text=[*_lead(lab), Span(command, "command")])
     last = Section(text=[f"Winners trained at {trained}; page made at {made}."])
