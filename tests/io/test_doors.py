@@ -171,18 +171,11 @@ TRUSTED = {
     ("io/files.py", "folder / record"): RECIPES,
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
     ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
-<<<<<<< HEAD
     ("training/checkpoints.py", "(self._folder or Path()) / folder"): RECIPES,
     ("training/checkpoint_files.py", "folder / file"): RECIPES,
     ("training/tuned.py", "folder / f'{view}.json'"): RECIPES,
     ("training/tuned.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
-    ("lab/worlds/world.py", "folder / 'downstream' / self.name"): RECIPES,
-=======
-    ("training/sharded_checkpoints.py", "folder / file"): RECIPES,
-    ("training/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
-    ("training/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
     ("lab/worlds/world.py", "folder / 'downstream' / name"): RECIPES,
->>>>>>> w3lab
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{judge}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "downstream / dataset"): RECIPES,
