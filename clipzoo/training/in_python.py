@@ -87,7 +87,8 @@ def train(
     folder = None if folder is None else Path(folder)
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
-    settings = Settings(batch, epochs, steps, log_every, checkpoints=CheckpointSettings(save_every), **groups)
+    checkpoints = CheckpointSettings(save_every)
+    settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=checkpoints, **groups)
     dataset.open(folder, world)
     dataset.check(seed, batch)
     settings.check(dataset.samples, world)

@@ -52,7 +52,6 @@ class Length:
     global_batch: Annotated[int, Range(at_least=2)]
     epochs: Epochs | None
     steps: Count | None
-    log_every: Count
 
     relations = {"(epochs is None) != (steps is None)": "give one of the two, and null for the other"}
 
@@ -236,6 +235,7 @@ class Settings(Computation, Inspection, Length, Part):
 
     checkpoints: CheckpointSettings = CheckpointSettings()
     patience: Count | None = None
+    log_every: Count = 10
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: Seconds = 600.0
 
