@@ -538,7 +538,7 @@ def run_and_step(source: str) -> tuple[Path, int | None]:
 
 def _length(config: Mapping[str, Any]) -> Length:
     trainer = config["trainer"]
-    return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"], trainer["log_every"])
+    return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"])
 
 
 def _link(source: str | Path, target: str | Path) -> None:

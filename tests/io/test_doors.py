@@ -173,7 +173,6 @@ TRUSTED = {
     ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
     ("training/checkpoint_files.py", "folder / file"): RECIPES,
     ("training/tuned.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
-    ("lab/worlds/world.py", "folder / 'downstream' / name"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{judge}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "downstream / dataset"): RECIPES,

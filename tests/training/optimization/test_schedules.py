@@ -67,9 +67,9 @@ def test_a_rate_of_whole_epochs_follows_the_epochs_that_are_complete():
 
 def test_the_number_of_steps_is_that_of_the_epochs_as_they_are_written():
     # In binary .29 * 100 is 28.999999999999996.
-    assert Length(2, 0.29, None, 1).total_steps(200) == 29
+    assert Length(2, 0.29, None).total_steps(200) == 29
     for hundredths in range(1, 300):
-        assert Length(2, hundredths / 100, None, 1).total_steps(200) == hundredths
+        assert Length(2, hundredths / 100, None).total_steps(200) == hundredths
 
 
 def test_an_evaluation_is_due_at_the_step_that_completes_its_period():
