@@ -14,7 +14,15 @@ from tests.support.hostile_files import BYTES, FORMATS, memory, run_cases
 from tests.support.processes import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-SLOW = ("run, reported", "run, continued", "run, evaluated", "run in a store", "runs, compared", "records of a lab")
+SLOW = (
+    "run, reported",
+    "run, continued",
+    "run, evaluated",
+    "run in a store",
+    "runs, compared",
+    "records of a lab",
+    "sharded checkpoint",
+)
 """Formats whose reader takes about a second."""
 QUICK_CASES, CASES = 4, 60
 

@@ -21,6 +21,7 @@ from clipzoo.config import vocabulary
 from clipzoo.config.groups import RENAMED_KEYS, is_group
 from clipzoo.config.vocabulary import Ascending, Distinct, MultipleOf, NonFinite, Range
 from clipzoo.errors import ConfigError, nearest
+from clipzoo.io import DamagedFileError
 
 FLOAT32_MAX = 3.4028234663852886e38
 INT64_MAX = 2**63 - 1
@@ -193,6 +194,15 @@ class Kind:
 
     words: str
     admits: Callable[[Any], bool]
+
+
+def require_kinds(path: Path, content: Mapping[str, Any], kinds: Mapping[str, Any], remedy: str = "") -> None:
+    """Raise DamagedFileError unless `content` of a file has values of these annotations."""
+    if missing := [key for key in kinds if key not in content]:
+        raise DamagedFileError(path, f"lacks {', '.join(missing)}", remedy)
+    for key, kind in ((key, kind_of(annotation)) for key, annotation in kinds.items()):
+        if not kind.admits(content[key]):
+            raise DamagedFileError(path, f"has {shown(content[key])} as {key}, not {kind.words}", remedy)
 
 
 def kind_of(annotation: Any) -> Kind:

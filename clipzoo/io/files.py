@@ -39,6 +39,8 @@ ANY_SIZE = 2**63 - 1
 """For files of which a bounded part is read, such as archives."""
 MOST_LINES = 1_000_000
 """Largest number of lines of a log."""
+MOST_DIGITS = 300
+"""Largest number of digits of a whole number in JSON, which float can hold then."""
 MOST_CHARACTERS = 1_000_000
 """Largest size of a YAML file with its aliases written out."""
 LONGEST_NAME = 150
@@ -215,11 +217,17 @@ def read_lines(path: Path, most: int, remedy: str = "") -> list[str]:
     return [line.strip() for line in read_text(path, most, remedy).rstrip().splitlines()]
 
 
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
 def read_json(path: Path, most: int, remedy: str = "", root: type = dict) -> Any:
     """Return the content of a JSON file whose outermost value is a `root`. Raises DamagedFileError."""
     text = read_text(path, most, remedy)
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_whole_number)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         fault = f"is cut off after {len(text)} characters" if cut else f"is not JSON ({error})"
@@ -277,7 +285,7 @@ def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
         if number > MOST_LINES:
             raise DamagedFileError(path, f"has more than {MOST_LINES:,} lines")
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_int=_whole_number)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):

@@ -194,9 +194,12 @@ class RunRecord:
         known = {name: content[name] for name in FIELDS if content.get(name) is not None}
         io.require_fields(path, known, {name: FIELDS[name] for name in {**known, "metrics": 0}}, REMEDY)
         io.require_numbers(path, known["metrics"], REMEDY)
-        io.require_fields(path, known.get("protocol", {}), dict.fromkeys(known.get("protocol", {}), dict), REMEDY)
+        for name, kinds in (("protocol", dict), ("training", (int, float, str)), ("versions", (str, type(None)))):
+            io.require_fields(path, known.get(name, {}), dict.fromkeys(known.get(name, {}), kinds), REMEDY)
         for name in ("overrides", "not_converged"):
-            known[name] = tuple(masked(list(known.get(name, ()))))
+            texts = {f"{name}.{number}": text for number, text in enumerate(known.get(name, ()))}
+            io.require_fields(path, texts, dict.fromkeys(texts, str), REMEDY)
+            known[name] = tuple(masked(list(texts.values())))
         known["metrics"] = parsed(known["metrics"])
         return cls(**known)
 

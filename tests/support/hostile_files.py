@@ -44,6 +44,7 @@ from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.datasets.readers import karpathy
 from clipzoo.lab.methods.lab import cells, read_settings
 from clipzoo.lab.methods.page import write_page
+from clipzoo.lab.studies import run as studies
 from clipzoo.training.tuned import FeatureCache
 from clipzoo.types import Batch, Features
 from tests.support import searches
@@ -53,10 +54,12 @@ from tests.support.hostile_models import Call, special_files
 from tests.support.lab_records import write_records
 from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
 
-SECONDS, LONGEST_WAIT, BYTES = 60, 200, 10**9
+SECONDS, BYTES = 60, 10**9
+"""Most time of a case, of the processor and in all, and most memory."""
 Damage = Callable[[Path], Any]
 OUTSIDE = Path("../outside")
 """Folder beside that of a case, the working directory; nothing may be written to it."""
+INTACT = "intact"
 CANARY, SECRET = OUTSIDE / "canary", OUTSIDE / "secret"
 """File that hostile code creates, and a file that no case may change."""
 
@@ -239,7 +242,7 @@ def train(folder: Path, *evaluation: str) -> None:
     command(
         "train", "encoder=tiny", "data.shards=shards", "data.workers=0", "trainer.global_batch=10", "trainer.steps=2",
         "trainer.epochs=null", "trainer.device=cpu", "trainer.log_every=1", "optim.schedule.warmup_epochs=0",
-        "name=run", "runs=.", *(evaluation or EVALUATION),
+        "trainer.profile=[1,2]", "name=run", "runs=.", *(evaluation or EVALUATION),
     )  # fmt: skip
 
 
@@ -248,8 +251,16 @@ def train_only(folder: Path) -> None:
     train(folder, "eval=none")
 
 
+def write_sharded(folder: Path) -> None:
+    train(folder, "eval=none", "trainer.checkpoints.format=sharded")
+
+
+def load_run(folder: Path) -> None:
+    clipzoo.load(folder / "run").encode_text("a")
+
+
 def evaluate(folder: Path) -> None:
-    command("evaluate", "run=run", "device=cpu")
+    command("evaluate", "run=run", "device=cpu", *EVALUATION)
 
 
 def write_two_runs(folder: Path) -> None:
@@ -333,7 +344,7 @@ def write_karpathy(folder: Path) -> None:
 
 def read_karpathy(folder: Path) -> None:
     karpathy(folder, "train", 5)
-    command("shards", "make", folder / "dataset_coco.json", folder / "shards", "--images", folder / "images")
+    command("shards", "make", folder / "dataset_coco.json", folder / "shards", "--images", folder)
 
 
 def write_evaluation_sets(folder: Path) -> None:
@@ -401,14 +412,22 @@ def read_model(folder: Path, to: str) -> None:
         clipzoo.from_transformers(folder / "model")
 
 
+def write_stored(folder: Path) -> None:
+    train_only(folder)
+    lock = {"id": "a", "owner": "process 1 on a", "beat": 3, "released": True}
+    (folder / "writer.json").write_text(json.dumps(lock))
+    report_of_store(folder)
+
+
 def report_of_store(folder: Path) -> None:
-    """Put the run into a store, under the names of its files, and fetch and report it."""
+    """Put the run and its lock into a store, fetch and report it; further names of files are in names.json."""
     files = fsspec.filesystem("memory")
     if files.exists("/hostile"):
         files.rm("/hostile", recursive=True)
     for path in sorted((folder / "run").rglob("*")):
         if path.is_file() and path.stat().st_size < 10**8 and not path.is_symlink():
             files.pipe(f"/hostile/runs/run/{path.relative_to(folder / 'run')}", path.read_bytes())
+    files.pipe("/hostile/runs/run/.writer-000001.json", (folder / "writer.json").read_bytes())
     names = folder / "names.json"
     for name in json.loads(names.read_text()) if names.exists() else ():
         files.store[f"/hostile/runs/{name}"] = files.store["/hostile/runs/run/config.yaml"]
@@ -420,6 +439,23 @@ def report_of_store(folder: Path) -> None:
 NAMES = ("run/../../../outside/evil", "run//outside", "../../evil.json", "run/.hidden", "run/a\nb.json", "/evil",
          "run/checkpoints/step_00000009.json/x", "run/" + "a" * 300, "run/report/../../evil", "..", "run/.remote.json",
          "run/\udcff.json", "run/results.json/..")  # fmt: skip
+
+
+def names_in_a_store() -> dict[str, Damage]:
+    return {f"a name: {name[:40]!r}": lambda path, name=name: Path("names.json").write_text(json.dumps([name]))
+            for name in NAMES}  # fmt: skip
+
+
+def write_study(folder: Path) -> None:
+    command(
+        "studies", "study=rates", "folder=studies", "study.population=200", "study.points=[1,4,16]",
+        "study.point_draws=400", "study.features=[16,64]", "study.feature_draws=400", "study.rate_tolerance=0.05",
+        "study.size_tolerance=0.1",
+    )  # fmt: skip
+
+
+def page_of_studies(folder: Path) -> None:
+    studies.write_page(folder / "studies", ["rates"])
 
 
 @dataclass(frozen=True)
@@ -449,7 +485,13 @@ FORMATS: dict[str, Format] = {
         "compare", folder / "run", folder / "other", "--output", folder / "page")),
     "run, evaluated": Format(train, ("run/config.yaml", "run/evaluation/**/*"), evaluate),
     "run, continued": Format(train_only, (*RUN, "run/**/*.json"), train_only),
-    "run in a store": Format(train_only, (*RUN, "run/**/*.json"), report_of_store),
+    "run in a store": Format(
+        write_stored, (*RUN, "writer.json", "staging/*/run/.remote.json", "staging/*/run/results.json"),
+        report_of_store, names_in_a_store),
+    "sharded checkpoint": Format(
+        write_sharded, ("run/checkpoints/*/*.json", "run/checkpoints/*/*.safetensors", "run/checkpoints/*.json"),
+        load_run),
+    "results of a study": Format(write_study, ("studies/rates/result.json",), page_of_studies),
     "shards": Format(write_indexed_shards, ("shards/*.tar",), read_shards, tar_headers),
     "index of shards": Format(write_indexed_shards, ("shards/clipzoo_index/*",), read_shards),
     "copies of shards": Format(copied_shards, ("cache/*.tar",), copied_shards),
@@ -508,7 +550,7 @@ def run_cases(name: str, most: int, root: Path) -> list[str]:
         intact.mkdir()
         os.chdir(intact)
         form.write(intact)
-    for case, file, damage in cases(form, intact)[:most]:
+    for case, file, damage in [(INTACT, ".", str), *cases(form, intact)[:most]]:
         folder = root / "case"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(intact, folder)
@@ -517,7 +559,7 @@ def run_cases(name: str, most: int, root: Path) -> list[str]:
         before = snapshot(outside, intact)
         print(f"{name}: {case}", file=sys.__stderr__, flush=True)
         begun = time.perf_counter()
-        fault = outcome(form, folder)
+        fault = outcome(form, folder, case == INTACT)
         print(f"{time.perf_counter() - begun:.1f} s", file=sys.__stderr__, flush=True)
         if snapshot(outside, intact) != before:
             fault += " changed files outside of its folder"
@@ -532,8 +574,8 @@ def run_cases(name: str, most: int, root: Path) -> list[str]:
     return faults
 
 
-def outcome(form: Format, folder: Path) -> str:
-    """Read a case, and return what is wrong with its end; empty if it succeeds or ends in one message."""
+def outcome(form: Format, folder: Path, intact: bool) -> str:
+    """Read a case, and return what is wrong with its end; empty if it succeeds or, damaged, ends in one message."""
 
     def stop(*signal: object) -> None:
         raise TimeoutError(f"takes longer than {SECONDS} s, or waits")
@@ -541,28 +583,24 @@ def outcome(form: Format, folder: Path) -> str:
     output, fault = io.StringIO(), ""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
-    # Time of the processor, because the machine may be busy; a reader that waits is stopped after LONGEST_WAIT, and a
-    # call of C that does not return ends the process.
-    faulthandler.dump_traceback_later(LONGEST_WAIT + 20, exit=True, file=sys.__stderr__)
-    for number in (signal.SIGALRM, signal.SIGPROF):
-        signal.signal(number, stop)
-    signal.alarm(LONGEST_WAIT)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    # A call of C that does not return ends the process.
+    faulthandler.dump_traceback_later(SECONDS + 20, exit=True, file=sys.__stderr__)
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
     try:
         with redirect_stdout(output), redirect_stderr(output):
             form.read(folder)
     except SystemExit as end:
-        if end.code not in (0, 1, 2):
-            fault = f"ended with code {end.code}"
+        if end.code not in ((0, 1, 2) if not intact else (0, None)):
+            fault = f"ended with code {end.code}: {output.getvalue()[-500:]}"
     except PartError as error:
         fault = f"a traceback: {error}"
-    except (ConfigError, TrainingError):
-        pass
+    except (ConfigError, TrainingError) as error:
+        fault = f"refused: {error}" if intact else ""
     except BaseException as error:
         fault = "".join(traceback.format_exception(error)[-4:])
     finally:
         signal.alarm(0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
     if memory("VmHWM") - before > BYTES:
         fault += f" took {(memory('VmHWM') - before) / 1e9:.1f} GB"

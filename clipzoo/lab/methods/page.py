@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clipzoo import io
-from clipzoo.config.schema import kind_of
+from clipzoo.config.schema import require_kinds
 from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page
@@ -378,7 +377,6 @@ def _read_method(folder: Path, facts: Mapping[str, Any], damage: io.DamageLog) -
 def read_run(run: Path) -> RunRecord:
     """Read the record of a trial or of a seed. Raises DamagedFileError, also for a number that the page needs."""
     record, path = RunRecord.read(run), run / FILE
-    require_kinds(path, {"overrides": list(record.overrides)}, {"overrides": "list[str]"})
     if is_whole(record):
         numbers: dict[str, object] = {str(BEST): record.metrics.get(BEST)}
         if not run.name.startswith("trial"):
@@ -388,16 +386,6 @@ def read_run(run: Path) -> RunRecord:
             numbers |= {name: record.training.get(name) for name in ("flops", "samples", "processor")}
         require_kinds(path, numbers, dict.fromkeys(numbers, NUMBER))
     return record
-
-
-def require_kinds(path: Path, content: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
-    """Raise DamagedFileError unless `content` of a file has values of these annotations."""
-    if missing := [key for key in kinds if key not in content]:
-        raise io.DamagedFileError(path, f"lacks {', '.join(missing)}")
-    for key, annotation in kinds.items():
-        kind = kind_of(ast.Constant(annotation))
-        if not kind.admits(content[key]):
-            raise io.DamagedFileError(path, f"has {content[key]!r:.80} as {key}, not {kind.words}")
 
 
 def is_whole(record: RunRecord) -> bool:

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,9 @@ from PIL import Image
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
+from clipzoo.config.schema import require_kinds
 from clipzoo.config.trust import trusted_names
+from clipzoo.config.vocabulary import AnyNumber
 from clipzoo.distributed.launch import exit_on_error, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-RESULT = "result.json"
+RESULT, REMEDY = "result.json", "run the study again"
 PALETTE = 128
 
 
@@ -183,11 +186,25 @@ def write_failure(folder: Path, reason: str) -> None:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Return the content of result.json; None without one, and with a warning for a damaged one."""
     path = folder / RESULT
-    return (
-        io.DamageLog().read(lambda: io.read_json(path, 16 * io.MB, "run the study again"), None)
-        if path.exists()
-        else None
-    )
+    return io.DamageLog().read(partial(_checked_result, path), None) if path.exists() else None
+
+
+def _checked_result(path: Path) -> dict[str, Any]:
+    content = io.read_json(path, 16 * io.MB, REMEDY)
+    if "failed" in content:
+        require_kinds(path, content, {"failed": str}, REMEDY)
+        return content
+    texts = dict.fromkeys(("title", "source", "question", "verdict"), str)
+    lists = {"differs": list[str], "checks": list[Mapping], "claims": list[Mapping]}
+    mappings = {"figures": dict[str, str], "tables": dict[str, list[Mapping]], "seconds": dict[str, AnyNumber]}
+    require_kinds(path, content, {**texts, **lists, **mappings}, REMEDY)
+    numbers = dict.fromkeys(("measured", "expected", "tolerance", "error"), AnyNumber)
+    for check in content["checks"]:
+        require_kinds(path, check, {"quantity": str, "relative": bool, "met": bool, **numbers}, REMEDY)
+    for claim in content["claims"]:
+        require_kinds(path, claim, {"says": str, "measured": str, "borne_out": bool}, REMEDY)
+    require_kinds(path, content["seconds"], {"processor": AnyNumber, "clock": AnyNumber}, REMEDY)
+    return content
 
 
 def write_page(folder: Path, names: list[str]) -> Path:
