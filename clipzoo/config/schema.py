@@ -196,13 +196,13 @@ class Kind:
     admits: Callable[[Any], bool]
 
 
-def require_kinds(path: Path, content: Mapping[str, Any], kinds: Mapping[str, Any], remedy: str = "") -> None:
+def require_kinds(file: Path, content: Mapping[str, Any], kinds: Mapping[str, Any], remedy: str = "") -> None:
     """Raise DamagedFileError unless `content` of a file has values of these annotations."""
     if missing := [key for key in kinds if key not in content]:
-        raise DamagedFileError(path, f"lacks {', '.join(missing)}", remedy)
+        raise DamagedFileError(file, f"lacks {', '.join(missing)}", remedy)
     for key, kind in ((key, kind_of(annotation)) for key, annotation in kinds.items()):
         if not kind.admits(content[key]):
-            raise DamagedFileError(path, f"has {shown(content[key])} as {key}, not {kind.words}", remedy)
+            raise DamagedFileError(file, f"has {shown(content[key])} as {key}, not {kind.words}", remedy)
 
 
 def kind_of(annotation: Any) -> Kind:

@@ -69,7 +69,8 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int, fake: bool
             settings.autocast_dtype, parallel=parallel,
         )  # fmt: skip
         optimizer = parts.optimizer.build(parallel.trained, objective)
-        average = WeightAverage(parts.averaging, {"model": parallel.trained, "objective": objective})
+        trained = {"model": parallel.trained, "objective": objective}
+        average = WeightAverage(parts.averaging, trained) if parts.averaging else None
         for step in range(2):
             memory.peak = memory.live
             batch = batch_of(plain, local)
