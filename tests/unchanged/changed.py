@@ -26,6 +26,9 @@ NODES: dict[str, str] = {
 }  # fmt: skip
 """Node that the reference's configurations lack -> name of its class."""
 OUTPUTS: dict[str, str] = {
+    r"a whole number (of at least|from)": "counts have upper bounds",
+    r"listing/keys: logger": "loggers are options: logger=wandb, tensorboard, none, several at once",
+    r"pages/lab.*(points|seeds|search|lab)(/\d+)?\.json": "a lab writes ordinary run directories",
     r"trainer\.(checkpoints|spikes|slow_ranks)\._target_: \(absent\)": "settings of the trainer have groups",
     r"bench_vit|demo/recipe_": "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf",
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",

@@ -34,6 +34,8 @@ VOLATILE = (
     (re.compile(r"(?<=-)[0-9a-f]{8}(?![0-9a-f])"), "DIGEST"),  # of a configuration, with the modules of its classes
     (re.compile(r"\b[0-9a-f]{40}\b"), "REVISION"),
     (re.compile(r"\bclipzoo \d[\w.+]*"), "clipzoo VERSION"),
+    (re.compile(r"(?<=\|TIME\|TIME\|TIME\| )[\d.]+"), "GIB"),  # the last column of a table of costs
+    (re.compile(r"(?<=& )[\d.]+(?= & (finished|pruned) )"), "MINUTES"),  # in LaTeX, of a trial
     (re.compile(r"\b\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?"), "DATE"),
 )
 """Pattern and replacement of what is no result in any text."""
