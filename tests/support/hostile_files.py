@@ -25,7 +25,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -327,7 +327,7 @@ def write_table(folder: Path, suffix: str) -> None:
 
 
 def read_table(folder: Path) -> None:
-    (table,) = folder.glob("table*")
+    table = next(folder.glob("table*"), folder / "table.csv")
     command("shards", "make", table, folder / "shards")
     command("datasets", "make", table, folder / "classes", "--label", "label", "--split", "split", "--processes", 1)
     command("datasets", "make", table, folder / "captions", "--caption", "title", "--processes", 1)
@@ -343,7 +343,8 @@ def write_karpathy(folder: Path) -> None:
 
 
 def read_karpathy(folder: Path) -> None:
-    karpathy(folder, "train", 5)
+    with suppress(FileNotFoundError):  # of an image: `open_benchmark` makes it a message
+        karpathy(folder, "train", 5)
     command("shards", "make", folder / "dataset_coco.json", folder / "shards", "--images", folder)
 
 
