@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.unchanged import changed
+from tests.unchanged.results import TIMINGS
 
 ABSENT = "(absent)"
 MESSAGES = "message"
@@ -150,7 +151,8 @@ def _normal(value: Any, old: bool = False) -> Any:
     """The value without what is volatile. old: with the names of keys and classes that replaced the reference's."""
     if isinstance(value, dict):
         names = changed.KEYS if old else {}
-        return {names.get(key) or _normal(key): _normal(inner, old) for key, inner in value.items()}
+        kept = {key: inner for key, inner in value.items() if key not in TIMINGS}
+        return {names.get(key) or _normal(key): _normal(inner, old) for key, inner in kept.items()}
     if isinstance(value, list):
         return [_normal(inner, old) for inner in value]
     if isinstance(value, str):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 TIMINGS = {
     "samples_per_second", "data_wait", "forward", "backward", "optimizer", "flops_utilisation", "peak_memory_mib",
-    "seconds",
+    "seconds", "slowest_rank", "slowest_rank_excess",
 }  # fmt: skip
 """Keys of metrics.jsonl that are measurements of time, memory and throughput: different in every run."""
 TIMED = re.compile(
