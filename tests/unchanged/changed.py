@@ -30,7 +30,9 @@ OUTPUTS: dict[str, str] = {
     r"listing/keys: logger": "loggers are options: logger=wandb, tensorboard, none, several at once",
     r"pages/lab.*(points|seeds|search|lab)(/\d+)?\.json": "a lab writes ordinary run directories",
     r"trainer\.(checkpoints|spikes|slow_ranks)\._target_: \(absent\)": "settings of the trainer have groups",
-    r"bench_vit|demo/recipe_|recipe_adamw|quick_gelu line 1: bool": "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf",
+    r"bench_vit|demo/recipe_|recipe_adamw|quick_gelu line 1: bool": (
+        "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf"
+    ),
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
 }
 """Regular expression searched in the line of a difference -> reason why the output changed. Such lines are notes."""
