@@ -296,7 +296,7 @@ _KNOWN_NAMES |= {"typing": typing, "Path": Path}
 
 
 class _Meanings(dict[str, Any]):
-    """What names in annotations mean: the vocabulary, typing's names, aliases of a module, or classes by their name."""
+    """Values of names in annotations: the vocabulary, typing's names, aliases of a module, classes by their name."""
 
     def __init__(self, names: Mapping[str, ast.stmt | str]) -> None:
         super().__init__(_KNOWN_NAMES)

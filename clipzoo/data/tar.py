@@ -104,7 +104,7 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
     for record, (_, sample) in zip(records, samples, strict=True):
         for extension, member in sample.items():
             role = extension if extension in ROLES else "image"
-            # Of several images the first one.
+            # The first image is used if there are several.
             if not record[f"{role}_offset"]:
                 record[f"{role}_offset"], record[f"{role}_size"] = member.offset, min(member.size, 2**32 - 1)
         try:

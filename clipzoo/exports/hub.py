@@ -182,7 +182,7 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
     targets = [config.get(part, {}).get("_target_", "") for part in ("head", "objective")]
     short = [target.rpartition(".")[2] for target in targets if target]
 
-    # What the hub reads: YAML before the text.
+    # The hub reads YAML before the text.
     facts: dict[str, Any] = {"library_name": "clipzoo", "pipeline_tag": "zero-shot-image-classification"}
     facts["tags"] = ["clipzoo", "contrastive-learning", *(part.lower() for part in short)]
     if licence is not None:

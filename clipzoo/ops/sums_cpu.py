@@ -14,7 +14,7 @@ from clipzoo.ops.tiles import gradients, log2_sum_exp2, positives, tiles
 
 _LOG2_E = math.log2(math.e)
 Pair = tuple[Tensor, Tensor]
-"""Of the rows [b] and of the columns [N]."""
+"""Values of the rows [b] and of the columns [N]."""
 Side = tuple[Tensor, Tensor | None]
 """Scale of the anchors, times log2(e), and bias of the contrasts."""
 

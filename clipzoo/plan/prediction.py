@@ -214,7 +214,7 @@ def _one_block(blocks: Blocks, freed: float) -> float:
 
 # Bytes that a rank receives in a step, by cause. Collectives count as rings, which receive least.
 #
-# Of n ranks with m bytes each: an all-gather and a reduce-scatter receive (n - 1) m, an all-reduce of m bytes
+# With n ranks and m bytes on each rank, an all-gather and a reduce-scatter receive (n - 1) m, an all-reduce of m bytes
 # 2 (n - 1) / n m, an exchange of all with all (n - 1) / n of what a rank holds.
 
 

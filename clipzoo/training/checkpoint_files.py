@@ -41,7 +41,7 @@ from clipzoo.io import shortened
 from clipzoo.io.weights import MANIFEST, checkpoints_in, is_sharded, mark_of, read_tensors, require_bounded, step_of
 
 VERSION = 1
-"""Of the format of a manifest."""
+"""Version of the manifest's format."""
 TENSOR, TUPLE, ITEMS = "__tensor__", "__tuple__", "__items__"
 """Keys of mappings that represent what JSON lacks: a tensor, a tuple, a mapping whose keys are not text."""
 DTYPES = {

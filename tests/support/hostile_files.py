@@ -64,6 +64,11 @@ CANARY, SECRET = OUTSIDE / "canary", OUTSIDE / "secret"
 """File that hostile code creates, and a file that no case may change."""
 
 
+def absolute(path: Path) -> str:
+    """The absolute path of a file outside; `run_cases` puts the temporary files beside that folder."""
+    return str(Path(tempfile.gettempdir()).parent / OUTSIDE.name / path.name)
+
+
 def damages() -> dict[str, Damage]:
     """Contents and kinds of files that no reader expects."""
     touch = f"touch {CANARY}"
@@ -101,7 +106,7 @@ def values() -> dict[str, Any]:
     return {
         "null": None, "true": True, "a list": [], "a mapping": {}, "a list of null": [None], "no text": "", "-1": -1,
         "10^9": 10**9, "10^18": 10**18, "10^400": 10**400, "1e308": 1e308, "NaN": float("nan"), "inf": float("inf"),
-        "upwards": "../../../outside/secret", "absolute": SECRET.as_posix(), "a device": "/dev/zero",
+        "upwards": "../../../outside/secret", "absolute": absolute(SECRET), "a device": "/dev/zero",
         "parts": "a//../.", "reserved": "..", "a surrogate": "\ud800", "NUL": "a\0b", "line ends": "a\n\r\x1b[2Jb",
         "300 letters": "a" * 300, "300,000 letters": "a" * 300_000, "a call": call, "a variable": "${oc.env:HOME}",
         "a pipe": f"pipe:touch {CANARY}", "10^5 values": [1] * 10**5, "<script>": "<script>alert(1)</script>",
@@ -192,7 +197,7 @@ def tar_headers() -> dict[str, Callable[[Path], Any]]:
         path.write_bytes(header + content + bytes(-len(content) % 512) + path.read_bytes())
 
     kinds = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE, "pipe": tarfile.FIFOTYPE}
-    names = {"up": "../../../outside/canary.txt", "absolute": "/tmp/clipzoo-canary.txt", "no name": "",
+    names = {"up": "../../../outside/canary.txt", "absolute": f"{absolute(CANARY)}.txt", "no name": "",
              "dots": "...txt", "10,000 letters": "a" * 10_000 + ".txt", "a line end": "a\n/b.txt",
              "a surrogate": "\udcff.txt"}  # fmt: skip
     captions = {

@@ -1,4 +1,4 @@
-"""What a study is made of: its base class and results, and the training of its models."""
+"""The base class of studies, their results, and the training of their models."""
 
 from __future__ import annotations
 
