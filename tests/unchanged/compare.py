@@ -148,7 +148,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _normal(value: Any, old: bool = False) -> Any:
-    """The value without what is volatile. old: with the names of keys and classes that replaced the reference's."""
+    """The value without what is volatile. old: it is the reference's and gets the new names of keys and classes."""
     if isinstance(value, dict):
         names = changed.KEYS if old else {}
         kept = {key: inner for key, inner in value.items() if key not in TIMINGS}
@@ -160,6 +160,9 @@ def _normal(value: Any, old: bool = False) -> Any:
             value = pattern.sub(replacement, value)
         if old:
             value = changed.CLASSES.get(value, value)
+        # Pages of stored runs quote their commands.
+        for key, name in changed.KEYS.items():
+            value = value.replace(key, name)
     return value
 
 
