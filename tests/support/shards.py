@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 
 from clipzoo.data.dataset import ShardDataset
 from clipzoo.distributed.world import World
+from clipzoo.types import Batch
 
 Sample = tuple[str, Mapping[str, bytes]]
 
@@ -83,6 +84,12 @@ def opened(shards: Any, run: Path | None = None, **changes: Any) -> ShardDataset
     data = shard_data(shards, **changes)
     data.open(run, World())
     return data
+
+
+def batches_of(data: Any, steps: int, global_batch: int, **changes: Any) -> Iterator[Batch]:
+    """Yield the batches of the first steps on one rank with seed 0; `changes` override."""
+    order = {"seed": 0, "world": World(), "start_step": 0, "stop_step": steps, "trim_text": True}
+    return data.batches(global_batch=global_batch, **(order | changes))
 
 
 def shard_data(shards: Any, **changes: Any) -> ShardDataset:

@@ -1,17 +1,19 @@
-"""Inspection of shards: it counts unusable samples as training does."""
+"""Inspection of shards, which counts unusable samples as training does; files that are left out of a dataset."""
 
 from __future__ import annotations
 
+import csv
 import io
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from clipzoo.data.faults import NO_IMAGE_FILE, LeftOut, summary, write_left_out
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.write import Inspection, describe, sample_statistics
-from clipzoo.distributed.world import World
-from tests.support.shards import numbered, opened, picture, write_shard
+from tests.support.shards import batches_of, numbered, opened, picture, write_shard
 
 PIXELS = 10_000
 
@@ -46,7 +48,7 @@ def test_inspection_counts_what_training_replaces(folder):
     index, inspected = statistics(folder, tiles=4)
     assert inspected.bad == {"undecodable_image": 10, "empty_caption": 5, "enormous_image": 3}
     data = opened(folder, max_pixels=PIXELS, max_bad_fraction=1.0)
-    list(data.batches(seed=0, global_batch=40, world=World(), start_step=0, stop_step=1, trim_text=False))
+    list(batches_of(data, 1, 40))
     assert {kind: data.counters()[kind] for kind in inspected.bad} == inspected.bad
     text = describe(index, inspected, batch=4)
     assert "of which cannot be used: 18 (10 undecodable image, 5 empty caption, 3 enormous image)" in text
@@ -64,3 +66,23 @@ def test_several_processes_count_as_one_does(folder, monkeypatch):
     _, together = statistics(folder, processes=2, progress=lambda done, total: seen.append((done, total)))
     assert together == alone
     assert seen == [(done, 40) for done in (7, 14, 21, 28, 35, 40)]
+
+
+def test_files_that_are_left_out_are_counted_and_named_in_a_table_that_any_program_reads(tmp_path):
+    left_out = [
+        LeftOut(Path("a\tb\nc.png"), "undecodable_image", 'it says "no"'),
+        LeftOut(Path("d.png"), "undecodable_image", "truncated"),
+        LeftOut(Path("e.png"), "empty_caption", "the caption has no letter or digit"),
+        *(LeftOut(Path(name), NO_IMAGE_FILE, "other") for name in ("1.SVG", "2.svg", "README")),
+    ]
+    write_left_out(left_out, tmp_path)
+    with open(tmp_path / "left_out.tsv", newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file, delimiter="\t"))
+    assert rows == [["file", "kind", "reason"], *([str(entry.path), entry.kind, entry.reason] for entry in left_out)]
+    assert summary(left_out, tmp_path) == [
+        "left out: 2 undecodable image, 1 empty caption",
+        "other files, which are not read: 2 .svg, 1 without extension",
+        f"{tmp_path}/left_out.tsv names each of them",
+    ]
+    write_left_out([], tmp_path)
+    assert not list(tmp_path.iterdir()) and summary([], tmp_path) == []

@@ -21,16 +21,13 @@ def test_positions_of_members_equal_those_of_tarfile(tmp_path, tar_format):
     names = ["a/b.txt", "x" * 90 + ".jpg", "d" * 80 + "/" + "e" * 80 + ".json", "\u00e9\u00e8.png"]
     if tar_format != tarfile.USTAR_FORMAT:
         names.append("long/" + "n" * 300 + ".txt")
-    path = write_shard(
-        tmp_path / "s.tar",
-        [(name.rpartition(".")[0], {name.rpartition(".")[2]: os.urandom(700 * k)}) for k, name in enumerate(names)],
-        format=tar_format,
-    )
+    parts = [name.rpartition(".") for name in names]
+    samples = [(stem, {extension: os.urandom(700 * size)}) for size, (stem, _, extension) in enumerate(parts)]
+    path = write_shard(tmp_path / "s.tar", samples, format=tar_format)
     present, flaw = members(path)
     with tarfile.open(path) as archive:
         expected = [(member.name, member.offset_data, member.size) for member in archive.getmembers()]
-    assert [(member.name, member.offset, member.size) for member in present] == expected
-    assert flaw is None
+    assert [(member.name, member.offset, member.size) for member in present] == expected and flaw is None
 
 
 def test_links_and_folders_are_ignored_and_outside_paths_are_only_labels(tmp_path):
@@ -61,18 +58,12 @@ def test_archives_of_gnu_tar_and_archives_joined_end_to_end_are_read(tmp_path):
 
 
 def test_members_join_by_key_anywhere_in_the_shard_and_repeated_keys_are_separate_samples(tmp_path):
-    path = write_shard(
-        tmp_path / "s.tar",
-        [
-            ("a", {"JPG": b"1", "txt": b"one"}),
-            ("b", {"png": b"2"}),
-            ("a", {"jpg": b"33", "txt": b"again"}),
-            ("b", {"txt": b"two", "cls": b"9"}),
-            ("README", {"md": b"no sample"}),
-            ("c", {"webp": b"4", "jpg": b"55555", "txt": b"three"}),
-        ],
-    )
-    scan = scan_shard(str(path))
+    samples = [
+        ("a", {"JPG": b"1", "txt": b"one"}), ("b", {"png": b"2"}), ("a", {"jpg": b"33", "txt": b"again"}),
+        ("b", {"txt": b"two", "cls": b"9"}), ("README", {"md": b"no sample"}),
+        ("c", {"webp": b"4", "jpg": b"55555", "txt": b"three"}),
+    ]  # fmt: skip
+    scan = scan_shard(str(write_shard(tmp_path / "s.tar", samples)))
     assert scan.keys == ["a", "b", "a", "c"] and scan.duplicates == 1
     assert scan.records["image_size"].tolist() == [1, 1, 2, 1]
     assert scan.records["txt_size"].tolist() == [3, 3, 5, 5]
