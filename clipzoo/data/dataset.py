@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -102,15 +103,10 @@ class ShardDataset(Part):
         self._run = cache
 
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
-            indexes = [
-                load_or_build(
-                    source.shards,
-                    self._cache,
-                    index_folders(source.shards, self._index_folder, cache),
-                    caption_key=self._caption_key,
-                )
-                for source in self._sources
-            ]
+            indexes = []
+            for source in self._sources:
+                folders = index_folders(source.shards, self._index_folder, cache)
+                indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
             return indexes, check_shards(indexes, self._max_bad_fraction) if check else []
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))
@@ -220,6 +216,7 @@ def rank_rows(global_batch: int, world: World) -> slice:
     return slice(world.rank * size, (world.rank + 1) * size)
 
 
+@dataclass(frozen=True, eq=False)
 class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
     """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch, and its faults.
 
@@ -227,27 +224,22 @@ class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
     memory for them. stored_keys: None decodes all images and computes no digests.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        reader: SampleReader,
-        tokenizer: Tokenizer,
-        rows: slice,
-        trim_text: bool,
-        stored_keys: StoredKeys | None = None,
-    ) -> None:
-        self._plan, self._reader, self._tokenizer, self._rows, self._trim = plan, reader, tokenizer, rows, trim_text
-        self._stored_keys = stored_keys
+    plan: Plan
+    reader: SampleReader
+    tokenizer: Tokenizer
+    rows: slice
+    trim_text: bool
+    stored_keys: StoredKeys | None
 
     def __getitem__(self, step: int) -> tuple[Batch, list[Fault]]:
-        rows = self._plan.rows(step)
-        ids, epochs = torch.from_numpy(rows.sample_id[self._rows].copy()), rows.epoch[self._rows].tolist()
-        stored = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
-        size = self._reader.transform.image_size
+        rows = self.plan.rows(step)
+        ids, epochs = torch.from_numpy(rows.sample_id[self.rows].copy()), rows.epoch[self.rows].tolist()
+        stored = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
+        size = self.reader.transform.image_size
         images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
         captions, keys, faults = list[str](), list[int](), list[Fault]()
         for position, place in enumerate(zip(ids.tolist(), epochs, stored, strict=True)):
-            image, caption, key, sample_faults = self._reader.read(*place)
+            image, caption, key, sample_faults = self.reader.read(*place)
             if image is not None:
                 if not images.is_contiguous():
                     images = images.contiguous()
@@ -255,11 +247,11 @@ class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
             captions.append(caption)
             keys.append(key)
             faults += sample_faults
-        text, lengths = self._tokenizer(captions), None
-        if self._trim:
-            lengths = caption_lengths(text, self._tokenizer.end_token)
-            text = trim_padding(text, self._tokenizer.end_token)
-        image_keys = None if self._stored_keys is None else torch.tensor(keys)
+        text, lengths = self.tokenizer(captions), None
+        if self.trim_text:
+            lengths = caption_lengths(text, self.tokenizer.end_token)
+            text = trim_padding(text, self.tokenizer.end_token)
+        image_keys = None if self.stored_keys is None else torch.tensor(keys)
         return Batch(images, text, ids, image_keys, lengths), faults
 
 

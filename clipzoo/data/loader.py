@@ -76,15 +76,16 @@ class _Failure:
     error: ConfigError | TrainingError | ExceptionWrapper
 
 
+@dataclass(frozen=True, eq=False)
 class _InWorker(Dataset, Generic[Item]):
     """Items of `dataset` with their tensors in shared memory, or a failure."""
 
-    def __init__(self, dataset: Dataset[Item], key: str) -> None:
-        self._dataset, self._key = dataset, key
+    dataset: Dataset[Item]
+    key: str
 
     def __getitem__(self, step: int) -> Item | _Failure:
         try:
-            item = self._dataset[step]
+            item = self.dataset[step]
             # Here, because a failure in the thread that sends the item would leave the parent waiting for it.
             self._share(item)
             return item
@@ -106,7 +107,7 @@ class _InWorker(Dataset, Generic[Item]):
                 raise TrainingError(
                     f"a loader process cannot pass {item.nbytes / 1e6:.1f} MB through {SHARED_MEMORY}, which has "
                     f"{free:.1f} of {total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower "
-                    f"{self._key}, or set {self._key}=0"
+                    f"{self.key}, or set {self.key}=0"
                 ) from error
 
 

@@ -6,7 +6,6 @@ Member names serve only as labels: no path named in an archive is ever opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ RECORD = np.dtype(
 )
 UNTERMINATED = "no end-of-archive block"
 _BLOCK = 512
-_READ_SIZE = 8192
+_READ_SIZE, _ZEROS_SIZE = 8192, 1 << 20
 _LONGEST_NAME = 1 << 20
 
 
@@ -66,7 +65,7 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
     """List the samples of an open shard; see `scan_shard`."""
     try:
         size = os.fstat(descriptor).st_size
-        members, flaw = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+        members, flaw = list_members(descriptor, size)
     except OSError as error:
         return Scan(f"unreadable: {error.strerror}")
 
@@ -111,15 +110,14 @@ class Member:
     size: int
 
 
-def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Member], str | None]:
-    """Return all complete members of an archive of `size` bytes, and why there may be more; None if it is intact.
+def list_members(descriptor: int, size: int) -> tuple[list[Member], str | None]:
+    """Return all complete members of an open archive of `size` bytes, and why there may be more; None if it is intact.
 
-    read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
-    the last one. Damage raises nothing: it ends the list.
+    Archives joined end to end are read to the last one. Damage raises nothing: it ends the list.
     """
     members: list[Member] = []
     if 0 < size < _BLOCK:
-        return members, _foreign(read(_BLOCK, 0))
+        return members, _foreign(os.pread(descriptor, _BLOCK, 0))
     position = buffer_start = 0
     buffer = b""
     long_name: bytes | None = None
@@ -129,16 +127,16 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Mem
         # Captions are small, so one read of several blocks often serves several headers.
         begin = position - buffer_start
         if begin < 0 or begin + _BLOCK > len(buffer):
-            buffer_start, buffer, begin = position, read(_READ_SIZE, position), 0
+            buffer_start, buffer, begin = position, os.pread(descriptor, _READ_SIZE, position), 0
         header = buffer[begin : begin + _BLOCK]
         ended = header == bytes(_BLOCK)
         if ended:
-            position += _BLOCK
+            position = _after_zeros(descriptor, position, size)
             continue
         kind, length, checksum = header[156:157], -1, -1
-        with suppress(ValueError):
+        with suppress(ValueError, IndexError):
             length = int(pax["size"]) if "size" in pax else _number(header[124:136])
-        with suppress(ValueError):
+        with suppress(ValueError, IndexError):
             checksum = _number(header[148:156])
         if len(header) != _BLOCK or checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
             return members, f"no tar header at byte {position}" if position else _foreign(header)
@@ -150,9 +148,9 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Mem
             return members, f"truncated: a member ends at byte {start + length} of {size}"
         position = start + -(-length // _BLOCK) * _BLOCK
         if kind == b"L":
-            long_name = read(length, start).rstrip(b"\0")
+            long_name = os.pread(descriptor, length, start).rstrip(b"\0")
         elif kind == b"x":
-            pax = _pax_records(read(length, start))
+            pax = _pax_records(os.pread(descriptor, length, start))
         elif kind not in b"gK":
             # Regular files.
             if kind in b"0\0" or kind == b"7":
@@ -166,6 +164,21 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Mem
         return members, None
     cut = f"truncated: {size} bytes end inside a member"
     return members, "empty file" if size == 0 else UNTERMINATED if position == size else cut
+
+
+def _after_zeros(descriptor: int, position: int, size: int) -> int:
+    """Return the position of the next block that is not zero, or the end; holes of a sparse file are not read."""
+    while position < size:
+        try:
+            position = max(position, os.lseek(descriptor, position, os.SEEK_DATA) // _BLOCK * _BLOCK)
+        except OSError:  # no data up to the end
+            return size
+        content = os.pread(descriptor, _ZEROS_SIZE, position)
+        zeros = len(content) - len(content.lstrip(b"\0"))
+        if zeros < len(content) or not content:
+            return position + zeros // _BLOCK * _BLOCK
+        position += zeros
+    return position
 
 
 def _number(digits: bytes) -> int:

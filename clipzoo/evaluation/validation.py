@@ -88,8 +88,8 @@ def open_validation(shards: str | list[str], caption_key: str | None, index_fold
         folders = index_folders(source.shards, index_folder, None)
         index = load_or_build(source.shards, cache, folders, caption_key=caption_key)
         for shard in index.shards:
-            if shard.flaw:
-                say(f"evaluation: eval.validation: shard {shard.name}: {shard.flaw}")
+            if shard.flaw or not shard.count:
+                say(f"evaluation: eval.validation: shard {shard.name}: {shard.flaw or 'no samples'}")
         for sample in range(index.samples):
             number, position = index.locate(sample)
             try:
