@@ -443,13 +443,11 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
         return None
     sources, indexes = parse_sources(data["shards"]), []
     for source in sources:
-        folders = index_folders(source.shards, data["index_folder"], run)
-        index = load(source.shards, folders, data["caption_key"])
-        # Another dataset may have shards of the same names.
-        try:
-            if index is None or states(source.shards) != [shard.state for shard in index.shards]:
-                return None
-        except OSError:
-            return None
-        indexes.append(index)
+        index = load(source.shards, index_folders(source.shards, data["index_folder"], run), data["caption_key"])
+        with suppress(OSError):
+            # Another dataset may have shards of the same names.
+            if index and states(source.shards) == [shard.state for shard in index.shards]:
+                indexes.append(index)
+    if len(indexes) < len(sources):
+        return None
     return fingerprint(indexes, sources, data["shuffle_window"])

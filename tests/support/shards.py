@@ -13,6 +13,9 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.dataset import ShardDataset
+from clipzoo.data.index import ShardIndex, load_or_build
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.write import Inspection, SampleStatistics, sample_statistics
 from clipzoo.distributed.world import World
 from clipzoo.types import Batch
 
@@ -62,6 +65,15 @@ def write_numbered(folder: Path, counts: Iterable[int]) -> Path:
         write_shard(folder / f"{shard:05d}.tar", numbered(first, count))
         first += count
     return folder
+
+
+def inspected(folder: Path, samples: int = 1000, **changes: Any) -> tuple[ShardIndex, SampleStatistics]:
+    """Return the index and the statistics of the shards of a folder. changes: of the rules and the arguments."""
+    cache = ShardCache(None, 1.0)
+    rules = {"caption_key": None, "max_pixels": 10**6, "decode": True}
+    rules |= {name: changes.pop(name) for name in rules.keys() & changes.keys()}
+    index = load_or_build([str(path) for path in sorted(folder.glob("*.tar"))], cache, [folder])
+    return index, sample_statistics(index, Inspection(cache, **rules), samples, **changes)
 
 
 class NumberTokenizer:

@@ -13,9 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from clipzoo.data.index import load_or_build
-from clipzoo.data.locations import ShardCache
-from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
+from clipzoo.data.write import Pair, write_shards
 from clipzoo.evaluation import outputs
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
@@ -23,7 +21,7 @@ from clipzoo.evaluation.datasets.readers import folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.training.diagnostics import write_examples
-from tests.support.shards import batches_of, opened, write_shard
+from tests.support.shards import batches_of, inspected, opened, write_shard
 
 pytestmark = pytest.mark.medium
 
@@ -153,10 +151,8 @@ def in_examples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray
 
 
 def in_inspection(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
-    cache = ShardCache(None, 1.0)
-    index = load_or_build([str(shard)], cache, [folder])
-    tiles = sample_statistics(index, Inspection(cache, None, 10**6), index.samples, tiles=index.samples).tiles
-    return [np.asarray(tiles[number][0]) for number in range(index.samples)]
+    tiles = inspected(shard.parent, tiles=1000)[1].tiles
+    return [np.asarray(tiles[number][0]) for number in sorted(tiles)]
 
 
 def in_folders_of_classes(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:

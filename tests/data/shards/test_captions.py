@@ -11,12 +11,10 @@ import torch
 from clipzoo.data.captions import LARGEST_TEXT, NO_CAPTION, CaptionCounts, digest, has_text, read_member
 from clipzoo.data.faults import BadSampleError, LeftOut
 from clipzoo.data.images import LARGEST_FILE
-from clipzoo.data.index import load_or_build
-from clipzoo.data.locations import ShardCache
-from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
+from clipzoo.data.write import Pair, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.retrieval import ScoreRows
-from tests.support.shards import opened, picture, write_shard
+from tests.support.shards import inspected, opened, picture, write_shard
 
 EMPTY = ["", " \n\t", "...!?", "\u200b", "\ufeff\u2060", "\u00a0-\u3000", "\U0001f600", "\u2764\ufe0f", "\u0301"]
 
@@ -31,10 +29,7 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
     image = tmp_path / "image.png"
     image.write_bytes(picture(1))
     samples = [(f"{number}", {"png": picture(1), "txt": text.encode()}) for number, text in enumerate(captions)]
-    shard = write_shard(tmp_path / "in" / "0.tar", samples)
-    cache = ShardCache(None, 1.0)
-    rules = Inspection(cache, None, max_pixels=10_000)
-    statistics = sample_statistics(load_or_build([str(shard)], cache, [tmp_path]), rules, 100)
+    _, statistics = inspected(write_shard(tmp_path / "in" / "0.tar", samples).parent)
     assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.words) == 1
     pairs = [Pair(image, [caption]) for caption in captions]
     written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
