@@ -59,48 +59,38 @@ class CaptionCounts:
         """Number of pairs n."""
         return sum(size * captions for size, captions in self.occurrences.items())
 
-    @property
-    def distinct(self) -> int:
-        """Number of distinct captions K."""
-        return sum(self.occurrences.values())
-
-    @property
-    def recall_bound(self) -> float:
-        """Upper bound of recall@1 over the n pairs, in percent and in both directions: 100 K / n.
-
-        Text to image: c equal captions have one embedding, so they rank the images alike and have one image in first
-        place, which belongs to at most one of the c pairs. Image to text: the c copies of a caption have equal scores;
-        ranked by column, as clipzoo does, the first copy wins and belongs to one pair; ranked at random, each of the c
-        images finds its own copy with probability 1 / c. Either way a group of c pairs contributes at most 1 (in
-        expectation), and K groups contribute K of n. A model that ranks every image's own caption first attains it.
-        """
-        return 100 * self.distinct / self.pairs if self.pairs else 0.0
-
-    def equal_in_batch(self, batch: int) -> float:
-        """Return the expected number of samples of a batch whose caption another sample of the batch has too.
-
-        The batch is N of the n pairs, drawn without replacement. A pair is in it with probability N / n; none of the
-        c - 1 other pairs with its caption is then among the N - 1 further draws from n - 1 pairs with probability
-        q(c) = C(n - c, N - 1) / C(n - 1, N - 1) = prod_{k=1}^{c-1} (1 - (N - 1) / (n - k)), the hypergeometric
-        distribution at 0. The expectation is N / n sum over pairs of 1 - q(c). A batch larger than n counts as n.
-        """
-        pairs = self.pairs
-        batch = min(batch, pairs)
-        if batch < 2:
-            return 0.0
-        most = max(self.occurrences)
-        factors = 1 - (batch - 1) / (pairs - np.arange(1, most))  # below 0 after a factor of 0
-        with np.errstate(divide="ignore"):
-            log_alone = np.concatenate([[0.0], np.log(np.maximum(factors, 0)).cumsum()])
-        equal = sum(size * captions * -np.expm1(log_alone[size - 1]) for size, captions in self.occurrences.items())
-        return float(batch / pairs * equal)
-
     def figures(self, batch: int) -> dict[str, float]:
-        """Return all figures by name, as a run directory holds them; see `described`. batch: global batch size."""
-        size = min(batch, self.pairs)
+        """Return all figures by name, as a run directory holds them; see `described`. batch: global batch size N.
+
+        pairs, distinct: number of pairs n, and of distinct captions K. batch: the smaller one of N and n.
+
+        recall_bound: upper bound of recall@1 over the n pairs, in percent and in both directions, 100 K / n. Text to
+        image: c equal captions have one embedding, so they rank the images alike and have one image in first place,
+        which belongs to at most one of the c pairs. Image to text: the c copies of a caption have equal scores; ranked
+        by column, as clipzoo does, the first copy wins and belongs to one pair; ranked at random, each of the c images
+        finds its own copy with probability 1 / c. Either way a group of c pairs contributes at most 1 (in expectation),
+        and K groups contribute K of n. A model that ranks every image's own caption first attains it.
+
+        equal_in_batch: expected number of samples of a batch whose caption another sample of the batch has too. The
+        batch is N of the n pairs, drawn without replacement. A pair is in it with probability N / n; none of the c - 1
+        other pairs with its caption is then among the N - 1 further draws from n - 1 pairs with probability
+        q(c) = C(n - c, N - 1) / C(n - 1, N - 1) = prod_{k=1}^{c-1} (1 - (N - 1) / (n - k)), the hypergeometric
+        distribution at 0. The expectation is N / n sum over pairs of 1 - q(c).
+        """
+        pairs, distinct = self.pairs, sum(self.occurrences.values())
+        batch = min(batch, pairs)
+        equal = 0.0
+        if batch > 1:
+            factors = 1 - (batch - 1) / (pairs - np.arange(1, max(self.occurrences)))  # below 0 after a factor of 0
+            with np.errstate(divide="ignore"):
+                log_none = np.concatenate([[0.0], np.log(np.maximum(factors, 0)).cumsum()])
+            counts = self.occurrences.items()
+            equal = float(
+                batch / pairs * sum(size * captions * -np.expm1(log_none[size - 1]) for size, captions in counts)
+            )
         return {
-            "pairs": self.pairs, "distinct": self.distinct, "recall_bound": self.recall_bound, "batch": size,
-            "equal_in_batch": self.equal_in_batch(size),
+            "pairs": pairs, "distinct": distinct, "recall_bound": 100 * distinct / pairs if pairs else 0.0,
+            "batch": batch, "equal_in_batch": equal,
         }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from typing import TypeVar
 from clipzoo.errors import TrainingError
 
 PR_SET_PDEATHSIG = 1
-SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 AHEAD = 3
 """Chunks per process that are computed ahead of the results that are taken."""
 Argument = TypeVar("Argument")
@@ -28,7 +27,7 @@ def bind_to_parent() -> None:
 
     Schedulers signal every process of a job: only the parent reacts to these signals.
     """
-    for number in SCHEDULER_SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -41,12 +40,13 @@ def map_in_children(
 ) -> Iterator[Result]:
     """Yield `function(argument)` in order, computed by child processes, which end with the generator.
 
-    chunk: arguments that a process takes at a time. At most AHEAD chunks per process are computed ahead of the results
-    that are taken, which bounds their memory.
-
-    Raises:
-        TrainingError: a process was killed.
+    processes: with fewer than two, this process computes the results. chunk: arguments that a process takes at a time.
+    At most AHEAD chunks per process are computed ahead of the results that are taken, which bounds their memory. Raises
+    TrainingError if a process was killed.
     """
+    if processes < 2:
+        yield from map(function, arguments)
+        return
     others = set(multiprocessing.active_children())
     # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
     spawn = multiprocessing.get_context("spawn")

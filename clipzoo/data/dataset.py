@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -101,24 +102,17 @@ class ShardDataset(Part):
         """
         self._run = cache
 
-        def load() -> list[ShardIndex]:
-            return [
-                load_or_build(
-                    source.shards,
-                    self._cache,
-                    index_folders(source.shards, self._index_folder, cache),
-                    caption_key=self._caption_key,
-                )
-                for source in self._sources
-            ]
+        def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
+            indexes = []
+            for source in self._sources:
+                folders = index_folders(source.shards, self._index_folder, cache)
+                indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
+            return indexes, check_shards(indexes, self._max_bad_fraction) if check else []
 
-        def load_and_check() -> tuple[list[ShardIndex], list[Fault]]:
-            indexes = load()
-            return indexes, check_shards(indexes, self._max_bad_fraction)
-
-        indexes, faults = world.run_on_first(load_and_check)
+        self._indexes, faults = world.run_on_first(partial(load, check=True))
         # A node with its own copies of shards and index has to build its own index.
-        self._indexes = indexes if all(index.data.is_file() for index in indexes) else load()
+        if not all(index.data.is_file() for index in self._indexes):
+            self._indexes, _ = load(check=False)
         if len(set(world.gather_object(self.fingerprint))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = sum(index.samples for index in self._indexes)
@@ -193,12 +187,12 @@ class ShardDataset(Part):
         """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
         reader = self._reader(seed=0)
         samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
-        return [(sample.image, sample.caption) for sample in samples if sample.image is not None]
+        return [(image, caption) for image, caption, *_ in samples if image is not None]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
         """Shard and key of each sample, such as "00003.tar 000031415"."""
         reader = self._reader(seed=0)
-        return [reader.name(sample_id) for sample_id in sample_ids]
+        return [" ".join(_name(*reader.locate(sample_id))) for sample_id in sample_ids]
 
     def _plan(self, seed: int, global_batch: int) -> Plan:
         counts = [index.counts.tolist() for index in self._indexes]
@@ -222,6 +216,7 @@ def rank_rows(global_batch: int, world: World) -> slice:
     return slice(world.rank * size, (world.rank + 1) * size)
 
 
+@dataclass(frozen=True, eq=False)
 class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
     """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch, and its faults.
 
@@ -229,56 +224,35 @@ class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
     memory for them. stored_keys: None decodes all images and computes no digests.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        reader: SampleReader,
-        tokenizer: Tokenizer,
-        rows: slice,
-        trim_text: bool,
-        stored_keys: StoredKeys | None = None,
-    ) -> None:
-        self._plan, self._reader, self._tokenizer, self._rows, self._trim = plan, reader, tokenizer, rows, trim_text
-        self._stored_keys = stored_keys
+    plan: Plan
+    reader: SampleReader
+    tokenizer: Tokenizer
+    rows: slice
+    trim_text: bool
+    stored_keys: StoredKeys | None
 
     def __getitem__(self, step: int) -> tuple[Batch, list[Fault]]:
-        rows = self._plan.rows(step)
-        ids, epochs = torch.from_numpy(rows.sample_id[self._rows].copy()), rows.epoch[self._rows].tolist()
-        stored = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
-        size = self._reader.transform.image_size
+        rows = self.plan.rows(step)
+        ids, epochs = torch.from_numpy(rows.sample_id[self.rows].copy()), rows.epoch[self.rows].tolist()
+        stored = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
+        size = self.reader.transform.image_size
         images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
-        captions: list[str] = []
-        keys: list[int] = []
-        faults: list[Fault] = []
+        captions, keys, faults = list[str](), list[int](), list[Fault]()
         for position, place in enumerate(zip(ids.tolist(), epochs, stored, strict=True)):
-            sample = self._reader.read(*place)
-            if sample.image is not None:
+            image, caption, key, sample_faults = self.reader.read(*place)
+            if image is not None:
                 if not images.is_contiguous():
                     images = images.contiguous()
-                images[position] = sample.image
-            captions.append(sample.caption)
-            keys.append(sample.image_key)
-            faults += sample.faults
-        text = self._tokenizer(captions)
-        lengths = None
-        if self._trim:
-            lengths = caption_lengths(text, self._tokenizer.end_token)
-            text = trim_padding(text, self._tokenizer.end_token)
-        image_keys = None if self._stored_keys is None else torch.tensor(keys)
+                images[position] = image
+            captions.append(caption)
+            keys.append(key)
+            faults += sample_faults
+        text, lengths = self.tokenizer(captions), None
+        if self.trim_text:
+            lengths = caption_lengths(text, self.tokenizer.end_token)
+            text = trim_padding(text, self.tokenizer.end_token)
+        image_keys = None if self.stored_keys is None else torch.tensor(keys)
         return Batch(images, text, ids, image_keys, lengths), faults
-
-
-@dataclass(frozen=True)
-class Sample:
-    """image: uint8 [3, S, S]; None if it has not been decoded. faults: replacement and conversions of this sample.
-
-    image_key: digest of the encoded image and its crop; 0 if none was asked for.
-    """
-
-    image: Tensor | None
-    caption: str
-    faults: list[Fault]
-    image_key: int
 
 
 class SampleReader:
@@ -296,48 +270,44 @@ class SampleReader:
         self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
         self._shards = ShardReader(cache, caption_key)
 
-    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
-        """Return the sample, or the next usable one after it in its shard (cyclically), then in the next shards.
+    def read(
+        self, sample_id: int, epoch: int, stored_key: int | None = None
+    ) -> tuple[Tensor | None, str, int, list[Fault]]:
+        """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
 
-        stored_key: digest of the image that need not be decoded, 0 for none; None leaves the digests out.
-
-        Raises ConfigError if none of the candidates is usable.
+        The image (uint8 [3, S, S]), the caption, the image's key (see `ImageTransform`), and the replacement and
+        conversions of this sample. Raises ConfigError if none of the candidates is usable.
         """
-        index, *wanted = self._locate(sample_id)
+        index, *wanted = self.locate(sample_id)
         failure: BadSampleError | None = None
         for shard, position in _candidates(index, *wanted):
             # Random choices depend on `sample_id`, also if another sample is read in its place.
             random = generator("augment", self._seed, epoch, sample_id)
             try:
                 captions = self._shards.captions(index, shard, position)
-                crop = self.transform.choose(self._shards.image(index, shard, position), random)
-                key = 0 if stored_key is None else crop.digest()
-                image = None if key and key == stored_key else self.transform.decode_crop(crop, random)
+                encoded = self._shards.image(index, shard, position)
+                image, conversions, key = self.transform(encoded, random, stored_key)
             except BadSampleError as error:
                 failure = failure or error
                 continue
             chosen = 0
             if len(captions) > 1:
                 chosen = int(generator("caption", self._seed, epoch, sample_id).integers(len(captions)))
-            conversions, faults = crop.image.conversions, list[Fault]()
+            faults: list[Fault] = []
             if failure or conversions:
                 place = _name(index, shard, position)
                 faults += [Fault(sample_id, *place, kind, "converted to plain RGB", None) for kind in conversions]
             if failure:
                 name = _name(index, *wanted)
                 faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
-            return Sample(image, captions[chosen], faults, key)
+            return image, captions[chosen], key, faults
         assert failure is not None
         raise ConfigError(
             f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
 
-    def name(self, sample_id: int) -> str:
-        """Shard and key of a sample."""
-        return " ".join(_name(*self._locate(sample_id)))
-
-    def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
+    def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard and its position there."""
         source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
         index = self._indexes[source]

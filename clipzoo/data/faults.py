@@ -16,8 +16,6 @@ FILE = "left_out.tsv"
 NO_IMAGE_FILE = "no_image_file"
 """Kind of the files that are neither images in a format that is read nor the captions of one."""
 _NAMED_PER_KIND = 10_000
-_FIRST_SAMPLES = 1000
-_EXAMPLES = 3
 
 
 class BadSampleError(Exception):
@@ -52,19 +50,17 @@ class FaultLog:
 
     def __init__(self, samples: int, max_bad_fraction: float) -> None:
         self.counts: Counter[str] = Counter()
-        self._floor = min(samples, _FIRST_SAMPLES)
+        self._floor = min(samples, 1000)
         self._limit = max_bad_fraction
         self._seen = self._bad = 0
         self._named: dict[str, set[tuple[int, str]]] = {}
         self._examples: list[str] = []
         self._file: io.JsonLines | None = None
-        self._path: Path | None = None
 
     def write_to(self, path: Path) -> None:
         """Append faults to this file from now on; a fault that the file already names is not written again."""
-        if path == self._path:
+        if self._file is not None and path == self._file.path:
             return
-        self._path = path
         for entry in io.read_json_lines(path, 64 * io.MB):
             kind, sample_id, shard = entry.get("kind"), entry.get("sample_id"), entry.get("shard")
             if isinstance(kind, str) and isinstance(sample_id, int) and isinstance(shard, str):
@@ -78,7 +74,7 @@ class FaultLog:
             self.counts[fault.kind] += 1
             if fault.replaced_by is not None:
                 self._bad += 1
-                if len(self._examples) < _EXAMPLES:
+                if len(self._examples) < 3:
                     self._examples.append(f"{fault.shard} {fault.key}: {fault.reason}")
             named, place = self._named.setdefault(fault.kind, set()), (fault.sample_id, masked(fault.shard))
             if self._file is not None and place not in named and len(named) < _NAMED_PER_KIND:
@@ -86,7 +82,7 @@ class FaultLog:
                 self._file.append(masked(asdict(fault)))
         if self._bad > self._limit * max(self._seen, self._floor):
             kinds = ", ".join(f"{kind} {count}" for kind, count in self.counts.most_common())
-            all_faults = f" {self._path} lists all." if self._path else ""
+            all_faults = f" {self._file.path} lists all." if self._file else ""
             raise ConfigError(
                 f"{self._bad} of {number_of(self._seen, 'sample')} seen could not be used, more than "
                 f"data.max_bad_fraction {self._limit} allows ({kinds}). First: {'; '.join(self._examples)}."

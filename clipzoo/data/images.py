@@ -13,7 +13,7 @@ import io
 import math
 import sys
 import warnings
-from abc import ABC, abstractmethod
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,8 +52,6 @@ _STRIP = 1 << 20
 """Number of pixels that are converted at a time."""
 _ASPECT = (math.log(3 / 4), math.log(4 / 3))
 _ATTEMPTS = 10
-_LEVELS = 10
-_MID_GREY = [128.0, 128.0, 128.0]
 
 
 @dataclass(frozen=True)
@@ -68,26 +66,29 @@ class ImageTransform:
     decode: Literal["exact", "fast"]
     max_pixels: int
 
-    def __call__(self, encoded: bytes, random: np.random.Generator) -> tuple[Tensor, list[str]]:
-        """Return the crop and the kinds of conversion that the image needed. Raises BadSampleError."""
-        crop = self.choose(encoded, random)
-        return self.decode_crop(crop, random), crop.image.conversions
+    def __call__(
+        self, encoded: bytes, random: np.random.Generator, stored_key: int | None = None
+    ) -> tuple[Tensor | None, list[str], int]:
+        """Return the crop, the kinds of conversion that the image needed, and its key. Raises BadSampleError.
 
-    def choose(self, encoded: bytes, random: np.random.Generator) -> EncodedCrop:
-        """Read the header and choose the crop. Raises BadSampleError."""
-        image = read_header(encoded, self.max_pixels)
-        return EncodedCrop(encoded, image, random_crop(image.height, image.width, self.crop_scale, random))
-
-    def decode_crop(self, crop: EncodedCrop, random: np.random.Generator) -> Tensor:
-        """Return the pixels of a crop, with the generator that has chosen it. Raises BadSampleError."""
+        The key is a digest of the encoded image and the place of the crop, never 0. An image whose key is `stored_key`
+        is not decoded: its crop is None. stored_key: 0 decodes every image; None leaves the digest out, the key is 0.
+        """
         import torch
 
-        box, reduction = crop.box, 1
-        if self.decode == "fast" and crop.image.scalable:
+        image = read_header(encoded, self.max_pixels)
+        box, key = random_crop(image.height, image.width, self.crop_scale, random), 0
+        if stored_key is not None:
+            hashed = hashlib.blake2b(encoded, digest_size=8, key=repr(box).encode()).digest()
+            key = int.from_bytes(hashed, "little", signed=True) or 1
+            if key == stored_key:
+                return None, image.conversions, key
+        reduction = 1
+        if self.decode == "fast" and image.scalable:
             # The decoder may scale down as long as the crop keeps at least S pixels a side.
             shortest = min(box.height, box.width)
             reduction = next((factor for factor in (8, 4, 2) if shortest >= factor * self.image_size), 1)
-        pixels = crop.image.decode(reduction)
+        pixels = image.decode(reduction)
         # The crop starts on the grid of the reduced pixels; off the grid it would differ several times more from the
         # exactly decoded one.
         top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
@@ -101,22 +102,8 @@ class ImageTransform:
         if random.random() < self.flip:
             resized = resized.flip(-1)
         if self.rand_augment is not None:
-            resized = rand_augment(resized, self.rand_augment[0], self.rand_augment[1], random)
-        return resized
-
-
-@dataclass(frozen=True)
-class EncodedCrop:
-    """A crop of an image of which only the header has been read."""
-
-    encoded: bytes
-    image: EncodedImage
-    box: Box
-
-    def digest(self) -> int:
-        """Return 64 bits, never 0, that represent the encoded image and the place of the crop."""
-        hashed = hashlib.blake2b(self.encoded, digest_size=8, key=repr(self.box).encode()).digest()
-        return int.from_bytes(hashed, "little", signed=True) or 1
+            resized = rand_augment(resized, *self.rand_augment, random)
+        return resized, image.conversions, key
 
 
 @dataclass(frozen=True)
@@ -164,7 +151,7 @@ def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.rand
     signs = np.where(random.random(operations) < 0.5, 1.0, -1.0)
     for kind, chosen, sign in zip(kinds, applied, signs, strict=True):
         if chosen:
-            image = apply_operation(image, OPERATIONS[kind], magnitude / _LEVELS, sign)
+            image = apply_operation(image, OPERATIONS[kind], magnitude / 10, sign)
     return image
 
 
@@ -190,8 +177,8 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
             shift["xy".index(operation[-1])] = sign * 10 * level
         case "rotate":
             turn = sign * 30 * level
-    bilinear = InterpolationMode.BILINEAR
-    return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=_MID_GREY)
+    bilinear, mid_grey = InterpolationMode.BILINEAR, [128.0, 128.0, 128.0]
+    return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=mid_grey)
 
 
 # Decoding.
@@ -208,21 +195,11 @@ def read_image_file(path: Path) -> bytes:
 
 
 def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
-    """Read the header of an image.
+    """Read the header of an image. Raises BadSampleError for no image, and for one larger than `max_pixels`.
 
     max_pixels: data.max_pixels; None for the limit of PIL, 2 * PIL.Image.MAX_IMAGE_PIXELS.
-
-    Raises:
-        BadSampleError: not an image, or larger than `max_pixels`.
     """
-    if not encoded:
-        raise BadSampleError("empty_image", "the image has no bytes")
-    image: EncodedImage | None = None
-    if simplejpeg is not None and encoded.startswith(b"\xff\xd8\xff"):
-        with suppress(ValueError):
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-            image = _SimpleJpegImage(encoded, height, width) if colours in ("YCbCr", "Gray") else None
-    image = image or _PilImage(encoded)
+    image = EncodedImage(encoded)
     key, most = "data.max_pixels", max_pixels
     if most is None:
         key, most = "2 * PIL.Image.MAX_IMAGE_PIXELS =", 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
@@ -233,7 +210,7 @@ def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
 
 def decode(encoded: bytes) -> Image.Image:
     """Return an image as a PIL image of mode RGB. Raises BadSampleError."""
-    return read_header(encoded, None).decode_for_pil()
+    return Image.fromarray(read_header(encoded, None).decode(1))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -260,8 +237,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-class EncodedImage(ABC):
-    """An image of which only the header has been read.
+class EncodedImage:
+    """An image of which only the header has been read. Raises BadSampleError.
 
     extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
     kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB
@@ -270,76 +247,76 @@ class EncodedImage(ABC):
 
     height: int
     width: int
-    extension: str
-    scalable: bool
-    conversions: list[str]
-
-    @abstractmethod
-    def decode(self, reduction: int) -> Pixels:
-        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
-
-    def decode_for_pil(self) -> Image.Image:
-        """Return the pixels of `decode(1)` as a PIL image of mode RGB, once. Raises BadSampleError."""
-        return Image.fromarray(self.decode(1))
-
-
-class _SimpleJpegImage(EncodedImage):
-    scalable = True
     extension = "jpg"
+    scalable = True
 
-    def __init__(self, encoded: bytes, height: int, width: int) -> None:
-        self._encoded, self.height, self.width = encoded, height, width
-        self.conversions: list[str] = []
-
-    def decode(self, reduction: int) -> Pixels:
-        height, width = -(-self.height // reduction), -(-self.width // reduction)
-        try:
-            return simplejpeg.decode_jpeg(self._encoded, min_height=height, min_width=width)
-        except ValueError:
-            return _PilImage(self._encoded).decode(reduction)
-
-
-class _PilImage(EncodedImage):
     def __init__(self, encoded: bytes) -> None:
+        if not encoded:
+            raise BadSampleError("empty_image", "the image has no bytes")
+        self._encoded = encoded
+        self._image: Image.Image | None = None
+        self.conversions: list[str] = []
+        if simplejpeg is not None and encoded.startswith(b"\xff\xd8\xff"):
+            with suppress(ValueError):
+                self.height, self.width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
+                if colours in ("YCbCr", "Gray"):
+                    return
+        self._image = self._open()
+
+    def _open(self) -> Image.Image:
+        """Read the header with PIL."""
         with _pil_errors():
-            self._image = Image.open(io.BytesIO(encoded), formats=list(FORMATS))
-            self.width, self.height = self._image.size
+            image = Image.open(io.BytesIO(self._encoded), formats=list(FORMATS))
+            self.width, self.height = image.size
             # A JPEG may hold further images, and is then of PIL's format MPO.
-            self.extension = FORMATS.get(self._image.format or "", "jpg")
-            self.scalable = self._image.format == "JPEG"
-            mode, transparent = self._image.mode, self._image.has_transparency_data
-            # Counting the frames would decode all of them.
-            animated = self._image.format != "JPEG" and getattr(self._image, "is_animated", False)
+            self.extension = FORMATS.get(image.format or "", "jpg")
+            self.scalable = image.format == "JPEG"
             checks = {
-                "cmyk_image": mode == "CMYK", "palette_image": mode in ("P", "PA"),
-                "16_bit_image": mode.startswith("I"), "transparent_image": transparent, "animated_image": animated,
+                "cmyk_image": image.mode == "CMYK", "palette_image": image.mode in ("P", "PA"),
+                "16_bit_image": image.mode.startswith("I"), "transparent_image": image.has_transparency_data,
+                # Counting the frames would decode all of them.
+                "animated_image": image.format != "JPEG" and getattr(image, "is_animated", False),
             }  # fmt: skip
             self.conversions = [kind for kind, applies in checks.items() if applies]
+            return image
 
     def decode(self, reduction: int) -> Pixels:
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
+        if self._image is None:
+            height, width = -(-self.height // reduction), -(-self.width // reduction)
+            with suppress(ValueError):
+                return simplejpeg.decode_jpeg(self._encoded, min_height=height, min_width=width)
         with _pil_errors():
+            image = self._image or self._open()
+            if image.format == "PNG":
+                _check_pixels(self._encoded)
             if reduction > 1:
-                self._image.draft(None, (self.width // reduction, self.height // reduction))
-            self._image.load()
+                image.draft(None, (self.width // reduction, self.height // reduction))
+            image.load()
             # Converted in strips: copies of a large image in other modes would take many times its memory.
-            width, height = self._image.size
+            width, height = image.size
             rows = max(1, _STRIP // width)
             if rows >= height:
-                pixels = np.array(to_rgb(self._image))
+                pixels = np.array(to_rgb(image))
             else:
                 pixels = np.empty((height, width, 3), np.uint8)
                 for top in range(0, height, rows):
                     end = min(top + rows, height)
-                    pixels[top:end] = np.asarray(to_rgb(self._image.crop((0, top, width, end))))
-            self._image.close()
+                    pixels[top:end] = np.asarray(to_rgb(image.crop((0, top, width, end))))
+            image.close()
             return pixels
 
-    def decode_for_pil(self) -> Image.Image:
-        if self._image.mode != "RGB" or self._image.has_transparency_data:
-            return super().decode_for_pil()
-        with _pil_errors():
-            self._image.load()
-            return self._image
+
+def _check_pixels(png: bytes) -> None:
+    """Raise BadSampleError if a checksum of a PNG's pixels is wrong, which PIL does not test."""
+    content, start = memoryview(png), 8
+    while start + 12 <= len(png):
+        end = start + 8 + int.from_bytes(content[start : start + 4], "big")
+        checksum = content[end : end + 4]
+        complete = content[start + 4 : start + 8] == b"IDAT" and len(checksum) == 4
+        if complete and zlib.crc32(content[start + 4 : end]) != int.from_bytes(checksum, "big"):
+            raise BadSampleError("undecodable_image", f"the checksum of bytes {start} to {end} is wrong")
+        start = end + 4
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,10 +48,6 @@ class InMemoryDataset:
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """No-op: nothing is decoded."""
 
-    def names(self, sample_ids: Sequence[int]) -> list[str]:
-        """Empty: pairs have no names."""
-        return []
-
     def captions(self) -> CaptionCounts:
         """Empty: the pairs need not be images and captions."""
         return CaptionCounts()
@@ -60,23 +56,22 @@ class InMemoryDataset:
         """Empty: all pairs are usable."""
         return {}
 
-    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
-        """Empty: the pairs need not be images and captions."""
+    def examples(self, sample_ids: Sequence[int]) -> list[Any]:
+        """Empty: the pairs need not be images and captions, and have no names."""
         return []
+
+    names = examples
 
     def check(self, seed: int, global_batch: int) -> None:
         """Raise ConfigError if a batch of this size would hold a pair twice."""
-        self._plan(seed, global_batch)
+        Plan([[self.samples]], [1.0], seed, 1, global_batch)
 
     def batches(
         self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
     ) -> Iterator[Batch]:
         """Yield this rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, never trimmed."""
         rows = rank_rows(global_batch, world)
-        plan = self._plan(seed, global_batch)
+        plan = Plan([[self.samples]], [1.0], seed, 1, global_batch)
         for step in range(start_step, stop_step):
             ids = torch.from_numpy(plan.rows(step).sample_id[rows].copy())
             yield Batch(self._image[ids], self._text[ids], ids)
-
-    def _plan(self, seed: int, global_batch: int) -> Plan:
-        return Plan([[self.samples]], [1.0], seed, 1, global_batch)

@@ -13,10 +13,10 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,13 @@ from clipzoo.data.captions import CaptionCounts
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
 from clipzoo.data.locations import ShardCache, Source, is_remote, parse_sources, states
-from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_descriptor, scan_shard, split_keys
+from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_descriptor, scan_shard
 from clipzoo.errors import ConfigError, masked, number_of
 
 FOLDER = "clipzoo_index"
 VERSION = 2
 DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
-STATS_REMEDY = "the size of other shards is used"
 MOST = 2**44
 """Samples of a shard, and bytes of its keys: sums over a hundred thousand shards are 64-bit integers."""
 _CACHED_SHARDS = 8
@@ -79,28 +78,24 @@ class ShardIndex:
         self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
-        self._records: np.ndarray | None = None
-        self.keys: Callable[[int], list[str]] = lru_cache(_CACHED_SHARDS)(
-            lambda shard: split_keys(self.key_bytes(shard), self.shards[shard].count)
-        )
+        self.keys = lru_cache(_CACHED_SHARDS)(self._keys)
 
-    @property
+    @cached_property
     def records(self) -> np.ndarray:
         """[n] of RECORD. Memory-mapped on first use, in the process that reads."""
-        if self._records is None:
-            empty = np.empty(0, RECORD)
-            self._records = np.memmap(self.data, RECORD, "r", shape=(self.samples,)) if self.samples else empty
-        return self._records
+        return np.memmap(self.data, RECORD, "r", shape=(self.samples,)) if self.samples else np.empty(0, RECORD)
 
     def records_of(self, shard: int) -> np.ndarray:
         """Return the records [count] of a shard."""
         return self.records[self.starts[shard] : self.starts[shard + 1]]
 
-    def key_bytes(self, shard: int) -> bytes:
-        """Read the keys of a shard as they are stored in the data file."""
+    def _keys(self, shard: int) -> list[str]:
+        row = self.shards[shard]
+        if not row.count:
+            return []
         with io.readable(self.data, io.ANY_SIZE, REMEDY) as file:
-            file.seek(self.samples * RECORD.itemsize + self.shards[shard].key_start)
-            return file.read(self.shards[shard].key_bytes)
+            file.seek(self.samples * RECORD.itemsize + row.key_start)
+            return file.read(row.key_bytes).decode().split("\0")
 
     def locate(self, sample: int) -> tuple[int, int]:
         """Return (shard, position in the shard) of sample 0 .. n - 1 of the source."""
@@ -146,31 +141,27 @@ def load_or_build(
 
     # Read new and changed shards, and copy the rows of all others.
     stale_locations = [location for location, read in zip(locations, stale, strict=True) if read]
-    scan_one: Callable[[str], Scan] = partial(_scan, cache, caption_key)
     count = min(processes or os.cpu_count() or 1, len(stale_locations) // _SHARDS_PER_PROCESS)
-    scans = map_in_children(scan_one, stale_locations, count, 4) if count > 1 else map(scan_one, stale_locations)
+    scans = map_in_children(partial(_scan, cache, caption_key), stale_locations, count, 4)
     names = relative_names(locations)
-    with (
-        _open_folder(folders, locations[0]) as folder,
-        _Writer(folder, index_name(locations, caption_key)) as writer,
-    ):
+
+    def rows() -> Iterator[tuple[Shard, bytes, bytes]]:
         for number, (shard, state) in enumerate(zip(before, now, strict=True)):
             scan = next(scans) if stale[number] else None
             if scan is None or (known and scan.flaw and _is_start_of(scan, known, number)):
                 assert known and shard
                 row = replace(shard, state=state or shard.state, flaw=scan.flaw) if scan else shard
-                writer.add(row, known.records_of(number).tobytes(), known.key_bytes(number))
+                records, keys = known.records_of(number).tobytes(), "\0".join(known.keys(number)).encode()
             else:
-                records, keys = scan.records.tobytes(), scan.key_bytes
+                records, keys = scan.records.tobytes(), "\0".join(scan.keys).encode()
                 row = Shard(
                     names[number], len(scan.records), scan.bytes, state or (scan.bytes, 0), 0, len(keys),
                     _digest_of(keys, records), scan.duplicates, scan.flaw,
                 )  # fmt: skip
-                writer.add(row, records, keys)
-        # A source without samples, such as a mistyped one, leaves no files behind.
-        if not any(shard.count for shard in writer.shards):
-            return ShardIndex(writer.shards, locations, folder / "nothing", CaptionCounts())
-        return ShardIndex(writer.shards, locations, *writer.finish())
+            yield row, records, keys
+
+    with _open_folder(folders, locations[0]) as folder:
+        return _write(folder, locations, index_name(locations, caption_key), rows())
 
 
 def _scan(cache: ShardCache, caption_key: str | None, location: str) -> Scan:
@@ -179,7 +170,7 @@ def _scan(cache: ShardCache, caption_key: str | None, location: str) -> Scan:
     try:
         descriptor = cache.open(location)
     except OSError as error:
-        return Scan.unreadable(f"unreadable: {error}")
+        return Scan(f"unreadable: {error}")
     try:
         return scan_descriptor(descriptor, caption_key)
     finally:
@@ -197,8 +188,8 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
     return not count or all(new in (0, old) for new, old in zip(scan.records[-1], before[-1], strict=True))
 
 
-def _digest_of(key_bytes: bytes, records: bytes) -> str:
-    return hashlib.sha256(key_bytes + records).hexdigest()[:16]
+def _digest_of(keys: bytes, records: bytes) -> str:
+    return hashlib.sha256(keys + records).hexdigest()[:16]
 
 
 @contextmanager
@@ -228,53 +219,47 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
     )
 
 
-class _Writer:
-    """Writes an index shard by shard, with memory independent of the number of samples.
+def _write(
+    folder: Path, locations: Sequence[str], digest: str, rows: Iterable[tuple[Shard, bytes, bytes]]
+) -> ShardIndex:
+    """Write an index, given every shard with its records and keys, in memory independent of the number of samples.
 
     The writes are atomic, data before table: a reader sees the old index or the new one, whatever is interrupted. The
     data file is named by its content, so a run that reads an older one is not disturbed.
     """
-
-    def __init__(self, folder: Path, digest: str) -> None:
-        self.shards: list[Shard] = []
-        self._folder, self._digest = folder, digest
-        self._key_start = 0
-        self._content = hashlib.sha256()
-
-    def __enter__(self) -> _Writer:
-        with io.explained(self._folder):
-            # Without a name: a kill leaves nothing.
-            self._files = [tempfile.TemporaryFile(dir=self._folder) for _ in range(2)]  # noqa: SIM115 - closed on exit
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            with suppress(OSError):  # a full disk, which `add` or `finish` has reported
-                file.close()
-
-    def add(self, shard: Shard, records: bytes, keys: bytes) -> None:
-        self.shards.append(replace(shard, key_start=self._key_start))
-        self._key_start += len(keys)
-        for file, content in zip(self._files, (records, keys), strict=True):
-            with io.explained(self._folder):
-                file.write(content)
-            self._content.update(content)
-
-    def finish(self) -> tuple[Path, CaptionCounts]:
-        """Write the table; return the path of the data file, and how often captions repeat."""
-        data = self._folder / f"{self._digest}-{self._content.hexdigest()[:12]}.bin"
+    shards: list[Shard] = []
+    key_start, content = 0, hashlib.sha256()
+    with io.explained(folder):
+        # Without a name: a kill leaves nothing.
+        files = [tempfile.TemporaryFile(dir=folder) for _ in range(2)]  # noqa: SIM115 - closed below
+    try:
+        for shard, *parts in rows:
+            shards.append(replace(shard, key_start=key_start))
+            key_start += shard.key_bytes
+            for file, part in zip(files, parts, strict=True):
+                with io.explained(folder):
+                    file.write(part)
+                content.update(part)
+        samples = sum(shard.count for shard in shards)
+        # A source without samples, such as a mistyped one, leaves no files behind.
+        if not samples:
+            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts())
+        data = folder / f"{digest}-{content.hexdigest()[:12]}.bin"
         with io.whole(data) as target:
-            for file in self._files:
+            for file in files:
                 file.seek(0)
                 shutil.copyfileobj(file, target)
-        samples = sum(shard.count for shard in self.shards)
         captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
         table = {
             "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
-            "shards": [asdict(shard) for shard in self.shards],
+            "shards": [asdict(shard) for shard in shards],
         }  # fmt: skip
-        io.write_whole(self._folder / f"{self._digest}.json", json.dumps(table))
-        return data, captions
+        io.write_whole(folder / f"{digest}.json", json.dumps(table))
+        return ShardIndex(shards, locations, data, captions)
+    finally:
+        for file in files:
+            with suppress(OSError):  # a full disk, which has been reported
+                file.close()
 
 
 def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | None = None) -> ShardIndex | None:
@@ -282,10 +267,9 @@ def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | N
 
     A damaged index is named in the log and counts as none.
     """
-    damage = io.DamageLog()
     for folder in folders:
         path = folder / f"{index_name(locations, caption_key)}.json"
-        if path.is_file() and (index := damage.read(partial(_read, path, locations), None)) is not None:
+        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations), None)) is not None:
             return index
     return None
 
@@ -429,16 +413,16 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
 
 def _stated_count(location: str, usual: int) -> int:
     """Return the number of samples that img2dataset states for a shard, or else `usual`."""
-    if is_remote(location):
+    if is_remote(location) or not (stats := Path(location).with_name(f"{Path(location).stem}_stats.json")).is_file():
         return usual
-    stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
-
-    def successes() -> int:
-        content = io.read_json(stats, io.MB, STATS_REMEDY)
-        io.require_fields(stats, content, {"successes": int}, STATS_REMEDY)
-        return content["successes"]
-
-    return io.DamageLog().read(successes, usual) if stats.is_file() else usual
+    remedy = "the size of other shards is used"
+    try:
+        content = io.read_json(stats, io.MB, remedy)
+        io.require_fields(stats, content, {"successes": int}, remedy)
+    except io.DamagedFileError as error:
+        _log.warning("%s", error)
+        return usual
+    return content["successes"]
 
 
 # Fingerprints of datasets: digests of their content, independent of their folder.
@@ -459,13 +443,11 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
         return None
     sources, indexes = parse_sources(data["shards"]), []
     for source in sources:
-        folders = index_folders(source.shards, data["index_folder"], run)
-        index = load(source.shards, folders, data["caption_key"])
-        # Another dataset may have shards of the same names.
-        try:
-            if index is None or states(source.shards) != [shard.state for shard in index.shards]:
-                return None
-        except OSError:
-            return None
-        indexes.append(index)
+        index = load(source.shards, index_folders(source.shards, data["index_folder"], run), data["caption_key"])
+        with suppress(OSError):
+            # Another dataset may have shards of the same names.
+            if index and states(source.shards) == [shard.state for shard in index.shards]:
+                indexes.append(index)
+    if len(indexes) < len(sources):
+        return None
     return fingerprint(indexes, sources, data["shuffle_window"])

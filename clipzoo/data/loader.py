@@ -37,10 +37,8 @@ def iterate(
     With 0 workers the items are computed in this process.
 
     timeout: seconds without an item after which the workers count as hanging. key: the configuration key that holds
-    `workers`, for messages.
-
-    Raises:
-        TrainingError: a worker was killed, hangs, or cannot pass an item through shared memory.
+    `workers`, for messages. Raises TrainingError if a worker was killed, hangs, or cannot pass an item through shared
+    memory.
     """
     loader: DataLoader = DataLoader(
         _InWorker(dataset, key) if workers else dataset,
@@ -78,15 +76,16 @@ class _Failure:
     error: ConfigError | TrainingError | ExceptionWrapper
 
 
+@dataclass(frozen=True, eq=False)
 class _InWorker(Dataset, Generic[Item]):
     """Items of `dataset` with their tensors in shared memory, or a failure."""
 
-    def __init__(self, dataset: Dataset[Item], key: str) -> None:
-        self._dataset, self._key = dataset, key
+    dataset: Dataset[Item]
+    key: str
 
     def __getitem__(self, step: int) -> Item | _Failure:
         try:
-            item = self._dataset[step]
+            item = self.dataset[step]
             # Here, because a failure in the thread that sends the item would leave the parent waiting for it.
             self._share(item)
             return item
@@ -97,12 +96,9 @@ class _InWorker(Dataset, Generic[Item]):
 
     def _share(self, item: Any) -> None:
         """Move the tensors of nested tuples and batches into shared memory."""
-        if isinstance(item, Batch):
-            item = (item.image, item.text, item.sample_id, item.image_key, item.text_length)
-        if isinstance(item, tuple):
-            for part in item:
-                self._share(part)
-        elif isinstance(item, torch.Tensor):
+        for part in vars(item).values() if isinstance(item, Batch) else item if isinstance(item, tuple) else ():
+            self._share(part)
+        if isinstance(item, torch.Tensor):
             try:
                 item.share_memory_()
             except (RuntimeError, OSError) as error:
@@ -111,7 +107,7 @@ class _InWorker(Dataset, Generic[Item]):
                 raise TrainingError(
                     f"a loader process cannot pass {item.nbytes / 1e6:.1f} MB through {SHARED_MEMORY}, which has "
                     f"{free:.1f} of {total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower "
-                    f"{self._key}, or set {self._key}=0"
+                    f"{self.key}, or set {self.key}=0"
                 ) from error
 
 
@@ -119,7 +115,16 @@ def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> 
     """Yield the items of the workers. A thread takes them: torch waits without a limit for the rest of an item."""
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
     results: queue.SimpleQueue[Item | _Failure | Exception | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(iterator, requests, results), name="loader", daemon=True).start()
+
+    def receive() -> None:
+        # One item for each request, None after the last one; an error of the loader takes the place of an item.
+        while requests.get():
+            try:
+                results.put(next(iterator, None))
+            except Exception as error:
+                results.put(error)
+
+    threading.Thread(target=receive, name="loader", daemon=True).start()
     workers = iterator._workers  # type: ignore[attr-defined]
     healthy = False
     try:
@@ -141,36 +146,25 @@ def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> 
         _stop(iterator, healthy)
 
 
-def _receive(iterator: Iterator, requests: queue.SimpleQueue[bool], results: queue.SimpleQueue) -> None:
-    """Put one item for each request, None after the last one; an error of the loader takes the place of an item."""
-    while requests.get():
-        try:
-            results.put(next(iterator, None))
-        except Exception as error:
-            results.put(error)
-
-
 def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -> Any:
     """Wait for a result while the workers live, for `timeout` seconds."""
     waited = 0.0
     while True:
+        item = None
         try:
             item = results.get(timeout=POLL)
-        except queue.Empty:
-            item = None
-        else:
             if not isinstance(item, Exception):
                 return item
+        except queue.Empty:
+            waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
         for pid, code in ((worker.pid, worker.exitcode) for worker in workers):
             if code:  # 0 at the end of the items
                 cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
                 reasons = {-signal.SIGKILL: " (out of memory?)", -signal.SIGBUS: f" ({SHARED_MEMORY} or a disk full?)"}
-                reason = reasons.get(code, "")
-                raise TrainingError(f"loader process {pid} {cause}{reason}: lower {key}, or set {key}=0")
-        if isinstance(item, Exception):
+                raise TrainingError(f"loader process {pid} {cause}{reasons.get(code, '')}: lower {key}, or set {key}=0")
+        if item is not None:
             # Errors of the dataset are items: this is one of the loader.
             raise TrainingError(f"the loader processes failed: {item}; {key}=0 uses none") from item
-        waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
         if waited >= timeout:
             words = {"D": "waits for a disk or a network", "R": "computes", "T": "is stopped"}
             states = []

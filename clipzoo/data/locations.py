@@ -35,12 +35,10 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """Endings of files that list images and captions."""
 SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without output after which a command counts as hanging."""
-Paths = str | Path | Sequence[str | Path]
-Shards = Paths | Sequence[Mapping[str, str | float | Sequence[str]]]
+Shards = str | Path | Sequence[str | Path] | Sequence[Mapping[str, str | float | Sequence[str]]]
 State = tuple[int, int]
 """Size of a shard in bytes, and its modification time or a number made from its tag."""
 MISSING: State = (-1, 0)
-_THREADS = 16
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _MARKS = 0xF0000
@@ -68,30 +66,28 @@ def parse_sources(shards: Shards) -> list[Source]:
     A path is a tar, a brace pattern, a glob, a folder (its *.tar), an fsspec URL of one of these, or `pipe:COMMAND`.
     """
     if isinstance(shards, str | Path):
-        return [Source(_expand_all([shards]), 1.0)]
+        shards = [shards]
     if not isinstance(shards, Sequence) or not shards:
         raise ConfigError(f"data.shards is {shards!r}: give a path, a pattern, or a list of them")
-    if all(isinstance(entry, str | Path) for entry in shards):
-        return [Source(_expand_all(shards), 1.0)]
-    sources, entries = [], list[Any](shards)
+    entries = list[Any](shards)
+    if all(isinstance(entry, str | Path) for entry in entries):
+        entries = [{"path": entries}]
+    sources = []
     for entry in entries:
         if not isinstance(entry, Mapping) or not entry.get("path") or set(entry) - {"path", "weight"}:
             raise ConfigError(
                 f"data.shards holds {entry!r}: in a list with weights, every entry is {{path: ..., weight: ...}}"
             )
-        weight, paths = entry.get("weight", 1.0), entry["path"]
+        weight, patterns = entry.get("weight", 1.0), entry["path"]
         if not WEIGHT.admits(weight):
-            raise ConfigError(f"data.shards: the weight of {paths} must be {WEIGHT.words}, not {weight!r}")
-        sources.append(Source(_expand_all([paths] if isinstance(paths, str) else paths), float(weight)))
+            raise ConfigError(f"data.shards: the weight of {patterns} must be {WEIGHT.words}, not {weight!r}")
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        locations = [shard for pattern in patterns for shard in _expand(str(pattern))]
+        if len(set(locations)) < len(locations):
+            repeated = min(shard for shard in locations if locations.count(shard) > 1)
+            raise ConfigError(f"data.shards names {repeated} twice: every sample comes once an epoch")
+        sources.append(Source(tuple(locations), float(weight)))
     return sources
-
-
-def _expand_all(patterns: Sequence[object]) -> tuple[str, ...]:
-    shards = [shard for pattern in patterns for shard in _expand(str(pattern))]
-    if len(set(shards)) < len(shards):
-        repeated = min(shard for shard in shards if shards.count(shard) > 1)
-        raise ConfigError(f"data.shards names {repeated} twice: every sample comes once an epoch")
-    return tuple(shards)
 
 
 def _expand(pattern: str) -> list[str]:
@@ -113,7 +109,7 @@ def _expand(pattern: str) -> list[str]:
         raise ConfigError(f"data.shards: {pattern}: {error}") from None
     if pattern.startswith("pipe:"):
         return paths
-    return [shard for path in paths for shard in (_listed_remotely(path) if is_remote(path) else _listed(path))]
+    return [shard for path in paths for shard in _listed(path)]
 
 
 def _count(pattern: str) -> int:
@@ -140,33 +136,31 @@ def _count(pattern: str) -> int:
 
 
 def _listed(path: str) -> list[str]:
-    try:
-        absolute = Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise ConfigError(f"data.shards: {path}: {error}") from None
-    if absolute.is_dir():
-        shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
-    elif glob.has_magic(path) and not absolute.exists():
-        shards, fault = sorted(glob.glob(str(absolute))), "matches no file"
+    """Return the shards of a folder or of a glob, on the disk or in a store; else the absolute path or the URL."""
+    if is_url(path):
+        if not glob.has_magic(path) and not path.endswith("/"):
+            return [path]
+        filesystem, place = open_filesystem(path, KEY)
+        pattern, fault = place.rstrip("/") + "/*.tar" if path.endswith("/") else place, "matches no file"
+        try:
+            names = sorted(repeated(path, lambda: filesystem.glob(pattern), KEY))
+        except OSError as error:
+            raise ConfigError(f"data.shards: {path} cannot be listed: {error}") from error
+        shards = [filesystem.unstrip_protocol(name) for name in names]
     else:
-        return [str(absolute)]
+        try:
+            absolute = Path(path).expanduser().absolute()
+        except RuntimeError as error:
+            raise ConfigError(f"data.shards: {path}: {error}") from None
+        if absolute.is_dir():
+            shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
+        elif glob.has_magic(path) and not absolute.exists():
+            shards, fault = sorted(glob.glob(str(absolute))), "matches no file"
+        else:
+            return [str(absolute)]
     if not shards:
         raise ConfigError(f"data.shards: {path} {fault}")
     return shards
-
-
-def _listed_remotely(url: str) -> list[str]:
-    if not glob.has_magic(url) and not url.endswith("/"):
-        return [url]
-    filesystem, path = open_filesystem(url, KEY)
-    pattern = path.rstrip("/") + "/*.tar" if url.endswith("/") else path
-    try:
-        shards = sorted(repeated(url, lambda: filesystem.glob(pattern), KEY))
-    except OSError as error:
-        raise ConfigError(f"data.shards: {url} cannot be listed: {error}") from error
-    if not shards:
-        raise ConfigError(f"data.shards: {url} matches no file")
-    return [filesystem.unstrip_protocol(shard) for shard in shards]
 
 
 def is_remote(location: str) -> bool:
@@ -175,7 +169,7 @@ def is_remote(location: str) -> bool:
 
 def states(locations: Sequence[str]) -> list[State | None]:
     """Return the state of every shard: MISSING if there is none, None if only reading the shard would tell."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(16) as pool:
         return list(pool.map(_state, locations))
 
 
@@ -229,11 +223,8 @@ class ShardCache:
     def open(self, location: str, *, size: int | None = None) -> int:
         """Return a file descriptor of the shard, which the caller closes; download the shard if needed.
 
-        size: a cached copy of that many bytes is reused; None: always download.
-
-        Raises:
-            OSError: the shard cannot be read.
-            ConfigError: the cache cannot be written.
+        size: a cached copy of that many bytes is reused; None: always download. Raises OSError if the shard cannot be
+        read, ConfigError if the cache cannot be written.
         """
         if not is_remote(location):
             # A named pipe that has taken the place of a shard would wait for a writer.
@@ -267,22 +258,20 @@ class ShardCache:
                     os.replace(part, copy)
             finally:
                 part.unlink(missing_ok=True)
+            # The least recently used copies are deleted.
             with _held(open(self._folder / ".evict.lock", "w")):
-                self._evict(copy)
+                copies = []
+                for path in self._folder.glob("[!.]*"):
+                    # The folder may be emptied by hand at any time, and may have files of other users.
+                    with suppress(OSError):
+                        copies.append((path.stat(), path))
+                total = sum(status.st_size for status, _ in copies)
+                for status, path in sorted(copies, key=lambda entry: entry[0].st_mtime_ns):
+                    if total > self._limit and path != copy:
+                        with suppress(OSError):
+                            path.unlink()
+                        total -= status.st_size
             return descriptor
-
-    def _evict(self, newest: Path) -> None:
-        copies = []
-        for path in self._folder.glob("[!.]*"):
-            # The folder may be emptied by hand at any time, and may have files of other users.
-            with suppress(OSError):
-                copies.append((path.stat(), path))
-        total = sum(status.st_size for status, _ in copies)
-        for status, path in sorted(copies, key=lambda copy: copy[0].st_mtime_ns):
-            if total > self._limit and path != newest:
-                with suppress(OSError):
-                    path.unlink()
-                total -= status.st_size
 
     @contextmanager
     def _explained(self, full_disk_only: bool = False) -> Iterator[None]:
@@ -317,15 +306,9 @@ def _held(file: TextIO) -> Iterator[None]:
 
 
 def copy_location(location: str, target: IO[bytes]) -> None:
-    """Copy a remote shard into an open file.
-
-    Raises:
-        OSError: the shard cannot be read.
-        TrainingError: its server does not answer.
-    """
+    """Copy a remote shard into an open file. Raises OSError; TrainingError if its server does not answer."""
     if location.startswith("pipe:"):
-        copy_output(location.removeprefix("pipe:"), target)
-        return
+        return copy_output(location.removeprefix("pipe:"), target)
     filesystem, path = open_filesystem(location, KEY)
 
     def download() -> None:
@@ -347,9 +330,7 @@ def copy_location(location: str, target: IO[bytes]) -> None:
 def copy_output(command: str, target: IO[bytes]) -> None:
     """Write the output of a command to an open file.
 
-    Raises:
-        OSError: the command failed.
-        TrainingError: it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
+    Raises OSError if the command failed, TrainingError if it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
     """
     shell = shutil.which("bash")
     # With pipefail, a pipeline fails when any of its commands fails.

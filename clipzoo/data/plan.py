@@ -19,14 +19,13 @@ from clipzoo.errors import ConfigError, number_of
 
 Ids = NDArray[np.int64]
 _PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4}
-_WORD = 2**64
 
 
 def generator(
     purpose: Literal["shards", "window", "augment", "caption"], seed: int, epoch: int, index: int
 ) -> np.random.Generator:
     """Return Philox keyed by (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
-    key = np.array([seed % _WORD, _PURPOSES[purpose]], dtype=np.uint64)
+    key = np.array([seed % 2**64, _PURPOSES[purpose]], dtype=np.uint64)
     counter = np.array([0, 0, index, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
@@ -64,9 +63,9 @@ class Plan:
         self._streams = []
         first_id = 0
         for source, shard_counts in enumerate(counts):
-            order = EpochOrder(shard_counts, first_id, seed, source, shuffle_window)
-            self._streams.append(Stream(order, source, self._mixture, global_batch))
-            first_id += order.samples
+            stream = Stream(shard_counts, first_id, seed, source, shuffle_window, self._mixture, global_batch)
+            self._streams.append(stream)
+            first_id += stream.samples
         self.samples = first_id
 
     def rows(self, step: int) -> Rows:
@@ -89,10 +88,11 @@ class Plan:
         return [
             (source, shard)
             for source, stream in enumerate(self._streams)
-            for shard in stream.order.upcoming_shards(max(0, self._mixture.count(source, rows) - 1))
+            for shard in stream.upcoming_shards(max(0, self._mixture.count(source, rows) - 1))
         ]
 
 
+@dataclass(frozen=True)
 class Mixture:
     """Assigns every row of the run to one of the sources, in proportion to their integer `shares`.
 
@@ -100,8 +100,7 @@ class Mixture:
     to the source that comes first. The arithmetic is exact, so the millionth step is assigned like the first.
     """
 
-    def __init__(self, shares: Sequence[int]) -> None:
-        self.shares = list(shares)
+    shares: Sequence[int]
 
     def row(self, source: int, item: int) -> int:
         """Return the row of the run that holds item `item` of the source."""
@@ -121,32 +120,55 @@ class Mixture:
         return bisect_left(range(rows), rows, key=partial(self.row, source))
 
 
-class EpochOrder:
-    """order(epoch) of one source: shards are shuffled, then samples within windows of `shuffle_window` shards.
+class Stream:
+    """order(0), order(1), ... of one source end to end, without repeating a sample within a step.
 
-    A window is permuted when it is first read, so memory and the cost of resuming do not grow with n.
+    In order(epoch) the shards are shuffled, then samples within windows of `shuffle_window` shards. A window is
+    permuted when it is first read, so memory and the cost of resuming do not grow with n.
+
+    If a step takes the last r entries of one epoch and the first h of the next, entries of the next order that are
+    among those r move directly behind the first h other entries. With n >= 2 (r + h) this never changes the end of an
+    epoch, so an order depends only on its own and its predecessor's permutation. With fewer samples the orders are
+    computed from epoch 0 on.
     """
 
-    def __init__(self, counts: Sequence[int], first_id: int, seed: int, source: int, shuffle_window: int) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int],
+        first_id: int,
+        seed: int,
+        source: int,
+        shuffle_window: int,
+        mixture: Mixture,
+        global_batch: int,
+    ) -> None:
         self._counts = np.asarray(counts, dtype=np.int64)
         self._first_ids = first_id + np.concatenate([[0], np.cumsum(self._counts)[:-1]])
         self.samples = int(self._counts.sum())
         self._seed, self._source, self._width = seed, source, shuffle_window
+        self._mixture, self._global_batch = mixture, global_batch
+        shares = mixture.shares
+        rows = global_batch if len(shares) == 1 else -(-global_batch * shares[source] // sum(shares)) + 1
+        self._most = min(rows, global_batch)
+        if self.samples < self._most:
+            raise ConfigError(
+                f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {self.samples}, "
+                "so it would repeat a sample: lower trainer.global_batch, or add shards to data.shards"
+            )
+        self._small: tuple[int, Ids] | None = None
         self._shards = lru_cache(maxsize=2)(self._shuffle_shards)
         self._window = lru_cache(maxsize=3)(self._shuffle_window)
 
-    def ids(self, epoch: int, start: int, stop: int) -> Ids:
-        """Return the sample ids [stop - start] at positions start .. stop - 1 of the epoch."""
-        _, starts = self._shards(epoch)
-        parts = []
-        window = int(np.searchsorted(starts, start, side="right")) - 1
+    def rows(self, start: int, stop: int) -> Rows:
+        """Return items start .. stop - 1 of the stream."""
+        ids, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         while start < stop:
-            begin, end = int(starts[window]), int(starts[window + 1])
-            if begin < end:
-                parts.append(self._window(epoch, window)[start - begin : min(stop, end) - begin])
-                start = max(start, min(stop, end))
-            window += 1
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+            epoch, position = divmod(start, self.samples)
+            end = min(self.samples, position + stop - start)
+            ids.append(self._ids(epoch, position, end))
+            epochs.append(np.full(end - position, epoch, dtype=np.int64))
+            start += end - position
+        return Rows(np.concatenate(ids), np.concatenate(epochs))
 
     def upcoming_shards(self, item: int) -> list[int]:
         """Return the shards of the window that holds item `item` of the stream, and of the next window."""
@@ -157,6 +179,51 @@ class EpochOrder:
         if (window + 1) * self._width >= len(shards):
             upcoming = np.concatenate([upcoming, self._shards(epoch + 1)[0][: self._width]])
         return upcoming.tolist()
+
+    def _ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Return the sample ids [stop - start] at positions start .. stop - 1 of order(epoch)."""
+        n = self.samples
+        if n < 2 * self._most:
+            # The order of a small source, from the one before.
+            if self._small is None or self._small[0] > epoch:
+                self._small = 0, self._shuffled(0, 0, n)
+            current, order = self._small
+            while current < epoch:
+                current += 1
+                tail, head = self._boundary(current)
+                permutation = self._shuffled(current, 0, n)
+                order = _without_repeats(permutation, order[n - tail :], head) if tail else permutation
+            self._small = current, order
+            return order[start:stop]
+        tail, head = self._boundary(epoch)
+        zone = tail + head
+        if start >= zone or not tail:
+            return self._shuffled(epoch, start, stop)
+        first = _without_repeats(self._shuffled(epoch, 0, zone), self._shuffled(epoch - 1, n - tail, n), head)
+        return np.concatenate([first[start:stop], self._shuffled(epoch, zone, max(stop, zone))])
+
+    def _boundary(self, epoch: int) -> tuple[int, int]:
+        """Return (r, h) of the step that ends the previous epoch and starts this one; (0, 0) if there is none."""
+        boundary = epoch * self.samples
+        if boundary == 0:
+            return 0, 0
+        step = self._mixture.row(self._source, boundary - 1) // self._global_batch
+        start = self._mixture.count(self._source, step * self._global_batch)
+        stop = self._mixture.count(self._source, (step + 1) * self._global_batch)
+        return (boundary - start, stop - boundary) if stop > boundary else (0, 0)
+
+    def _shuffled(self, epoch: int, start: int, stop: int) -> Ids:
+        """Return positions start .. stop - 1 of the epoch's permutation, before repeats within a step are moved."""
+        _, starts = self._shards(epoch)
+        parts = []
+        window = int(np.searchsorted(starts, start, side="right")) - 1
+        while start < stop:
+            begin, end = int(starts[window]), int(starts[window + 1])
+            if begin < end:
+                parts.append(self._window(epoch, window)[start - begin : min(stop, end) - begin])
+                start = max(start, min(stop, end))
+            window += 1
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids]:
         """Return the order of the shards and the first position of each window, followed by n."""
@@ -169,74 +236,6 @@ class EpochOrder:
         members = shards[window * self._width : (window + 1) * self._width]
         ids = np.concatenate([np.arange(self._counts[s], dtype=np.int64) + self._first_ids[s] for s in members])
         return generator("window", self._seed, epoch, (self._source << 40) + window).permutation(ids)
-
-
-class Stream:
-    """order(0), order(1), ... of one source end to end, without repeating a sample within a step.
-
-    If a step takes the last r entries of one epoch and the first h of the next, entries of the next order that are
-    among those r move directly behind the first h other entries. With n >= 2 (r + h) this never changes the end of an
-    epoch, so an order depends only on its own and its predecessor's permutation. With fewer samples the orders are
-    computed from epoch 0 on.
-    """
-
-    def __init__(self, order: EpochOrder, source: int, mixture: Mixture, global_batch: int) -> None:
-        self.order, self._source, self._mixture, self._global_batch = order, source, mixture, global_batch
-        shares = mixture.shares
-        rows = global_batch if len(shares) == 1 else -(-global_batch * shares[source] // sum(shares)) + 1
-        self._most = min(rows, global_batch)
-        if order.samples < self._most:
-            raise ConfigError(
-                f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {order.samples}, "
-                "so it would repeat a sample: lower trainer.global_batch, or add shards to data.shards"
-            )
-        self._small: tuple[int, Ids] | None = None
-
-    def rows(self, start: int, stop: int) -> Rows:
-        """Return items start .. stop - 1 of the stream."""
-        n = self.order.samples
-        ids, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-        while start < stop:
-            epoch, position = divmod(start, n)
-            end = min(n, position + stop - start)
-            ids.append(self._ids(epoch, position, end))
-            epochs.append(np.full(end - position, epoch, dtype=np.int64))
-            start += end - position
-        return Rows(np.concatenate(ids), np.concatenate(epochs))
-
-    def _ids(self, epoch: int, start: int, stop: int) -> Ids:
-        n = self.order.samples
-        if n < 2 * self._most:
-            return self._small_order(epoch)[start:stop]
-        tail, head = self._boundary(epoch)
-        zone = tail + head
-        if start >= zone or not tail:
-            return self.order.ids(epoch, start, stop)
-        first = _without_repeats(self.order.ids(epoch, 0, zone), self.order.ids(epoch - 1, n - tail, n), head)
-        return np.concatenate([first[start:stop], self.order.ids(epoch, zone, max(stop, zone))])
-
-    def _boundary(self, epoch: int) -> tuple[int, int]:
-        """Return (r, h) of the step that ends the previous epoch and starts this one; (0, 0) if there is none."""
-        boundary = epoch * self.order.samples
-        if boundary == 0:
-            return 0, 0
-        step = self._mixture.row(self._source, boundary - 1) // self._global_batch
-        start = self._mixture.count(self._source, step * self._global_batch)
-        stop = self._mixture.count(self._source, (step + 1) * self._global_batch)
-        return (boundary - start, stop - boundary) if stop > boundary else (0, 0)
-
-    def _small_order(self, epoch: int) -> Ids:
-        n = self.order.samples
-        if self._small is None or self._small[0] > epoch:
-            self._small = 0, self.order.ids(0, 0, n)
-        current, order = self._small
-        while current < epoch:
-            current += 1
-            tail, head = self._boundary(current)
-            permutation = self.order.ids(current, 0, n)
-            order = _without_repeats(permutation, order[n - tail :], head) if tail else permutation
-        self._small = current, order
-        return order
 
 
 def _without_repeats(order: Ids, tail: Ids, head: int) -> Ids:

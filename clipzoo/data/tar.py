@@ -6,8 +6,8 @@ Member names serve only as labels: no path named in an archive is ever opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,37 +27,24 @@ RECORD = np.dtype(
 )
 UNTERMINATED = "no end-of-archive block"
 _BLOCK = 512
-_READ_SIZE = 8192
+_READ_SIZE, _ZEROS_SIZE = 8192, 1 << 20
 _LONGEST_NAME = 1 << 20
 
 
 @dataclass
 class Scan:
-    """Samples of a shard.
+    """Samples of a shard; the defaults are those of a shard that cannot be read.
 
-    records: [count] of RECORD, in the order of the archive. key_bytes: the samples' keys, joined by zero bytes.
-    bytes: size of the archive, -1 if it cannot be read. duplicates: number of samples whose key occurred before.
-    flaw: why there may be more samples; None for an intact shard.
+    records: [count] of RECORD, in the order of the archive. bytes: size of the archive, -1 if it cannot be read.
+    duplicates: number of samples whose key occurred before. flaw: why there may be more samples; None for an intact
+    shard.
     """
 
-    records: NDArray[np.void]
-    key_bytes: bytes
-    bytes: int
+    flaw: str | None
+    records: NDArray[np.void] = field(default_factory=lambda: np.empty(0, RECORD))
+    keys: list[str] = field(default_factory=list)
+    bytes: int = -1
     duplicates: int = 0
-    flaw: str | None = None
-
-    @property
-    def keys(self) -> list[str]:
-        return split_keys(self.key_bytes, len(self.records))
-
-    @classmethod
-    def unreadable(cls, flaw: str) -> Scan:
-        """Return the scan of a shard that cannot be opened: no samples."""
-        return cls(np.empty(0, RECORD), b"", -1, flaw=flaw)
-
-
-def split_keys(key_bytes: bytes, count: int) -> list[str]:
-    return key_bytes.decode().split("\0") if count else []
 
 
 def scan_shard(path: str, caption_key: str | None = None) -> Scan:
@@ -71,16 +58,16 @@ def scan_shard(path: str, caption_key: str | None = None) -> Scan:
         with readable(Path(path), ANY_SIZE) as file:
             return scan_descriptor(file.fileno(), caption_key)
     except DamagedFileError as error:
-        return Scan.unreadable(error.fault.removeprefix("is "))
+        return Scan(error.fault.removeprefix("is "))
 
 
 def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
     """List the samples of an open shard; see `scan_shard`."""
     try:
         size = os.fstat(descriptor).st_size
-        members, flaw = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+        members, flaw = list_members(descriptor, size)
     except OSError as error:
-        return Scan.unreadable(f"unreadable: {error.strerror}")
+        return Scan(f"unreadable: {error.strerror}")
 
     # Samples in the order of the archive: the members of each by extension.
     samples: list[tuple[str, dict[str, Member]]] = []
@@ -111,8 +98,7 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
             record["caption"] = digest(read_captions(descriptor, record, caption_key)[0])
         except BadSampleError:
             record["caption"] = NO_CAPTION
-    keys = "\0".join(key for key, _ in samples).encode()
-    return Scan(records, keys, size, len(samples) - len(by_key), flaw)
+    return Scan(flaw, records, [key for key, _ in samples], size, len(samples) - len(by_key))
 
 
 @dataclass(frozen=True)
@@ -124,15 +110,14 @@ class Member:
     size: int
 
 
-def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Member], str | None]:
-    """Return all complete members of an archive of `size` bytes, and why there may be more; None if it is intact.
+def list_members(descriptor: int, size: int) -> tuple[list[Member], str | None]:
+    """Return all complete members of an open archive of `size` bytes, and why there may be more; None if it is intact.
 
-    read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
-    the last one. Damage raises nothing: it ends the list.
+    Archives joined end to end are read to the last one. Damage raises nothing: it ends the list.
     """
     members: list[Member] = []
     if 0 < size < _BLOCK:
-        return members, "not a tar archive" + _compression(read(_BLOCK, 0))
+        return members, _foreign(os.pread(descriptor, _BLOCK, 0))
     position = buffer_start = 0
     buffer = b""
     long_name: bytes | None = None
@@ -142,26 +127,30 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Mem
         # Captions are small, so one read of several blocks often serves several headers.
         begin = position - buffer_start
         if begin < 0 or begin + _BLOCK > len(buffer):
-            buffer_start, buffer, begin = position, read(_READ_SIZE, position), 0
+            buffer_start, buffer, begin = position, os.pread(descriptor, _READ_SIZE, position), 0
         header = buffer[begin : begin + _BLOCK]
         ended = header == bytes(_BLOCK)
         if ended:
-            position += _BLOCK
+            position = _after_zeros(descriptor, position, size)
             continue
-        try:
+        kind, length, checksum = header[156:157], -1, -1
+        with suppress(ValueError, IndexError):
             length = int(pax["size"]) if "size" in pax else _number(header[124:136])
-        except ValueError:
-            length = -1
-        kind = header[156:157]
-        flaw = _header_flaw(header, position, length, kind, size)
-        if flaw is not None:
-            return members, flaw
+        with suppress(ValueError, IndexError):
+            checksum = _number(header[148:156])
+        if len(header) != _BLOCK or checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+            return members, f"no tar header at byte {position}" if position else _foreign(header)
+        # A negative length would lead back to earlier headers without end.
+        if length < 0 or (kind in b"LxgK" and length > _LONGEST_NAME):
+            return members, f"damaged tar header at byte {position}"
         start = position + _BLOCK
+        if start + length > size:
+            return members, f"truncated: a member ends at byte {start + length} of {size}"
         position = start + -(-length // _BLOCK) * _BLOCK
         if kind == b"L":
-            long_name = read(length, start).rstrip(b"\0")
+            long_name = os.pread(descriptor, length, start).rstrip(b"\0")
         elif kind == b"x":
-            pax = _pax_records(read(length, start))
+            pax = _pax_records(os.pread(descriptor, length, start))
         elif kind not in b"gK":
             # Regular files.
             if kind in b"0\0" or kind == b"7":
@@ -177,21 +166,19 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Mem
     return members, "empty file" if size == 0 else UNTERMINATED if position == size else cut
 
 
-def _header_flaw(header: bytes, position: int, length: int, kind: bytes, size: int) -> str | None:
-    """Return the flaw that ends the archive at this header, or None.
-
-    length: of the member; a negative one is damage: it would lead back to earlier headers without end.
-    """
-    try:
-        checksum = _number(header[148:156])
-    except ValueError:
-        checksum = -1
-    if len(header) != _BLOCK or checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-        return f"no tar header at byte {position}" if position else "not a tar archive" + _compression(header)
-    if length < 0 or (kind in b"LxgK" and length > _LONGEST_NAME):
-        return f"damaged tar header at byte {position}"
-    end = position + _BLOCK + length
-    return f"truncated: a member ends at byte {end} of {size}" if end > size else None
+def _after_zeros(descriptor: int, position: int, size: int) -> int:
+    """Return the position of the next block that is not zero, or the end; holes of a sparse file are not read."""
+    while position < size:
+        try:
+            position = max(position, os.lseek(descriptor, position, os.SEEK_DATA) // _BLOCK * _BLOCK)
+        except OSError:  # no data up to the end
+            return size
+        content = os.pread(descriptor, _ZEROS_SIZE, position)
+        zeros = len(content) - len(content.lstrip(b"\0"))
+        if zeros < len(content) or not content:
+            return position + zeros // _BLOCK * _BLOCK
+        position += zeros
+    return position
 
 
 def _number(digits: bytes) -> int:
@@ -221,9 +208,9 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace").replace("\0", "")
 
 
-def _compression(header: bytes) -> str:
+def _foreign(header: bytes) -> str:
+    """Return the flaw of a file that does not begin with a header of a tar archive."""
     formats = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-    for magic, name in formats.items():
-        if header.startswith(magic):
-            return f" ({name} data: a compressed archive does not allow random access, decompress it first)"
-    return ""
+    name = next((name for magic, name in formats.items() if header.startswith(magic)), None)
+    remedy = f" ({name} data: a compressed archive does not allow random access, decompress it first)"
+    return "not a tar archive" + (remedy if name else "")

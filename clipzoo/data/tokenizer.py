@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
@@ -46,7 +47,6 @@ class ClipTokenizer(Part):
 
     def __init__(self, context_length: Annotated[int, Range(at_least=3)]) -> None:
         self.context_length = context_length
-        self._loaded: tuple[SimpleTokenizer, Pattern[str]] | None = None
         self._words: dict[str, list[int]] = {}
 
     def __call__(self, captions: str | Sequence[str]) -> Tensor:
@@ -59,11 +59,9 @@ class ClipTokenizer(Part):
 
     def encode(self, caption: str) -> list[int]:
         """Return the ids of all words, without control tokens and without a limit."""
-        if self._loaded is None:
-            self._loaded = _load()
         if len(self._words) > _CACHED_WORDS:
             self._words.clear()
-        source, pattern = self._loaded
+        source, pattern = _load()
         # Repairing broken encodings and HTML entities costs more than all the rest, and leaves printable ASCII without
         # "&" unchanged.
         text = caption.lower() if _PLAIN.fullmatch(caption) else source.clean_fn(caption)
@@ -106,6 +104,7 @@ def trim_padding(ids: Tensor, end_token: int) -> Tensor:
     return ids[:, : min(-(-longest // 8) * 8, ids.shape[1])].contiguous()
 
 
+@cache
 def _load() -> tuple[SimpleTokenizer, Pattern[str]]:
     import regex
 

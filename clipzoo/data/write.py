@@ -54,10 +54,7 @@ class Pair:
     caption_line: str | None = None
 
     def read_captions(self) -> tuple[list[str], bool]:
-        """Return the captions, and True if several lines were joined to one.
-
-        Raises BadSampleError if the file of the captions cannot be read or lacks the line.
-        """
+        """Return the captions, and True if several lines were joined to one. Raises BadSampleError."""
         if self.caption_file is None:
             return self.captions, False
         try:
@@ -83,30 +80,26 @@ class Pair:
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
     """Return all images below the folder that have a caption beside them, the same name with .txt, and all other files.
 
-    Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE.
-
-    Raises:
-        ConfigError: there is no such pair.
+    Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE. Raises ConfigError if
+    there is no pair.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    known, pairs, left_out = set(files), list[Pair](), list[LeftOut]()
-    for path in files:
-        if not _is_image(path):
-            continue
-        if (caption := path.with_suffix(".txt")) in known:
+    images = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
+    others = set(files).difference(images)
+    pairs, left_out, used = list[Pair](), list[LeftOut](), set[Path]()
+    for path in images:
+        if (caption := path.with_suffix(".txt")) in others:
             pairs.append(Pair(path, [], caption, caption_line))
+            used.add(caption)
         else:
             left_out.append(LeftOut(path, "missing_caption", f"there is no {caption.name} next to it"))
-    used = {pair.caption_file for pair in pairs}
-    for path in files:
-        if path not in used and not _is_image(path):
-            reason = "there is no image next to it" if path.suffix == ".txt" else f"not {', '.join(IMAGE_EXTENSIONS)}"
-            left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
+    for path in sorted(others - used):
+        reason = "there is no image next to it" if path.suffix == ".txt" else f"not {', '.join(IMAGE_EXTENSIONS)}"
+        left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
     if not pairs:
-        images = sum(_is_image(path) for path in files)
-        others = f"; it holds {len(files) - images} other files" if len(files) > images else ""
         raise ConfigError(
-            f"{folder}: none of {number_of(images, 'image')} has a caption next to it (the same name with .txt){others}"
+            f"{folder}: none of {number_of(len(images), 'image')} has a caption next to it (the same name with .txt)"
+            + (f"; it holds {len(others)} other files" if others else "")
         )
     return pairs, left_out
 
@@ -147,11 +140,9 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
     """Divide pairs into those for training and those held out; no caption is on both sides.
 
     Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
-    an order that depends on the seed and their captions alone, as long as they fit into `share` of the pairs; a larger
-    group stays in training. Pairs whose captions cannot be read stay in training too.
-
-    Raises:
-        ConfigError: fewer than two pairs are held out.
+    an order that depends only on the seed and their captions, as long as they fit into `share` of the pairs; a larger
+    group stays in training. Pairs whose captions cannot be read stay in training too. Raises ConfigError if fewer than
+    two pairs are held out.
     """
     # Takes a second to import.
     from scipy.sparse import coo_array
@@ -189,10 +180,6 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
     return sides
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix[1:].lower() in IMAGE_EXTENSIONS
-
-
 @dataclass
 class Written:
     """Result of `write_shards`. joined: samples whose caption was joined from several lines.
@@ -207,12 +194,8 @@ class Written:
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    extension: str
-    encoded: bytes
-    captions: list[str]
-    joined: bool
+Prepared = tuple[str, bytes, list[str], bool]
+"""Extension and bytes of an image, its captions, and True if they were joined from several lines."""
 
 
 def write_shards(
@@ -230,10 +213,8 @@ def write_shards(
 
     shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
     order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger
-    images are left out. progress: called with the numbers of pairs that are read, and of all.
-
-    Raises:
-        ConfigError: the folder has shards already.
+    images are left out. progress: called with the numbers of pairs that are read, and of all. Raises ConfigError if the
+    folder has shards already.
     """
     make_folder(folder)
     if any(folder.glob("*.tar")):
@@ -244,10 +225,9 @@ def write_shards(
     written, digests = Written(), array("Q")
     ordered = [pairs[number] for number in order]
     prepare = partial(_prepare, shortest_side=shortest_side, max_pixels=max_pixels)
-    count = min(processes, len(pairs) // _PAIRS_A_PROCESS)
-    prepared = map_in_children(prepare, ordered, count, _WRITE_CHUNK) if count > 1 else map(prepare, ordered)
+    prepared = map_in_children(prepare, ordered, min(processes, len(pairs) // _PAIRS_A_PROCESS), _WRITE_CHUNK)
 
-    def usable() -> Iterator[tuple[Pair, _Sample]]:
+    def usable() -> Iterator[tuple[Pair, Prepared]]:
         for done, (pair, sample) in enumerate(zip(ordered, prepared, strict=True), 1):
             progress(done, len(pairs))
             if isinstance(sample, LeftOut):
@@ -259,27 +239,23 @@ def write_shards(
     for first in samples:
         path, before = folder / f"{written.shards:05d}.tar", written.samples
         with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for pair, sample in chain([first], islice(samples, samples_a_shard - 1)):
-                facts = {"caption": sample.captions[0], "captions": sample.captions, "file": pair.image.name}
-                members = {
-                    sample.extension: sample.encoded,
-                    "txt": sample.captions[0].encode(),
-                    "json": json.dumps(facts).encode(),
-                }
+            for pair, (suffix, encoded, captions, joined) in chain([first], islice(samples, samples_a_shard - 1)):
+                facts = {"caption": captions[0], "captions": captions, "file": pair.image.name}
+                members = {suffix: encoded, "txt": captions[0].encode(), "json": json.dumps(facts).encode()}
                 for extension, content in members.items():
                     entry = tarfile.TarInfo(f"{written.samples:09d}.{extension}")
                     entry.size = len(content)
                     archive.addfile(entry, io.BytesIO(content))
                 written.samples += 1
-                written.joined += sample.joined
-                digests.append(digest(sample.captions[0]))
+                written.joined += joined
+                digests.append(digest(captions[0]))
         write_json(path.with_name(f"{path.stem}_stats.json"), {"successes": written.samples - before})
         written.shards += 1
     written.captions = CaptionCounts.of(np.array(digests, np.uint64))
     return written
 
 
-def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample | LeftOut:
+def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> Prepared | LeftOut:
     """Read a pair whose image training can decode."""
     try:
         texts, joined = pair.read_captions()
@@ -296,11 +272,11 @@ def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample 
     except BadSampleError as error:
         return LeftOut(pair.image, error.kind, error.reason)
     if scale == 1:
-        extension = pair.image.suffix[1:].lower() if _is_image(pair.image) else header.extension
-        return _Sample(extension, encoded, captions, joined)
+        extension = pair.image.suffix[1:].lower()
+        return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, captions, joined
     stream = io.BytesIO()
     Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
-    return _Sample("jpg", stream.getvalue(), captions, joined)
+    return "jpg", stream.getvalue(), captions, joined
 
 
 # Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
@@ -333,14 +309,6 @@ class SampleStatistics:
     examples: list[str] = field(default_factory=list)
     tiles: dict[int, tuple[Image.Image, str]] = field(default_factory=dict)
 
-    def add(self, other: SampleStatistics) -> None:
-        """Add the statistics of further samples."""
-        for name in ("widths", "heights", "bytes", "words", "examples"):
-            getattr(self, name).extend(getattr(other, name))
-        self.bad.update(other.bad)
-        self.converted.update(other.converted)
-        self.tiles.update(other.tiles)
-
 
 def sample_statistics(
     index: ShardIndex,
@@ -358,11 +326,15 @@ def sample_statistics(
     order = np.random.default_rng(seed).permutation(index.samples)[:samples]
     chosen, shown = np.sort(order), frozenset(order[:tiles].tolist())
     chunks = [chosen[start : start + _CHUNK].tolist() for start in range(0, len(chosen), _CHUNK)]
-    read, count = partial(_read, index, rules, shown), min(processes, len(chunks))
-    parts = map_in_children(read, chunks, count, chunk=1) if count > 1 else map(read, chunks)
+    parts = map_in_children(partial(_read, index, rules, shown), chunks, min(processes, len(chunks)), chunk=1)
     statistics, done = SampleStatistics(), 0
     for chunk, part in zip(chunks, parts, strict=True):
-        statistics.add(part)
+        for name, values in vars(part).items():
+            total = getattr(statistics, name)
+            if isinstance(values, list):
+                total.extend(values)
+            else:
+                total.update(values)
         done += len(chunk)
         progress(done, len(chosen))
     return statistics
@@ -395,21 +367,31 @@ def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: 
 
 def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
     """Return the statistics as plain text. batch: for which the expected number of equal captions is given."""
+
+    def quantiles(values: Sequence[int]) -> str:
+        if not values:
+            return "-"
+        places = np.percentile(values, list(_QUANTILES.values()))
+        return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, places, strict=True))
+
+    def numbers(kinds: Counter[str]) -> str:
+        return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
+
     size = sum(max(shard.state[0], 0) for shard in index.shards)
     counts = [int(count) for count in index.counts]
     samples = len(statistics.words) + statistics.bad.total()
     lines = [
         f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
         f"{index.locations[0]} ...",
-        f"samples per shard  {_quantiles(counts)}",
-        f"image width        {_quantiles(statistics.widths)}",
-        f"image height       {_quantiles(statistics.heights)}",
-        f"image kilobytes    {_quantiles([length // 1000 for length in statistics.bytes])}",
-        f"words per caption  {_quantiles(statistics.words)}",
+        f"samples per shard  {quantiles(counts)}",
+        f"image width        {quantiles(statistics.widths)}",
+        f"image height       {quantiles(statistics.heights)}",
+        f"image kilobytes    {quantiles([length // 1000 for length in statistics.bytes])}",
+        f"words per caption  {quantiles(statistics.words)}",
         f"captions           {described(index.captions.figures(batch))}",
-        f"samples read       {samples:,}, of which cannot be used: {_counts(statistics.bad)}",
+        f"samples read       {samples:,}, of which cannot be used: {numbers(statistics.bad)}",
     ]
-    lines += [f"converted to RGB   {_counts(statistics.converted)}"] if statistics.converted else []
+    lines += [f"converted to RGB   {numbers(statistics.converted)}"] if statistics.converted else []
     flaws = [f"{shard.name}: {shard.flaw}" for shard in index.shards if shard.flaw]
     duplicates = sum(shard.duplicates for shard in index.shards)
     lines += [f"damaged shards     {len(flaws)}: {'; '.join(flaws[:5])}"] if flaws else []
@@ -429,14 +411,3 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns:
         axes.imshow(image)
         axes.set_title(wrap(caption, 34, lines=3) or "-", fontsize=6)
     save_figure(figure, path, dpi=120)
-
-
-def _counts(kinds: Counter[str]) -> str:
-    return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
-
-
-def _quantiles(values: Sequence[int]) -> str:
-    if not values:
-        return "-"
-    quantiles = np.percentile(values, list(_QUANTILES.values()))
-    return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, quantiles, strict=True))

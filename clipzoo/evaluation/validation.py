@@ -83,26 +83,35 @@ def open_validation(shards: str | list[str], caption_key: str | None, index_fold
     reader = ShardReader(cache, caption_key)
     captions: list[str] = []
     pairs: list[tuple[ShardIndex, int, int]] = []
-    samples = 0
+    unusable: list[str] = []
     for source in sources:
         folders = index_folders(source.shards, index_folder, None)
         index = load_or_build(source.shards, cache, folders, caption_key=caption_key)
-        samples += index.samples
+        for shard in index.shards:
+            if shard.flaw or not shard.count:
+                say(f"evaluation: eval.validation: shard {shard.name}: {shard.flaw or 'no samples'}")
         for sample in range(index.samples):
-            shard, position = index.locate(sample)
+            number, position = index.locate(sample)
             try:
-                caption = reader.captions(index, shard, position)[0]
-            except BadSampleError:
+                caption = reader.captions(index, number, position)[0]
+            except BadSampleError as error:
+                unusable.append(f"{index.keys(number)[position]} ({error.reason})")
                 continue
             if index.records[sample]["image_offset"]:
                 captions.append(caption)
-                pairs.append((index, shard, position))
+                pairs.append((index, number, position))
+            else:
+                unusable.append(f"{index.keys(number)[position]} (no image)")
     if len(pairs) < 2:
         raise ConfigError(
             f"eval.validation={shards} needs at least 2 pairs of an image and a caption, and has {len(pairs)}"
         )
-    if len(pairs) < samples:
-        say(f"evaluation: {samples - len(pairs)} of {samples} samples of eval.validation have no image or no caption")
+    if unusable:
+        samples, first = len(pairs) + len(unusable), ", ".join(unusable[:3])
+        say(
+            f"evaluation: {len(unusable)} of {samples} samples of eval.validation have no image or no caption, for "
+            f"example {first}"
+        )
     return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, caption_key)), captions, range(len(pairs)))
 
 

@@ -55,10 +55,7 @@ T = TypeVar("T")
 
 
 class DamagedFileError(ConfigError):
-    """A file cannot be used.
-
-    path: of the file. fault: a clause that follows the path. remedy: what to do; may be empty.
-    """
+    """A file cannot be used. fault: a clause that follows the path. remedy: what to do; may be empty."""
 
     def __init__(self, path: Path, fault: str, remedy: str = "") -> None:
         # All arguments, so that the error can be pickled and raised on other ranks.
@@ -81,8 +78,7 @@ class WriteError(TrainingError):
 def folder_name(name: str, key: str) -> str:
     """Return `name` if a folder or file may be called so. key: of the configuration, for the message.
 
-    Raises:
-        ConfigError: it is too long, or has characters that lead elsewhere ("/", "..") or mean something to a shell.
+    Raises ConfigError for a name that is too long, leads elsewhere ("/", "..") or means something to a shell.
     """
     if _VALID_NAME.fullmatch(name) and len(name.encode()) <= LONGEST_NAME:
         return name
@@ -99,9 +95,8 @@ def below(folder: Path, name: object, links: bool = False) -> Path:
     name: parts joined by "/", from a store, an archive, a manifest, an index, a journal or a configuration. links:
     follow links out of the folder, for datasets and runs that the user has put on other disks.
 
-    Raises:
-        DamagedFileError: the name is absolute, empty, too long or not UTF-8, a part of it is empty, ".." or hidden
-            (clipzoo's own files begin with a dot), or a link on the way leads out of the folder.
+    Raises DamagedFileError if the name is absolute, empty, too long or not UTF-8, a part of it is empty, ".." or hidden
+    (clipzoo's own files begin with a dot), or a link on the way leads out of the folder.
     """
     fault, path = None if isinstance(name, str) else "it is not text", folder
     for part in name.split("/") if isinstance(name, str) else ():
@@ -118,7 +113,11 @@ def below(folder: Path, name: object, links: bool = False) -> Path:
         if fault:
             break
         path = path / part
-        if not links and path.is_symlink() and not _resolved(path).is_relative_to(_resolved(folder)):
+        if (
+            not links
+            and path.is_symlink()
+            and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+        ):
             fault = f"{path} is a link that leads out of the folder"
     if fault:
         raise DamagedFileError(folder, f"cannot hold a file called {shortened(name)}: {fault}")
@@ -130,22 +129,18 @@ def require_no_links(folder: Path, *others: Path) -> None:
 
     Links in W&B's folder are ignored: nothing in it is read.
     """
-    roots = [_resolved(place) for place in (folder, *others)]
+    roots = [os.path.realpath(place) for place in (folder, *others)]
     pending = [str(folder)] if folder.is_dir() else []
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    target = _resolved(Path(entry.path))
+                    target = Path(os.path.realpath(entry.path))
                     if not any(target.is_relative_to(root) for root in roots):
                         fault = f"is a link to {target}, outside the directory"
                         raise DamagedFileError(Path(entry.path), fault, "replace it with a copy if you trust it")
                 elif entry.is_dir() and entry.path != os.path.join(folder, "wandb"):
                     pending.append(entry.path)
-
-
-def _resolved(path: Path) -> Path:
-    return Path(os.path.realpath(path))
 
 
 def shortened(value: object) -> str:
@@ -161,11 +156,9 @@ def shortened(value: object) -> str:
 def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedReader]:
     """Open a regular file to read bytes.
 
-    most: largest size of the file in bytes. remedy: for the message, what to do about a damaged file.
-
-    Raises:
-        DamagedFileError: opening the file or reading it in the block fails, the file is a pipe, a device or another
-            thing that may never end, or it is larger than `most`.
+    most: largest size of the file in bytes. remedy: for the message, what to do about a damaged file. Raises
+    DamagedFileError if opening the file or reading it in the block fails, the file is a pipe, a device or another thing
+    that may never end, or it is larger than `most`.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -196,11 +189,7 @@ def read_bytes(path: Path, most: int, remedy: str = "") -> bytes:
 
 
 def read_text(path: Path, most: int, remedy: str = "") -> str:
-    """Return the content of a text file of at most `most` bytes.
-
-    Raises:
-        DamagedFileError: it is missing, unreadable, empty, too large, no regular file, or not UTF-8.
-    """
+    """Return the content of a text file in UTF-8 of 1 to `most` bytes. Raises DamagedFileError."""
     content = read_bytes(path, most, remedy)
     if not content.strip():
         raise DamagedFileError(path, "is empty", remedy)
@@ -217,66 +206,68 @@ def read_lines(path: Path, most: int, remedy: str = "") -> list[str]:
     return [line.strip() for line in read_text(path, most, remedy).rstrip().splitlines()]
 
 
-def _whole_number(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
+def _parsed(text: str | bytes) -> Any:
+    """Parse JSON. Raises ValueError, also for a number that float cannot hold, or RecursionError."""
+
+    def whole_number(digits: str) -> int:
+        if len(digits) > MOST_DIGITS:
+            raise ValueError(f"a number of {len(digits)} digits")
+        return int(digits)
+
+    return json.loads(text, parse_int=whole_number)
 
 
 def read_json(path: Path, most: int, remedy: str = "", root: type = dict) -> Any:
     """Return the content of a JSON file whose outermost value is a `root`. Raises DamagedFileError."""
     text = read_text(path, most, remedy)
     try:
-        content = json.loads(text, parse_int=_whole_number)
+        content = _parsed(text)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         fault = f"is cut off after {len(text)} characters" if cut else f"is not JSON ({error})"
         raise DamagedFileError(path, fault, remedy) from None
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(path, f"is not JSON that can be read ({error})", remedy) from None
-    return _require_root(path, content, root, remedy)
+    if not isinstance(content, root):
+        raise DamagedFileError(path, f"holds {shortened(content)}, not {_TYPES[root]}", remedy)
+    return content
 
 
 def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
     """Return the mapping that a YAML file of at most MOST_CHARACTERS holds. Raises DamagedFileError."""
     import yaml
 
-    loader = None
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        # The characters of a node, with a copy in place of every alias.
+        if isinstance(node.value, str):
+            return len(node.value) + 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST_CHARACTERS  # of an alias inside the node that it names
+            parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        return sizes[id(node)]
+
     text = read_text(path, MOST_CHARACTERS, remedy)
     try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        if root is not None and (count := _characters(root, {})) > MOST_CHARACTERS:
+        root = yaml.compose(text, yaml.SafeLoader)
+        if root is not None and (count := size(root)) > MOST_CHARACTERS:
             raise ValueError(f"its aliases stand for {count:,} characters, more than {MOST_CHARACTERS:,}")
-        content = None if root is None else loader.construct_document(root)
+        content = None if root is None else yaml.SafeLoader("").construct_document(root)
     # Malformed values end in YAMLError, ValueError, KeyError, AttributeError, RecursionError and more.
     except Exception as error:
         raise DamagedFileError(path, f"is not YAML ({' '.join(str(error).split())[:200]})", remedy) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-    return _require_root(path, content, dict, remedy)
-
-
-def _characters(node: Any, known: dict[int, int]) -> int:
-    """Return the size of a YAML node, with a copy in place of every alias. known: sizes by id of the node."""
-    if isinstance(node.value, str):
-        return len(node.value) + 1
-    if id(node) not in known:
-        known[id(node)] = MOST_CHARACTERS  # of an alias inside the node that it names
-        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_characters(part, known) for part in parts)
-    return known[id(node)]
+    if not isinstance(content, dict):
+        raise DamagedFileError(path, f"holds {shortened(content)}, not a mapping", remedy)
+    return content
 
 
 def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
     """Return the mappings in a file with a JSON value on every line; none if the file does not exist.
 
     A last line without an end, as a kill leaves it, is left out. Other lines that are not mappings are left out too,
-    with a warning.
-
-    Raises:
-        DamagedFileError: the file cannot be read.
+    with a warning. Raises DamagedFileError.
     """
     if not path.exists():
         return []
@@ -285,7 +276,7 @@ def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
         if number > MOST_LINES:
             raise DamagedFileError(path, f"has more than {MOST_LINES:,} lines")
         try:
-            row = json.loads(line, parse_int=_whole_number)
+            row = _parsed(line)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
@@ -300,10 +291,7 @@ def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
 def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]:
     """Yield the rows of a table in UTF-8, separated by tabs if its name ends in .tsv, else by commas.
 
-    columns: names of columns that must exist.
-
-    Raises:
-        ConfigError: the file is no table, a column is missing, or a row has more or fewer values than columns.
+    Raises ConfigError if the file is no table, lacks one of `columns`, or a row has more or fewer values than columns.
     """
     try:
         with readable(path, ANY_SIZE) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as file:
@@ -334,22 +322,13 @@ def require_fields(path: Path, content: Mapping[str, Any], fields: Mapping[str, 
     for name, kinds in fields.items():
         value = content[name]
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise DamagedFileError(path, f"has {shortened(value)} as {name}, not {_in_words(kinds)}", remedy)
+            words = dict.fromkeys(_TYPES[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+            raise DamagedFileError(path, f"has {shortened(value)} as {name}, not {' or '.join(words)}", remedy)
 
 
 def require_numbers(path: Path, values: Mapping[str, Any], remedy: str = "") -> None:
     """Raise DamagedFileError unless all these values of the file are numbers."""
     require_fields(path, values, dict.fromkeys(values, (int, float)), remedy)
-
-
-def _require_root(path: Path, content: Any, root: type, remedy: str) -> Any:
-    if not isinstance(content, root):
-        raise DamagedFileError(path, f"holds {shortened(content)}, not {_in_words(root)}", remedy)
-    return content
-
-
-def _in_words(kinds: Kinds) -> str:
-    return " or ".join(dict.fromkeys(_TYPES[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,))))
 
 
 class DamageLog:
@@ -388,11 +367,7 @@ def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file to write to, which takes the name `path` once its content is on the disk.
 
     A reader sees the old file or the new one, never a part, whatever is killed or full. Missing folders are made.
-
-    only_full_disks: see `explained`.
-
-    Raises:
-        WriteError: the file cannot be written; an earlier file is unchanged.
+    only_full_disks: see `explained`. Raises WriteError; an earlier file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path, only_full_disks):
@@ -411,8 +386,7 @@ def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
 class JsonLines:
     """Appends mappings to a file, one line of JSON for each. A line that a kill has left unfinished is ended first.
 
-    Raises:
-        WriteError: the file cannot be written.
+    Raises WriteError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -421,20 +395,21 @@ class JsonLines:
         with explained(path):
             # Without a buffer: after an error nothing is left that closing would try to write again.
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until `close`
-            if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
-                self._write(b"\n")
+            unfinished = self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n"
+        if unfinished:
+            self._write(b"\n")
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one line."""
-        with explained(self.path):
-            self._write(json.dumps(row).encode() + b"\n")
+        self._write(json.dumps(row).encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()
 
     def _write(self, content: bytes) -> None:
-        while content:
-            content = content[self._file.write(content) :]
+        with explained(self.path):
+            while content:
+                content = content[self._file.write(content) :]
 
 
 @contextmanager
@@ -483,10 +458,8 @@ def make_folder(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which takes the name `folder` at the end, or is removed after an error.
 
-    `folder` must not exist then, or be empty. What a killed process has left is removed first.
-
-    Raises:
-        WriteError: the disk is full, or the folder cannot be made.
+    `folder` must not exist then, or be empty. What a killed process has left is removed first. Raises WriteError if the
+    disk is full, or the folder cannot be made.
     """
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -529,18 +502,22 @@ def ensure_folder(
     record: name of the JSON file in `root` with the recipe and the digests of all files; written last. recipe:
     everything that determines the files, as JSON holds it. contents: words for the message, "a generated world".
 
-    Returns:
-        True if the folder was written.
-
-    Raises:
-        ConfigError: `root` holds other files.
-        WriteError: the disk is full.
+    Returns True if the folder was written. Raises ConfigError if `root` holds other files, WriteError.
     """
     root = Path(root).absolute()
     root.parent.mkdir(parents=True, exist_ok=True)
     with root.with_name(f".{root.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_complete(root, record, recipe):
+        remedy = "the folder is written again"
+        facts: dict[str, Any] = {}
+        if (root / record).is_file():
+            facts = DamageLog().read(lambda: read_json(root / record, 16 * MB, remedy), {})
+        files = facts.get("files")
+        if (
+            {key: facts.get(key) for key in recipe} == dict(recipe)
+            and isinstance(files, dict)
+            and all(below(root, name).is_file() and digest_of(below(root, name)) == files[name] for name in files)
+        ):
             return False
         if root.exists() and any(root.iterdir()) and not (root / record).exists():
             raise ConfigError(f"{root} holds something else than {contents}: choose another folder or remove it")
@@ -556,18 +533,6 @@ def ensure_folder(
                 os.rename(root, old)
         shutil.rmtree(old, ignore_errors=True)
     return True
-
-
-def _is_complete(root: Path, record: str, recipe: Mapping[str, object]) -> bool:
-    """Return True if `root` was made from this recipe and all its files are unchanged."""
-    path = root / record
-    if not path.is_file():
-        return False
-    facts: dict[str, Any] = DamageLog().read(lambda: read_json(path, 16 * MB, "the folder is written again"), {})
-    files = facts.get("files")
-    if {key: facts.get(key) for key in recipe} != dict(recipe) or not isinstance(files, dict):
-        return False
-    return all(below(root, name).is_file() and digest_of(below(root, name)) == digest for name, digest in files.items())
 
 
 def digest_of(*paths: Path) -> str:

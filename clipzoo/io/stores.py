@@ -6,8 +6,10 @@ import errno
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipzoo.errors import ConfigError, TrainingError, installation
@@ -49,26 +51,35 @@ def is_url(location: str) -> bool:
     return re.match(r"[A-Za-z][\w+.-]*:/", location) is not None
 
 
-def protocol_of(url: str) -> str:
-    return url.partition("://")[0]
-
-
 def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
     """Return the fsspec file system of a URL and the path in it. key: of the configuration, for the message.
 
-    Raises:
-        ConfigError: there is no such file system, or its package is not installed.
+    Raises ConfigError if there is no such file system, or its package is not installed.
     """
     import fsspec
 
     # They announce where they have found credentials, and every request.
     for library in ("aiobotocore", "botocore", "httpx", "httpx2"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    protocol, remedy = url.partition("://")[0], ""
     try:
+        # Deadlines where the limit is minutes a request; the user's fsspec configuration has precedence.
+        options: dict[str, Any] = {}
+        if protocol in ("http", "https"):
+            import aiohttp
+
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+            options = {"client_kwargs": {"timeout": timeout}}
+        elif protocol in ("s3", "s3a"):
+            limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 1}}
+            options = {"config_kwargs": limits, "max_concurrency": PARALLEL_RANGES}
+        configured: Mapping[str, Any] = fsspec.config.conf.get(protocol, {})
+        for name, value in options.items():
+            own = {**value, **configured.get(name, {})} if isinstance(value, dict) else configured.get(name, value)
+            options[name] = own
         # A cached listing would hide the changes of other machines.
-        return fsspec.core.url_to_fs(url, use_listings_cache=False, **_options(protocol_of(url)))
+        return fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except (ImportError, ValueError) as error:
-        protocol, remedy = protocol_of(url), ""
         if isinstance(error, ImportError) and protocol in EXTRAS:
             remedy = f" ({installation(EXTRAS[protocol])})"
         elif isinstance(error, ImportError) and protocol in PACKAGES:
@@ -79,11 +90,7 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
 def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, key: str) -> Iterator[bytes]:
     """Yield the content of a file of `size` bytes in requests of at most RANGE bytes; each is repeated by itself.
 
-    A server without ranges answers the first request with the whole file.
-
-    Raises:
-        OSError: the file cannot be read.
-        TrainingError: its server has not recovered within PATIENCE seconds.
+    A server without ranges answers the first request with the whole file. Raises as `repeated` does.
     """
 
     def read(start: int) -> bytes:
@@ -97,33 +104,26 @@ def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, 
             raise TruncatedError(f"{len(content)} bytes in place of {end - start}")
         return content
 
-    starts = range(0, size, RANGE)
-    if len(starts) < 2:
-        yield repeated(url, lambda: read(0), key) if size else b""
-        return
-    first = repeated(url, lambda: read(0), key)
+    first = repeated(url, lambda: read(0), key) if size else b""
     yield first
     if len(first) == size:
         return
     with ThreadPoolExecutor(PARALLEL_RANGES) as pool:
         # A window of requests: memory stays bounded where the reader is slower than the store.
-        pending = [
-            pool.submit(repeated, url, lambda s=start: read(s), key) for start in starts[1 : 1 + PARALLEL_RANGES]
-        ]
-        for start in [*starts[1 + PARALLEL_RANGES :], *[-1] * len(pending)]:
-            yield pending.pop(0).result()
-            if start >= 0:
-                pending.append(pool.submit(repeated, url, lambda s=start: read(s), key))
+        pending = deque[Future[bytes]]()
+        for start in range(RANGE, size, RANGE):
+            if len(pending) == PARALLEL_RANGES:
+                yield pending.popleft().result()
+            pending.append(pool.submit(repeated, url, partial(read, start), key))
+        while pending:
+            yield pending.popleft().result()
 
 
 def repeated(url: str, action: Callable[[], Result], key: str, patience: float | None = None) -> Result:
     """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
 
-    key: of the configuration, for the message. patience: seconds; None for PATIENCE.
-
-    Raises:
-        OSError: any other error, also those of fsspec's backends.
-        TrainingError: the server has not recovered in time.
+    key: of the configuration, for the message. patience: seconds; None for PATIENCE. Raises TrainingError if the server
+    has not recovered in time, OSError for any other error, also for those of fsspec's backends.
     """
     begin, pause, tries = time.monotonic(), FIRST_PAUSE, 0
     while True:
@@ -153,9 +153,8 @@ def is_transient(error: BaseException) -> bool:
     """Return True for an error that may pass: a lost connection, a timeout, an overloaded server."""
     if status := _status(error):
         return status >= 500 or status in (408, 429)
-    is_client_error = type(error).__module__.startswith("aiohttp") and not isinstance(error, ValueError)
     return (
-        is_client_error
+        (type(error).__module__.startswith("aiohttp") and not isinstance(error, ValueError))
         or isinstance(error, ConnectionError | TimeoutError)
         or (isinstance(error, OSError) and error.errno in _TRANSIENT_NUMBERS)
         or any(base.__name__ in _TRANSIENT_NAMES for base in type(error).__mro__)
@@ -177,28 +176,3 @@ def _status(error: BaseException) -> int | None:
             if str(value).isdigit():
                 return int(str(value))
     return None
-
-
-def _options(protocol: str) -> dict[str, Any]:
-    """Return the options of fsspec's file system: deadlines where its own limit is minutes a request.
-
-    What the user's fsspec configuration says has precedence.
-    """
-    options: dict[str, Any] = {}
-    if protocol in ("http", "https"):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-        options = {"client_kwargs": {"timeout": timeout}}
-    elif protocol in ("s3", "s3a"):
-        limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 1}}
-        options = {"config_kwargs": limits, "max_concurrency": PARALLEL_RANGES}
-    if not options:
-        return {}
-    import fsspec
-
-    configured: Mapping[str, Any] = fsspec.config.conf.get(protocol, {})
-    return {
-        name: {**value, **configured.get(name, {})} if isinstance(value, dict) else configured.get(name, value)
-        for name, value in options.items()
-    }

@@ -6,7 +6,6 @@ import logging
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from clipzoo.io.files import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontEntry
     from matplotlib.text import Text
 
 log = logging.getLogger(__name__)
@@ -145,7 +143,10 @@ def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
 
 
 def _fitted(text: Text, missing: set[str]) -> str:
-    """Set the fonts of a text, and return it without characters that no font has; their scripts go to `missing`."""
+    """Set the fonts of a text, and return it with the names of scripts in place of characters that no font has.
+
+    The names are added to `missing`.
+    """
     string = text.get_text()
     if string.isascii():
         return string
@@ -153,14 +154,9 @@ def _fitted(text: Text, missing: set[str]) -> str:
     families = {
         character: _family_with(character) for character in dict.fromkeys(string) if ord(character) not in default
     }
-    further = dict.fromkeys(family for family in families.values() if family)
-    if further:
+    if further := dict.fromkeys(family for family in families.values() if family):
         text.set_fontfamily([*text.get_fontfamily(), *further])
-    return _without({character for character, family in families.items() if family is None}, string, missing)
-
-
-def _without(undrawable: Collection[str], string: str, missing: set[str]) -> str:
-    """Replace characters by the names of their scripts, which are added to `missing`."""
+    undrawable = {character for character, family in families.items() if family is None}
     plain = []
     for character in string:
         # Full-width characters have an ASCII form; punctuation, joiners and variation selectors are left out.
@@ -207,15 +203,15 @@ def _installed() -> dict[str, frozenset[int]]:
     """
     from matplotlib.font_manager import findSystemFonts, fontManager
 
-    def plainness(font: FontEntry) -> tuple[bool, ...]:
-        return font.style != "normal", font.weight not in (400, "normal"), "sans" not in font.name.lower()
-
     listed = {font.fname for font in fontManager.ttflist}
     for path in sorted(set(findSystemFonts()) - listed):
         with suppress(Exception):  # damaged, or of a kind that matplotlib does not draw
             fontManager.addfont(path)
     families: dict[str, frozenset[int]] = {}
-    for font in sorted(fontManager.ttflist, key=plainness):
+    for font in sorted(
+        fontManager.ttflist,
+        key=lambda font: (font.style != "normal", font.weight not in (400, "normal"), "sans" not in font.name.lower()),
+    ):
         if font.name not in families and not any(part in font.name.lower() for part in _UNFIT):
             families[font.name] = _codes(font.name)
     return families

@@ -5,6 +5,7 @@ Besides, access to the libraries and the hub that publish weights. Only `read_te
 
 from __future__ import annotations
 
+import io
 import os
 import pickletools
 import re
@@ -19,7 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from clipzoo.errors import ConfigError, one_message
 from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_json, readable, require_fields, shortened
@@ -54,12 +55,7 @@ def registry_of(name: str) -> str | None:
 def weights_file(name: str, key: str) -> Path:
     """Return the file of weights on the disk: of a run its newest complete checkpoint, of an export its safetensors.
 
-    A sharded checkpoint is a folder.
-
-    key: of the configuration, for the message.
-
-    Raises:
-        ConfigError: there is no such file.
+    A sharded checkpoint is a folder. key: of the configuration, for the message. Raises ConfigError.
     """
     path = Path(name)
     if path.is_file() or is_sharded(path):
@@ -69,23 +65,19 @@ def weights_file(name: str, key: str) -> Path:
     if not path.exists():
         raise ConfigError(f"{key}={name} does not exist: give {FORMS}")
     if (path / "config.yaml").exists():
-        checkpoints = [one for one in checkpoints_in(path / "checkpoints") if mark_of(one).exists()]
+        checkpoints = [place for place in checkpoints_in(path / "checkpoints") if mark_of(place).exists()]
         if not checkpoints:
             raise ConfigError(f"{key}={name} is a run without a checkpoint: train it first")
         return checkpoints[-1]
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
-        found = ", ".join(file.name for file in files) or "none"
-        raise ConfigError(f"{key}={name} is no run and not a folder with one .safetensors file (it has {found})")
+        names = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(f"{key}={name} is no run and not a folder with one .safetensors file (it has {names})")
     return files[0]
 
 
 def weights_digest(name: str, key: str) -> str:
-    """Return the SHA-256 of weights on the disk; weights of a registry are known by their name.
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be read.
-    """
+    """Return the SHA-256 of weights on the disk; weights of a registry are known by their name. Raises ConfigError."""
     place = name
     if registry := registry_of(name):
         # These lead to the disk: open_clip:local-dir:FOLDER, open_clip:NAME/FILE and huggingface:FOLDER.
@@ -132,11 +124,7 @@ def is_sharded(path: Path) -> bool:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of steps after which a checkpoint was saved.
-
-    Raises:
-        ConfigError: its name does not say so.
-    """
+    """Return the number of steps after which a checkpoint was saved. Raises ConfigError for another path."""
     name = _NAME.fullmatch(checkpoint.name)
     if name is None:
         raise ConfigError(f"{checkpoint} does not have the name of a run's checkpoint: give RUN/checkpoints/step_*.pt")
@@ -151,14 +139,9 @@ def run_of(path: Path) -> Path:
 def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str, Any]:
     """Return the content of a .safetensors file, or of any other file as torch.save writes it. Nothing is executed.
 
-    The one reader of tensors; `require_bounded` comes first.
-
-    Args:
-        mapped: read the values of a .pt file when they are used, as those of a .safetensors file are.
-
-    Raises:
-        DamagedFileError: the file is missing, needs more memory than its size, is no file of tensors, or holds objects
-            other than tensors and plain values.
+    The one reader of tensors; `require_bounded` comes first. mapped: read the values of a .pt file when they are used,
+    as those of a .safetensors file are. Raises DamagedFileError if the file is missing, needs more memory than its
+    size, is no file of tensors, or holds objects other than tensors and plain values.
     """
     import torch
 
@@ -193,6 +176,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
     """
     if path.exists() and not path.is_file():
         raise DamagedFileError(path, "is not a regular file", remedy)
+    kind = "checkpoint of weights and plain values"
     with readable(path, ANY_SIZE, remedy) as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -201,13 +185,23 @@ def require_bounded(path: Path, remedy: str = "") -> None:
                 fault = f"is no safetensors file (a header of {header:,} bytes in a file of {size:,})"
                 _require(8 + header <= size, fault)
                 _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
-            else:
-                _require_stored(file, size)
+                return
+            _require(zipfile.is_zipfile(file), f"is no {kind} (no zip archive of torch.save)")
+            archive = zipfile.ZipFile(_Directory(file.raw))
+            members = archive.infolist()
+            packed = next((member for member in members if member.compress_type or member.flag_bits & 1), None)
+            name = packed and shortened(packed.filename)
+            _require(packed is None, f"has compressed members ({name}): torch.save writes none")
+            total = sum(member.file_size for member in members)
+            _require(total <= size, f"has members of {total:,} bytes in a file of {size:,}")
+            for member in members:
+                if member.filename.rpartition("/")[2] == "data.pkl":
+                    _require(member.file_size <= MOST_DESCRIPTION, f"has a pickle of {member.file_size:,} bytes")
+                    _require_plain(archive.read(member))
         except _BoundError as error:
             raise DamagedFileError(path, str(error), remedy) from None
         except Exception as error:  # zipfile and pickletools report a malformed file in many ways.
-            fault = f"is no checkpoint of weights and plain values ({_first_sentence(error)})"
-            raise DamagedFileError(path, fault, remedy) from None
+            raise DamagedFileError(path, f"is no {kind} ({_first_sentence(error)})", remedy) from None
 
 
 class _BoundError(Exception):
@@ -219,33 +213,13 @@ def _require(condition: bool, fault: str) -> None:
         raise _BoundError(fault)
 
 
-class _Directory:
+class _Directory(io.BufferedReader):
     """A file that gives zipfile a list of members of a bounded size only."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def read(self, count: int = -1) -> bytes:
+    def read(self, count: int | None = -1) -> bytes:
+        count = -1 if count is None else count
         _require(count <= MOST_DESCRIPTION, f"has a list of members of {count:,} bytes")
-        return self._file.read(count if count >= 0 else MOST_DESCRIPTION)
-
-
-def _require_stored(file: IO[bytes], size: int) -> None:
-    _require(zipfile.is_zipfile(file), "is no checkpoint of weights and plain values (no zip archive of torch.save)")
-    archive = zipfile.ZipFile(_Directory(file))  # type: ignore[arg-type]
-    members = archive.infolist()
-    packed = next((member for member in members if member.compress_type or member.flag_bits & 1), None)
-    name = packed and shortened(packed.filename)
-    _require(packed is None, f"has compressed members ({name}): torch.save writes none")
-    total = sum(member.file_size for member in members)
-    _require(total <= size, f"has members of {total:,} bytes in a file of {size:,}")
-    for member in members:
-        if member.filename.rpartition("/")[2] == "data.pkl":
-            _require(member.file_size <= MOST_DESCRIPTION, f"has a pickle of {member.file_size:,} bytes")
-            _require_plain(archive.read(member))
+        return super().read(count if count >= 0 else MOST_DESCRIPTION)
 
 
 def _require_plain(pickled: bytes) -> None:
@@ -290,16 +264,16 @@ def tensors_in(content: object) -> list[Any]:
     import torch
 
     # A loop, because a file may nest its values deeper than Python's stack, or hold a list in itself.
-    found: list[Any] = []
+    tensors: list[Any] = []
     waiting, known = [content], {id(content)}
     for value in waiting:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, dict | list | tuple):
             inner = [part for part in (value.values() if isinstance(value, dict) else value) if id(part) not in known]
             known.update(map(id, inner))
             waiting += inner
-    return found
+    return tensors
 
 
 def _first_sentence(error: Exception) -> str:

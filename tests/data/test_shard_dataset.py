@@ -1,11 +1,7 @@
 """Batches of shards: exactly once an epoch, the same for any number of ranks and workers, resumable."""
 
-import os
-import signal
 import subprocess
 import sys
-import textwrap
-import time
 
 import numpy as np
 import pytest
@@ -14,8 +10,8 @@ import torch
 from clipzoo.data.tokenizer import caption_lengths
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from tests.support.processes import context, is_alive, wait_until_gone
-from tests.support.shards import NumberTokenizer, opened, shard_data, write_numbered
+from tests.support.processes import context, wait_until_gone
+from tests.support.shards import NumberTokenizer, batches_of, opened, shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
 n = sum(COUNTS)
@@ -28,9 +24,9 @@ def folder(tmp_path_factory):
     return write_numbered(tmp_path_factory.mktemp("shards"), COUNTS)
 
 
-def batches(folder, *, rank=0, ranks=1, start=0, stop=STEPS, trim=True, seed=3, global_batch=N, **changes):
-    steps = {"start_step": start, "stop_step": stop, "trim_text": trim}
-    return opened(folder, **changes).batches(seed=seed, global_batch=global_batch, world=World(rank, ranks), **steps)
+def batches(folder, *, rank=0, ranks=1, start=0, stop=STEPS, trim=True, seed=3, **changes):
+    order = {"seed": seed, "world": World(rank, ranks), "start_step": start, "trim_text": trim}
+    return batches_of(opened(folder, **changes), stop, N, **order)
 
 
 def read(folder, **arguments):
@@ -60,13 +56,11 @@ def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers
     for process in processes:
         process.join()
     expected = None
-    for ranks in (1, 2, 3, 4):
-        for workers in (0, 1, 2):
-            ranked = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
-            joined = [torch.from_numpy(np.concatenate(views, 1)) for views in ranked]
-            expected = expected or joined
-            for actual, reference in zip(joined, expected, strict=True):
-                assert torch.equal(actual, reference), (ranks, workers)
+    for ranks, workers in parts[0]:
+        ranked = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
+        joined = [torch.from_numpy(np.concatenate(views, 1)) for views in ranked]
+        expected = expected or joined
+        assert all(map(torch.equal, joined, expected)), (ranks, workers)
     ids, images, texts = expected
     stream = ids.flatten()
     for epoch in range(2):
@@ -78,19 +72,19 @@ def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers
 @pytest.mark.medium
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_at_any_step_equals_an_uninterrupted_run(folder, workers):
-    whole = read(folder, workers=0, flip=0.5, rand_augment=[2, 7])
+    augmented = {"flip": 0.5, "rand_augment": [2, 7]}
+    whole = read(folder, workers=0, **augmented)
     for start in range(0, STEPS, 1 if workers == 0 else 4):
-        for actual, reference in zip(
-            read(folder, start=start, workers=workers, flip=0.5, rand_augment=[2, 7]), whole, strict=True
-        ):
-            assert torch.equal(actual, reference[start:])
+        rest = read(folder, start=start, workers=workers, **augmented)
+        assert all(torch.equal(actual, reference[start:]) for actual, reference in zip(rest, whole, strict=True))
 
 
 def test_resuming_with_half_the_ranks_continues_the_same_order(folder):
     whole = [torch.cat(parts, 1) for parts in zip(*(read(folder, rank=r, ranks=4) for r in range(4)), strict=True)]
     halved = zip(*(read(folder, rank=r, ranks=2, start=3) for r in range(2)), strict=True)
-    for actual, reference in zip(halved, whole, strict=True):
-        assert torch.equal(torch.cat(actual, 1), reference[3:])
+    assert all(
+        torch.equal(torch.cat(actual, 1), reference[3:]) for actual, reference in zip(halved, whole, strict=True)
+    )
 
 
 def test_augmentation_depends_on_epoch_and_seed_and_leaves_the_global_random_state(folder):
@@ -104,59 +98,26 @@ def test_augmentation_depends_on_epoch_and_seed_and_leaves_the_global_random_sta
 
 
 def test_fingerprints_of_different_datasets_and_orders_differ(folder, tmp_path):
-    def fingerprint(shards, **changes):
-        data = opened(shards, **changes)
-        return data.fingerprint
-
-    assert fingerprint(folder) == fingerprint(folder, workers=2, crop_scale=[0.9, 1.0])
+    fingerprint = opened(folder).fingerprint
+    assert opened(folder, workers=2, crop_scale=[0.9, 1.0]).fingerprint == fingerprint
     others = [
-        fingerprint(write_numbered(tmp_path / "other", [*COUNTS[:-1], 7])),
-        fingerprint(folder, shuffle_window=3),
-        fingerprint([{"path": str(folder), "weight": 2}]),
+        opened(write_numbered(tmp_path / "other", [*COUNTS[:-1], 7])),
+        opened(folder, shuffle_window=3),
+        opened([{"path": str(folder), "weight": 2}]),
     ]
-    assert len({fingerprint(folder), *others[:2]}) == 3 and others[2] != others[0]
+    assert len({fingerprint, *(data.fingerprint for data in others)}) == 4
 
 
 SCRIPT = """
-import os, signal, sys, time
+import os, sys
 from pathlib import Path
-from clipzoo.distributed.world import World
-from tests.support.shards import opened
+from tests.support.shards import batches_of, opened
 
 if __name__ == "__main__":
-    data = opened(Path(sys.argv[1]), workers=2)
-    batches = data.batches(
-        seed=0, global_batch=4, world=World(), start_step=0, stop_step=10**9, trim_text=False
-    )
+    batches = batches_of(opened(Path(sys.argv[1]), workers=2), 10**9, 4)
     first = next(batches)
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    print(*children, flush=True)
+    print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 """
-
-
-def start(folder, rest):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT + textwrap.indent(textwrap.dedent(rest), "    "), str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(workers) == 2, process.stderr.read()
-    return process, workers
-
-
-@pytest.mark.medium
-def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
-    process, workers = start(folder, "time.sleep(600)")
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        for pid in workers:
-            os.kill(pid, number)
-    time.sleep(0.3)
-    assert all(is_alive(pid) for pid in workers)
-    process.kill()
-    assert wait_until_gone(workers, 120)
-    process.communicate()
 
 
 @pytest.mark.medium
@@ -170,11 +131,11 @@ def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
     ],
 )
 def test_workers_end_with_a_run_that_stops_early(folder, rest, code):
-    process, workers = start(folder, rest)
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == code, errors
-    assert wait_until_gone(workers, 120)
-    assert "killed by signal" not in errors
+    command = [sys.executable, "-c", f"{SCRIPT}    {rest}", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == code and "killed by signal" not in done.stderr, done.stderr
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 2 and wait_until_gone(workers, 120)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +155,15 @@ def test_invalid_arguments_are_errors(folder, key, value):
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.medium)])
 def test_images_whose_features_are_stored_are_not_decoded(folder, workers):
     data = opened(folder, crop_scale=(1.0, 1.0), workers=workers)
-    order = {"seed": 3, "global_batch": 10, "world": World(), "start_step": 0, "stop_step": 4, "trim_text": True}
-    plain = list(data.batches(**order))
+    plain = list(batches_of(data, 4, 10))
     keys = torch.zeros(n, dtype=torch.int64)
     data.leave_out_images(lambda ids: keys[ids])
-    for batch, expected in zip(data.batches(**order), plain, strict=True):
+    for batch, expected in zip(batches_of(data, 4, 10), plain, strict=True):
         assert torch.equal(batch.image, expected.image) and expected.image_key is None
         keys[batch.sample_id] = batch.image_key
     assert (keys != 0).all() and len(keys.unique()) == n
     keys[5] = 0
-    for batch, expected in zip(data.batches(**order), plain, strict=True):
+    for batch, expected in zip(batches_of(data, 4, 10), plain, strict=True):
         left_out = batch.sample_id != 5
         assert not batch.image[left_out].any() and torch.equal(batch.image[~left_out], expected.image[~left_out])
         assert torch.equal(batch.text, expected.text)

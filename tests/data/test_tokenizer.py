@@ -14,6 +14,7 @@ def tokenizer():
     return ClipTokenizer(77)
 
 
+LONG = " ".join(["word"] * 200)
 CAPTIONS = [
     "a photo of a cat",
     "  A  PHOTO\tof\n a cat.  ",
@@ -26,7 +27,7 @@ CAPTIONS = [
     "\x1b[36;44mterminal\x1b[m",
     "line\r\nline",
     "",
-    " ".join(["word"] * 200),
+    LONG,
 ]
 
 
@@ -41,7 +42,7 @@ def test_ids_equal_those_of_open_clip(tokenizer):
 
 
 def test_long_captions_end_with_end_of_text_and_empty_ones_hold_only_control_tokens(tokenizer):
-    long, empty = tokenizer([" ".join(["word"] * 200), ""])
+    long, empty = tokenizer([LONG, ""])
     assert long[-1] == tokenizer.end_token and (long[:-1] != tokenizer.end_token).all()
     assert empty.tolist() == [tokenizer.start_token, tokenizer.end_token] + [0] * 75
     assert torch.equal(pickle.loads(pickle.dumps(tokenizer))(CAPTIONS), tokenizer(CAPTIONS))

@@ -1,4 +1,4 @@
-"""Loader processes that are killed, hang or run out of shared memory: one message, and none of them is left."""
+"""Processes of the loader and of a pool that are killed, hang or run out of memory: one message, and none is left."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from clipzoo.data.children import map_in_children
 from clipzoo.data.loader import iterate
 from clipzoo.errors import ConfigError, TrainingError
-from tests.support.processes import Process, children, wait_until_gone
+from tests.support.processes import Process, children, is_alive, wait_until_gone
 
 CLONE_NEWNS = 0x00020000
 
@@ -93,11 +94,17 @@ def test_an_error_of_the_dataset_is_raised_where_its_item_would_come():
 
 
 @pytest.mark.medium
-def test_a_worker_that_is_busy_ends_with_its_killed_parent(tmp_path):
+def test_busy_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(tmp_path):
     process = Process(_wait_for_an_item, log=tmp_path / "parent")
     process.wait_for("started")
     workers = children(process.pid)
     assert len(workers) == 2
+    time.sleep(0.3)  # they begin
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        for pid in workers:
+            os.kill(pid, number)
+    time.sleep(0.3)
+    assert all(map(is_alive, workers))
     process.kill()
     assert wait_until_gone(workers, 10)
 
@@ -129,3 +136,29 @@ def _read_with_little_shared_memory() -> None:
         next(items(Tensors(size=4_000_000)))
     except TrainingError as error:
         print(error)
+
+
+TRACKER = 1
+"""multiprocessing's own process that tracks resources, which ends with this process."""
+
+
+@pytest.mark.medium
+def test_results_of_a_pool_come_in_order_and_one_process_computes_them_itself():
+    assert list(map_in_children(abs, [-3, 2, -1], 2, 1)) == [3, 2, 1]
+    assert list(map_in_children(lambda value: -value, [1, 2], 1, 1)) == [-1, -2]  # which no other process can compute
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("killed", [False, True])
+def test_busy_processes_of_a_pool_end_with_a_killed_one_and_when_their_results_are_not_needed(killed):
+    before = set(children(os.getpid()))
+    results = map_in_children(time.sleep, [0, 600, 600, 600], 2, 1)
+    next(results)
+    begin = time.monotonic()
+    if killed:
+        os.kill(max(set(children(os.getpid())) - before), signal.SIGKILL)
+        with pytest.raises(TrainingError, match=r"a child process was killed \(out of memory\?\): use fewer processes"):
+            next(results)
+    results.close()
+    assert time.monotonic() - begin < 60
+    assert len(set(children(os.getpid())) - before) <= TRACKER

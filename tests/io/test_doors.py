@@ -38,18 +38,14 @@ class Words:
                 match node:
                     case ast.arg(arg=name, annotation=annotation) if is_path(annotation):
                         names.add(name)
-                    case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if is_path(annotation):
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name), annotation=annotation)
+                        | ast.FunctionDef(name=name, returns=annotation)
+                    ) if is_path(annotation):
                         names.add(name)
                         self.members.add(name)
-                    case ast.FunctionDef(name=name, returns=annotation) if is_path(annotation):
-                        names.add(name)
-                        self.members.add(name)
-        for _ in range(3):  # names that are assigned from names
-            for file, tree in trees.items():
-                self._assigned(file, tree)
-
-    def _assigned(self, file: str, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+        nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+        for file, node in 3 * nodes:  # names that are assigned from names
             match node:
                 case ast.Assign(targets=[target], value=value):
                     pairs = [(target, value)]
@@ -58,13 +54,12 @@ class Words:
                     for left, right in pairs:
                         if self.is_path(file, right):
                             self.names[file].add(ast.unparse(left))
-                            self.members.add(left.attr) if isinstance(left, ast.Attribute) else None
+                            self.members.update([left.attr] if isinstance(left, ast.Attribute) else [])
                 case (
                     ast.For(target=ast.Name(id=name), iter=source)
                     | ast.comprehension(target=ast.Name(id=name), iter=source)
-                ):
-                    if any(word in ast.unparse(source) for word in ("glob(", "iterdir(")):
-                        self.names[file].add(name)
+                ) if any(word in ast.unparse(source) for word in ("glob(", "iterdir(")):
+                    self.names[file].add(name)
 
     def is_path(self, file: str, node: ast.expr) -> bool:
         match node:
@@ -129,10 +124,9 @@ def joins(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str
         for node in ast.walk(tree):
             names: list[ast.expr] = []
             match node:
-                case ast.BinOp(left=left, op=ast.Div(), right=right) if words.is_path(file, left) and not _is_number(
-                    right
-                ):
-                    names = [right]
+                case ast.BinOp(left=left, op=ast.Div(), right=right) if words.is_path(file, left):
+                    is_number = isinstance(right, ast.Constant) and not isinstance(right.value, str)
+                    names = [] if is_number or isinstance(right, ast.BinOp) else [right]
                 case ast.Call(func=ast.Attribute(attr="joinpath" | "with_name"), args=names):
                     pass
                 case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="path"), attr="join"), args=[_, *names]):
@@ -145,10 +139,6 @@ def joins(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str
                     pass
             if not all(words.is_own(file, name, loops) for name in names):
                 yield file, ast.unparse(node)
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.BinOp) or (isinstance(node, ast.Constant) and not isinstance(node.value, str))
 
 
 TABLES = "a table of the user's own names images anywhere on the disk; they are read only as images"
@@ -230,12 +220,7 @@ def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, st
     """Yield file, call and True for writing, of every call that opens a file by its path."""
     for file, tree in trees.items():
         for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            name, owner = "", None
-            match node.func:
-                case ast.Name(id=name):
-                    pass
-                case ast.Attribute(value=owner, attr=name):
-                    pass
+            name, owner = getattr(node.func, "attr", getattr(node.func, "id", "")), getattr(node.func, "value", None)
             of_path = owner is not None and words.is_path(file, owner)
             of_library = isinstance(owner, ast.Name) and owner.id in MODULES
             takes_path = any(words.is_path(file, one) or "str(" in ast.unparse(one) for one in node.args[:2])

@@ -14,21 +14,15 @@ from clipzoo.errors import ConfigError
 from tests.support.disks import fill, small_disk, use_all_inodes
 
 
-def test_a_file_takes_its_name_when_it_is_complete_and_missing_folders_are_made(tmp_path):
+def test_a_file_takes_its_name_when_it_is_complete_and_an_error_leaves_the_old_file_and_no_temporary_one(tmp_path):
     path = tmp_path / "a" / "b" / "results.json"
     with io.whole(path) as file:
         file.write(b"new")
         assert not path.exists()
-    assert path.read_text() == "new" and list(path.parent.iterdir()) == [path]
-
-
-def test_an_error_in_between_leaves_the_old_file_and_no_temporary_one(tmp_path):
-    path = tmp_path / "results.json"
-    io.write_whole(path, "old")
     with pytest.raises(LookupError), io.whole(path) as file:
         file.write(b"half")
         raise LookupError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "new" and list(path.parent.iterdir()) == [path]
 
 
 def test_text_that_no_encoding_holds_is_written_all_the_same(tmp_path):
@@ -104,24 +98,23 @@ def test_a_folder_is_written_once_for_each_recipe_and_holds_its_digests(tmp_path
 
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("changed")])
 def test_a_folder_with_a_missing_or_changed_file_is_written_again(tmp_path, damage):
+    file = tmp_path / "root" / "below" / "file"
     ensure(tmp_path / "root", {})
-    damage(tmp_path / "root" / "below" / "file")
-    assert ensure(tmp_path / "root", {})
-    assert (tmp_path / "root" / "below" / "file").read_text() == "text"
+    damage(file)
+    assert ensure(tmp_path / "root", {}) and file.read_text() == "text"
 
 
-def test_a_folder_of_other_files_is_refused_and_kept(tmp_path):
-    (tmp_path / "notes").write_text("mine")
+def test_a_folder_of_other_files_is_refused_and_kept_and_after_an_error_no_file_is_left(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("mine")
     with pytest.raises(ConfigError, match="holds something else than the folder of this test"):
-        ensure(tmp_path, {})
-    assert (tmp_path / "notes").read_text() == "mine"
+        ensure(tmp_path / "other", {})
+    assert (tmp_path / "other" / "notes").read_text() == "mine"
 
-
-def test_after_an_error_while_writing_no_file_is_left(tmp_path):
     def fail(folder):
         (folder / "half").write_text("")
         raise ConfigError("no registry")
 
     with pytest.raises(ConfigError, match="no registry"):
         io.ensure_folder(tmp_path / "root", "record.json", {}, fail, "a folder")
-    assert [path.name for path in tmp_path.iterdir()] == [".root.lock"]
+    assert {path.name for path in tmp_path.iterdir()} == {"other", ".other.lock", ".root.lock"}

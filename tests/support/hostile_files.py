@@ -37,11 +37,15 @@ import yaml
 
 import clipzoo
 from clipzoo.cli.__main__ import main
+from clipzoo.data.images import ImageTransform
+from clipzoo.data.plan import generator
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, PartError, TrainingError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.datasets.readers import karpathy
+from clipzoo.evaluation.validation import open_validation
+from clipzoo.io import MB, read_json_lines
 from clipzoo.lab.methods.lab import cells, read_settings
 from clipzoo.lab.methods.page import write_page
 from clipzoo.lab.studies import run as studies
@@ -90,7 +94,17 @@ def damages() -> dict[str, Damage]:
         "YAML aliases": b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 10))
                                                        for n in range(1, 12)),
     }  # fmt: skip
+
+    def flipped(path: Path, byte: int) -> None:
+        # Size and time of modification stay, as on a bad disk.
+        status, content = path.stat(), bytearray(path.read_bytes() or b"a")
+        content[byte % len(content)] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
     return {
+        # In a shard of `write_numbered`: of the pixels of an image, of a name, and of the padding of a header.
+        **{f"a bit of byte {byte}": partial(flipped, byte=byte) for byte in (15_932, 12_288, 409)},
         **{name: partial(replaced, make=make) for name, make in special_files().items()},
         "a socket": partial(replaced, make=lambda path: socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))),
         "a link to a secret": partial(replaced, make=lambda path: path.symlink_to(SECRET)),
@@ -218,10 +232,10 @@ def tar_headers() -> dict[str, Callable[[Path], Any]]:
         "10,000 equal keys": lambda path: write_shard(path, [("000000", {"txt": b"a"})] * 10_000),
         "30,000 empty members": lambda path: write_shard(path, [(f"{n}", {"txt": b""}) for n in range(30_000)]),
         **{f"a caption: {name}": partial(lambda path, content: write_shard(
-            path, [("0", {"png": picture(0), "json": content, "txt": content}), *numbered(1, 9)]), content=content)
+            path, [("0", {"png": picture(0), "json": content, "txt": content}), *numbered(0, 10)]), content=content)
            for name, content in captions.items()},
         **{f"an image: {name}": partial(lambda path, content: write_shard(
-            path, [("0", {"png": content, "txt": b"a 1"}), *numbered(1, 9)]), content=content)
+            path, [("0", {"png": content, "txt": b"a 1"}), *numbered(0, 10)]), content=content)
            for name, content in images().items()},
     }  # fmt: skip
 
@@ -273,12 +287,31 @@ def write_two_runs(folder: Path) -> None:
     shutil.copytree(folder / "run", folder / "other")
 
 
-def read_shards(folder: Path) -> None:
-    command("shards", "inspect", folder / "shards", "--processes", "1")
-    data = shard_data(folder / "shards", max_bad_fraction=0.9, tokenizer=batch_encoder().tokenizer)
+def read_epoch(shards: str, folder: Path, count: int, **changes: Any) -> None:
+    """Read an epoch of `count` numbered samples, of which each is intact, or counted and named in the log."""
+    whole = {"crop_scale": (1.0, 1.0), "max_bad_fraction": 0.9, "tokenizer": batch_encoder().tokenizer}
+    data = shard_data(shards, **(whole | changes))
     data.open(folder / "log", World())
-    for _ in data.batches(seed=0, global_batch=4, world=World(), start_step=0, stop_step=5, trim_text=True):
+    order = {"seed": 0, "global_batch": 4, "world": World(), "start_step": 0, "trim_text": True}
+    for _ in data.batches(stop_step=-(-data.samples // 4), **order):
         pass
+    transform = ImageTransform(8, (1.0, 1.0), "bicubic", 0.0, None, "exact", 10**6)
+    images = {caption: image for image, caption in data.examples(range(data.samples))}
+    faults = read_json_lines(folder / "log" / "bad_samples.rank0.jsonl", MB)
+    for number in range(count):
+        image = transform(picture(number), generator("augment", 0, 0, 0))[0]
+        if not torch.equal(images.get(f"number {number}", torch.zeros(1)), image):
+            named = [fault for fault in faults if fault["key"] in (f"{number:06d}", "")]
+            assert data.counters() and named, f"sample {number} is lost, which is neither counted nor named"
+
+
+def read_shards(folder: Path) -> None:
+    shards = f"{folder}/shards/{{00000..00001}}.tar"
+    command("shards", "inspect", shards, "--processes", "1")
+    read_epoch(shards, folder, 20)
+    captions = open_validation(shards, None, None).captions
+    if not {f"number {number}" for number in range(20)} <= set(captions):
+        assert "eval.validation" in sys.stderr.getvalue(), "the validation does not name the samples that it lacks"
 
 
 def write_indexed_shards(folder: Path) -> None:
@@ -291,10 +324,7 @@ def copied_shards(folder: Path) -> None:
     files = fsspec.filesystem("memory")
     shards = write_numbered(folder / "intact", [10])
     files.pipe("/hostile/00000.tar", (shards / "00000.tar").read_bytes())
-    data = shard_data("memory://hostile/00000.tar", cache_folder=str(folder / "cache"), max_bad_fraction=0.9)
-    data.open(folder / "log", World())
-    for _ in data.batches(seed=0, global_batch=4, world=World(), start_step=0, stop_step=2, trim_text=True):
-        pass
+    read_epoch("memory://hostile/00000.tar", folder, 10, cache_folder=str(folder / "cache"))
 
 
 def write_search_index(folder: Path) -> None:
@@ -584,8 +614,11 @@ def run_cases(name: str, most: int, root: Path) -> list[str]:
 def outcome(form: Format, folder: Path, intact: bool) -> str:
     """Read a case, and return what is wrong with its end; empty if it succeeds or, damaged, ends in one message."""
 
+    class TooLongError(BaseException):
+        """No error of a file, which a reader would catch."""
+
     def stop(*signal: object) -> None:
-        raise TimeoutError(f"takes longer than {SECONDS} s, or waits")
+        raise TooLongError(f"takes longer than {SECONDS} s, or waits")
 
     output, fault = io.StringIO(), ""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -598,7 +631,7 @@ def outcome(form: Format, folder: Path, intact: bool) -> str:
         with redirect_stdout(output), redirect_stderr(output):
             form.read(folder)
     except SystemExit as end:
-        if end.code not in ((0, 1, 2) if not intact else (0, None)):
+        if end.code not in ((0, 1, 2, os.EX_IOERR) if not intact else (0, None)):
             fault = f"ended with code {end.code}: {output.getvalue()[-500:]}"
     except PartError as error:
         fault = f"a traceback: {error}"

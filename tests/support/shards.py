@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.dataset import ShardDataset
+from clipzoo.data.index import ShardIndex, load_or_build
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.write import Inspection, SampleStatistics, sample_statistics
 from clipzoo.distributed.world import World
+from clipzoo.types import Batch
 
 Sample = tuple[str, Mapping[str, bytes]]
 
@@ -63,6 +67,15 @@ def write_numbered(folder: Path, counts: Iterable[int]) -> Path:
     return folder
 
 
+def inspected(folder: Path, samples: int = 1000, **changes: Any) -> tuple[ShardIndex, SampleStatistics]:
+    """Return the index and the statistics of the shards of a folder. changes: of the rules and the arguments."""
+    cache = ShardCache(None, 1.0)
+    rules = {"caption_key": None, "max_pixels": 10**6, "decode": True}
+    rules |= {name: changes.pop(name) for name in rules.keys() & changes.keys()}
+    index = load_or_build([str(path) for path in sorted(folder.glob("*.tar"))], cache, [folder])
+    return index, sample_statistics(index, Inspection(cache, **rules), samples, **changes)
+
+
 class NumberTokenizer:
     """ "number 12" -> [1, 12 + 10, 2], so that a test can see which captions were read."""
 
@@ -83,6 +96,12 @@ def opened(shards: Any, run: Path | None = None, **changes: Any) -> ShardDataset
     data = shard_data(shards, **changes)
     data.open(run, World())
     return data
+
+
+def batches_of(data: Any, steps: int, global_batch: int, **changes: Any) -> Iterator[Batch]:
+    """Yield the batches of the first steps on one rank with seed 0; `changes` override."""
+    order = {"seed": 0, "world": World(), "start_step": 0, "stop_step": steps, "trim_text": True}
+    return data.batches(global_batch=global_batch, **(order | changes))
 
 
 def shard_data(shards: Any, **changes: Any) -> ShardDataset:

@@ -147,12 +147,14 @@ def test_the_held_out_loss_is_the_training_loss_of_the_same_batch(head):
     assert HeldOutLoss(objective, progress, global_batch=2)(model, *views, World()) < loss(model, *views, World())
 
 
-def test_pairs_without_image_or_caption_are_no_validation_pairs(tmp_path):
+def test_pairs_without_image_or_caption_are_no_validation_pairs_and_are_named(tmp_path, capsys):
     samples = [("a", {"png": picture(1), "txt": b"one"}), ("b", {"txt": b"two"}), ("c", {"png": picture(1)}),
                ("d", {"png": picture(2), "txt": b"??"}), ("e", {"png": b"no image", "txt": b"five"})]  # fmt: skip
     write_shard(tmp_path / "0.tar", samples)
     data = open_validation(str(tmp_path), None, None)
     assert data.captions == ["one", "five"] and data.images[0].size == (24, 20)
+    words = "3 of 5 samples of eval.validation have no image or no caption, for example b (no image), c (no .txt under "
+    assert words in capsys.readouterr().err
     with pytest.raises(ConfigError, match="0.tar e cannot be used"):
         data.images[1]
     with pytest.raises(ConfigError, match="eval.validation.*holds no"):

@@ -124,9 +124,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
     img2dataset may leave it.
     """
     with io.readable(path, io.ANY_SIZE, remedy) as file:
-        descriptor = file.fileno()
-        size = os.fstat(descriptor).st_size
-        members, flaw = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+        members, flaw = list_members(file.fileno(), os.fstat(file.fileno()).st_size)
     if flaw is not None and not (unterminated and flaw == UNTERMINATED):
         raise ConfigError(f"{path}: {flaw}; {remedy}")
     samples: dict[str, dict[str, Member]] = {}

@@ -2,10 +2,9 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -13,10 +12,9 @@ import pytest
 import torch
 
 from clipzoo.data.locations import MISSING, ShardCache, states
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.disks import small_disk
-from tests.support.shards import opened, shard_data, write_numbered
+from tests.support.shards import batches_of, opened, write_numbered
 
 
 @pytest.fixture
@@ -31,9 +29,11 @@ def bucket(tmp_path):
 
 
 def rows(shards, tmp_path, **changes):
+    """Return the sample ids, images and captions of 36 steps of 6; every sample must be usable."""
     data = opened(shards, tmp_path / "run", cache_folder=str(tmp_path / "cache"), **changes)
-    batches = list(data.batches(seed=0, global_batch=6, world=World(), start_step=0, stop_step=6, trim_text=True))
-    return torch.cat([batch.sample_id for batch in batches]), torch.cat([batch.image for batch in batches])
+    batches = list(batches_of(data, 36, 6))
+    assert data.counters() == {}
+    return [torch.cat([getattr(batch, part) for batch in batches]) for part in ("sample_id", "image", "text")]
 
 
 @pytest.mark.medium
@@ -44,19 +44,14 @@ def rows(shards, tmp_path, **changes):
 def test_remote_shards_read_like_local_ones(bucket, tmp_path, shards, workers):
     if shards == "pipe":
         shards = f"pipe:cat {bucket}/{{00000..00002}}.tar"
-    for actual, reference in zip(rows(shards, tmp_path, workers=workers), rows(bucket, tmp_path), strict=True):
-        assert torch.equal(actual, reference)
+    assert all(map(torch.equal, rows(shards, tmp_path, workers=workers), rows(bucket, tmp_path)))
 
 
-def test_the_index_of_remote_shards_is_in_the_run_directory_or_the_configured_folder(bucket, tmp_path):
-    rows("memory://bucket/*.tar", tmp_path)
+def test_the_index_of_remote_shards_is_in_the_run_or_the_configured_folder_and_follows_changed_shards(bucket, tmp_path):
+    assert len(rows("memory://bucket/*.tar", tmp_path)[0].unique()) == 18
     assert list((tmp_path / "run" / "clipzoo_index").glob("*.json"))
     rows("memory://bucket/*.tar", tmp_path, index_folder=str(tmp_path / "mine"))
     assert list((tmp_path / "mine").glob("*.json"))
-
-
-def test_a_changed_remote_shard_is_downloaded_and_indexed_again(bucket, tmp_path):
-    assert len(rows("memory://bucket/*.tar", tmp_path)[0].unique()) == 18
     fsspec.filesystem("memory").pipe("/bucket/00002.tar", (bucket / "00000.tar").read_bytes())
     data = opened("memory://bucket/*.tar", tmp_path / "run", cache_folder=str(tmp_path / "cache"))
     assert data.samples == 16
@@ -123,17 +118,9 @@ def test_processes_that_share_a_cache_of_one_shard_open_every_shard(tmp_path):
 def test_a_cache_smaller_than_a_shard_does_not_change_a_run(tmp_path):
     folder = write_numbered(tmp_path / "local", [6] * 12)
     remote = [f"pipe:cat {folder}/{shard:05d}.tar" for shard in range(12)]
-    results = []
-    for shards, changes in ((folder, {}), (remote, {"workers": 4, "cache_gigabytes": 1e-9})):
-        data = shard_data(shards, cache_folder=str(tmp_path / "cache"), shuffle_window=4, **changes)
-        data.open(tmp_path / str(len(results)), World())
-        run = data.batches(seed=0, global_batch=6, world=World(), start_step=0, stop_step=36, trim_text=True)
-        batches = list(run)
-        assert data.counters() == {}
-        results.append(
-            [torch.cat([getattr(batch, part) for batch in batches]) for part in ("sample_id", "image", "text")]
-        )
-    assert all(torch.equal(local, cached) for local, cached in zip(*results, strict=True))
+    local = rows(folder, tmp_path, shuffle_window=4)
+    cached = rows(remote, tmp_path, shuffle_window=4, workers=4, cache_gigabytes=1e-9)
+    assert all(map(torch.equal, local, cached))
 
 
 @pytest.mark.parametrize("command", ["pipe:head -c 3000000 /dev/zero", "memory://bucket/large"])
@@ -164,11 +151,8 @@ def test_concurrent_requests_download_a_shard_once(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"x")
     cache = ShardCache(str(tmp_path / "cache"), 1.0)
     location = f"pipe:echo fetched >> {tmp_path}/log; sleep 0.2; cat {tmp_path}/s.tar"
-    threads = [threading.Thread(target=cache.open, args=(location,), kwargs={"size": 1}) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: cache.open(location, size=1), range(4)))
     assert (tmp_path / "log").read_text() == "fetched\n"
 
 
@@ -193,17 +177,15 @@ def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
 
 
 def test_an_interrupted_download_leaves_no_complete_looking_file(tmp_path):
-    code = (
-        "from clipzoo.data.locations import ShardCache; import sys;"
-        "ShardCache(sys.argv[1], 1.0).open('pipe:echo half; sleep 60')"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache")])
+    cache = ShardCache(str(tmp_path / "cache"), 1.0)
+    process = multiprocessing.get_context("fork").Process(target=cache.open, args=("pipe:echo half; sleep 60",))
+    process.start()
     deadline = time.monotonic() + 30
     while not list((tmp_path / "cache").glob(".*.part")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.kill()
-    process.wait()
-    assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")] == []
+    process.join()
+    assert list((tmp_path / "cache").glob(".*.part")) and not list((tmp_path / "cache").glob("[!.]*"))
 
 
 def test_states_of_local_remote_and_missing_shards(bucket):
@@ -222,7 +204,7 @@ def test_the_next_window_is_prefetched_while_the_current_one_is_read(tmp_path):
     for path in (tmp_path / "cache").glob("*.tar"):
         path.unlink()
     log.write_text("")
-    stream = data.batches(seed=0, global_batch=4, world=World(), start_step=0, stop_step=16, trim_text=True)
+    stream = batches_of(data, 16, 4)
     next(stream)
     deadline = time.monotonic() + 20
     while len(log.read_text().split()) < 4 and time.monotonic() < deadline:

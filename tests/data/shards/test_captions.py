@@ -11,12 +11,10 @@ import torch
 from clipzoo.data.captions import LARGEST_TEXT, NO_CAPTION, CaptionCounts, digest, has_text, read_member
 from clipzoo.data.faults import BadSampleError, LeftOut
 from clipzoo.data.images import LARGEST_FILE
-from clipzoo.data.index import load_or_build
-from clipzoo.data.locations import ShardCache
-from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
+from clipzoo.data.write import Pair, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.retrieval import ScoreRows
-from tests.support.shards import opened, picture, write_shard
+from tests.support.shards import inspected, opened, picture, write_shard
 
 EMPTY = ["", " \n\t", "...!?", "\u200b", "\ufeff\u2060", "\u00a0-\u3000", "\U0001f600", "\u2764\ufe0f", "\u0301"]
 
@@ -30,13 +28,8 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
     captions = [*EMPTY, "a dog"]
     image = tmp_path / "image.png"
     image.write_bytes(picture(1))
-    shard = write_shard(
-        tmp_path / "in" / "0.tar",
-        [(f"{number}", {"png": picture(1), "txt": text.encode()}) for number, text in enumerate(captions)],
-    )
-    cache = ShardCache(None, 1.0)
-    rules = Inspection(cache, None, max_pixels=10_000)
-    statistics = sample_statistics(load_or_build([str(shard)], cache, [tmp_path]), rules, 100)
+    samples = [(f"{number}", {"png": picture(1), "txt": text.encode()}) for number, text in enumerate(captions)]
+    _, statistics = inspected(write_shard(tmp_path / "in" / "0.tar", samples).parent)
     assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.words) == 1
     pairs = [Pair(image, [caption]) for caption in captions]
     written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
@@ -47,46 +40,43 @@ def test_the_expected_number_of_equal_captions_is_the_mean_over_all_batches():
     assert digest("a  dog\n") == digest("a dog") != digest("A dog")
     captions = ["a", "b", "b", "c", "c", "c", "d"]
     counts = CaptionCounts.of_captions(captions)
-    assert (counts.pairs, counts.distinct, counts.occurrences) == (7, 4, {1: 2, 2: 1, 3: 1})
+    assert (counts.pairs, counts.figures(1)["distinct"], counts.occurrences) == (7, 4, {1: 2, 2: 1, 3: 1})
     for batch in range(1, 8):
         drawn = [sum(chosen.count(c) > 1 for c in chosen) for chosen in combinations(captions, batch)]
-        assert counts.equal_in_batch(batch) == pytest.approx(np.mean(drawn), abs=1e-12)
-    assert counts.equal_in_batch(100) == pytest.approx(5)
+        assert counts.figures(batch)["equal_in_batch"] == pytest.approx(np.mean(drawn), abs=1e-12)
+    assert counts.figures(100)["equal_in_batch"] == pytest.approx(5)
 
 
 def test_equal_captions_bound_recall_in_both_directions_and_the_bound_is_attained():
     captions = torch.tensor([0, 0, 0, 1, 2, 2])
     counts = CaptionCounts.of(captions.numpy().astype(np.uint64) + 1)
-    assert counts.recall_bound == pytest.approx(100 * 3 / 6)
+    bound = counts.figures(1)["recall_bound"]
+    assert bound == pytest.approx(100 * 3 / 6)
     own = torch.eye(3)[captions] @ torch.eye(3)[captions].mT  # each image scores its own caption's text highest
     generator = torch.Generator().manual_seed(0)
     for attempt in range(200):
         scores = own if attempt == 0 else torch.randn(6, 3, generator=generator)[:, captions]
         rows = ScoreRows(scores, torch.arange(6), 0, World())
         recalls = [100 * float((place == 0).double().mean()) for place in (rows.image_to_text(), rows.text_to_image())]
-        assert max(recalls) <= counts.recall_bound + 1e-9
-        assert attempt or recalls == pytest.approx([counts.recall_bound] * 2)
+        assert max(recalls) <= bound + 1e-9
+        assert attempt or recalls == pytest.approx([bound] * 2)
 
 
 def test_counting_in_parts_equals_counting_at_once(monkeypatch):
     digests = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
     whole = CaptionCounts.of(digests)
-    assert whole.pairs == int((digests != NO_CAPTION).sum()) and whole.distinct == 39
+    assert whole.pairs == int((digests != NO_CAPTION).sum()) and whole.figures(1)["distinct"] == 39
     monkeypatch.setattr("clipzoo.data.captions._SORTED_AT_ONCE", 64)
     monkeypatch.setattr("clipzoo.data.captions._BLOCK", 100)
     assert CaptionCounts.of(digests) == whole
 
 
 def test_a_training_counts_captions_of_the_key_it_reads_and_over_all_sources(tmp_path):
-    texts = ["a dog", "a  dog", "a cat", "?"]
+    several = b'{"long": ["same", "other"]}'
+    texts = enumerate([b"a dog", b"a  dog", b"a cat", b"?"])
+    samples = [(str(number), {"png": picture(number), "txt": text, "json": several}) for number, text in texts]
     for source in ("one", "two"):
-        write_shard(
-            tmp_path / source / "0.tar",
-            [
-                (str(n), {"png": picture(n), "txt": text.encode(), "json": b'{"long": ["same", "other"]}'})
-                for n, text in enumerate(texts)
-            ],
-        )
+        write_shard(tmp_path / source / "0.tar", samples)
 
     def occurrences(shards, key=None):
         return opened(shards, caption_key=key).captions().occurrences

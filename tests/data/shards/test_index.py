@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.data.index import load, load_or_build
+from clipzoo.data.index import DATASET, load_or_build, stored_fingerprint
 from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.tar import scan_shard
 from clipzoo.errors import ConfigError
@@ -59,33 +60,41 @@ def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     assert first.keys(1) == ["000003", "000004"] and first.records[3]["txt_size"] == 8
 
 
-def test_a_touched_or_moved_dataset_keeps_its_fingerprint(tmp_path):
-    folder = write_numbered(tmp_path / "a", [3, 2])
-    first = build(folder)
-    os.utime(folder / "00000.tar", (1, 1))
-    assert build(folder).fingerprint == first.fingerprint
-    folder.rename(tmp_path / "b")
-    assert (
-        load(parse_sources(str(tmp_path / "b"))[0].shards, [tmp_path / "b" / "index"]).fingerprint == first.fingerprint
-    )
-
-
 def test_shards_deleted_after_indexing_keep_their_ids_and_can_be_restored(tmp_path):
     folder = write_numbered(tmp_path, [3, 4, 2])
     first = build(folder)
-    content = (folder / "00001.tar").read_bytes()
-    for left in (content[: len(content) // 2], None):
-        if left is None:
-            (folder / "00001.tar").unlink()
-            shards = [str(folder / f"{i:05d}.tar") for i in range(3)]
-            index = load_or_build(shards, CACHE, [folder / "index"])
-        else:
-            (folder / "00001.tar").write_bytes(left)
-            index = build(folder)
+    shard = folder / "00001.tar"
+    content = shard.read_bytes()
+    for harm in (lambda: os.truncate(shard, len(content) // 2), shard.unlink):
+        harm()
+        index = load_or_build([str(folder / f"{i:05d}.tar") for i in range(3)], CACHE, [folder / "index"])
         assert index.fingerprint == first.fingerprint and index.keys(1) == first.keys(1)
         assert index.shards[1].flaw is not None and index.shards[1].state[0] < index.shards[1].bytes
-    (folder / "00001.tar").write_bytes(content)
+    shard.write_bytes(content)
     assert build(folder).shards[1].flaw is None and build(folder).fingerprint == first.fingerprint
+
+
+def stored(shards, index_folder=None):
+    data = {"_target_": DATASET, "shards": str(shards), "caption_key": None, "shuffle_window": 2}
+    return stored_fingerprint({**data, "index_folder": index_folder and str(index_folder)}, shards)
+
+
+def test_a_touched_moved_or_copied_dataset_keeps_its_fingerprint_and_another_one_of_its_names_has_none(tmp_path):
+    folder = write_numbered(tmp_path / "a", [3, 2])
+    assert stored(folder) is None
+    expected = opened(folder).fingerprint
+    os.utime(folder / "00000.tar", (1, 1))
+    assert stored(folder) is None and opened(folder).fingerprint == expected
+    folder.rename(tmp_path / "b")
+    assert stored(tmp_path / "b") == expected
+    shutil.copytree(tmp_path / "b", tmp_path / "c")  # keeps the times of modification
+    assert stored(tmp_path / "c") == expected
+    index = tmp_path / "index"
+    first, second = (write_numbered(tmp_path / name, [3, 2]) for name in ("d", "e"))
+    opened(first, index_folder=str(index))
+    assert stored(first, index) is not None and stored(second, index) is None
+    write_numbered(first, [3, 4])
+    assert stored(first, index) is None
 
 
 def test_several_processes_build_the_same_index_as_one_without_torch(tmp_path):
@@ -101,9 +110,8 @@ def test_several_processes_build_the_same_index_as_one_without_torch(tmp_path):
 def test_the_index_is_beside_the_shards_or_in_the_run_directory(tmp_path):
     write_numbered(tmp_path / "data", [3, 2])
     opened(tmp_path / "data", tmp_path / "run")
-    assert (
-        list((tmp_path / "data" / "clipzoo_index").glob("*.json")) and not (tmp_path / "run" / "clipzoo_index").exists()
-    )
+    assert list((tmp_path / "data" / "clipzoo_index").glob("*.json"))
+    assert not (tmp_path / "run" / "clipzoo_index").exists()
     # A file of that name stands in for a folder without write permission, which does not stop root.
     write_numbered(tmp_path / "locked", [3, 2])
     (tmp_path / "locked" / "clipzoo_index").write_text("")
@@ -142,9 +150,9 @@ def test_a_damaged_shard_is_an_error_or_counted_and_logged(tmp_path, damage):
     data = opened(shards, tmp_path / "run", max_bad_fraction=0.3)
     kind = {"missing": "missing_shards", "truncated": "truncated_shards"}.get(damage, "empty_shards")
     assert data.counters() == {kind: 1} and 30 <= data.samples < 40
-    (line,) = (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines()
-    assert json.loads(line)["shard"] == str(path) and json.loads(line)["kind"] == kind
-    assert f"about {40 - data.samples} samples are lost" in json.loads(line)["reason"]
+    (line,) = map(json.loads, (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines())
+    assert line["shard"] == str(path) and line["kind"] == kind
+    assert f"about {40 - data.samples} samples are lost" in line["reason"]
 
 
 def test_stats_of_img2dataset_state_how_many_samples_a_shard_should_hold(tmp_path):
@@ -156,15 +164,11 @@ def test_stats_of_img2dataset_state_how_many_samples_a_shard_should_hold(tmp_pat
         opened(folder)
 
 
-def test_a_dataset_without_intact_shards_is_an_error(tmp_path):
-    folder = write_numbered(tmp_path / "s", [50])
-    content = (folder / "00000.tar").read_bytes()
-    (folder / "00000.tar").write_bytes(content[:-11_000])
+def test_shards_without_an_intact_one_and_without_any_are_errors_and_mistyped_ones_leave_no_files_behind(tmp_path):
+    shard = write_numbered(tmp_path / "cut", [50]) / "00000.tar"
+    os.truncate(shard, shard.stat().st_size - 11_000)
     with pytest.raises(ConfigError, match="00000.tar"):
-        opened(folder)
-
-
-def test_mistyped_shards_leave_no_files_behind_and_missing_ones_of_the_demo_are_named_with_their_command(tmp_path):
+        opened(tmp_path / "cut")
     (tmp_path / "s").mkdir()
     with pytest.raises(ConfigError, match="none of the shards holds a sample"):
         opened(str(tmp_path / "s" / "{00..03}.tar"))

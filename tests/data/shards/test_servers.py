@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,9 +30,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     faults: list[str] = []
     requests = 0
-
-    def handle_error(self, *_: object) -> None:
-        pass
+    handle_error = staticmethod(lambda *_: None)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -53,8 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def log_message(self, *_: object) -> None:
-        pass
+    log_message = staticmethod(lambda *_: None)
 
 
 @pytest.fixture
@@ -150,12 +148,9 @@ def _build_for_ever(folder: Path) -> None:
 def sleeping(seconds: int) -> list[int]:
     """Return the process ids of `sleep SECONDS`."""
     command = f"sleep\0{seconds}\0".encode()
-    processes = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path) == command]
-    return [int(path.parent.name) for path in processes]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    processes = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # a process that has ended
+            if path.read_bytes() == command:
+                processes.append(int(path.parent.name))
+    return processes
