@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.build import build_head, build_objective
-from clipzoo.distributed.parallel import Parallel, Replicated
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.sharded import Sharded
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
@@ -104,7 +104,7 @@ def computed(image: str, text: str, world: World, is_sharded: bool) -> dict[str,
     head["head"] |= sizes
     model = Model(encoder, build_head(head)).double().eval()
     parallel: Parallel[Model] = (
-        Sharded(model, world, [model.head], world.size) if is_sharded else Replicated(model, world)
+        Sharded(model, world, [model.head], world.size) if is_sharded else Parallel(model, world)
     )
     cache = GradientCache(model, build_objective(objective), world, parallel=parallel)
     if "recomputed" in image + text:
