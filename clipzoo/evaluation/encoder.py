@@ -24,7 +24,7 @@ from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.datasets.dataset import LabelledImages
+from clipzoo.evaluation.datasets.dataset import LabelledSplit
 from clipzoo.evaluation.scoring import embed_draws, exact_products
 from clipzoo.io import readable
 from clipzoo.model import Model
@@ -60,7 +60,7 @@ class BatchEncoder:
     def images(
         self,
         model: Model,
-        images: LabelledImages,
+        images: LabelledSplit,
         size: int,
         compute: Callable[[Features, Tensor], list[Embedding]],
         name: str,
@@ -160,7 +160,7 @@ def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
 class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
     """Item k: images (uint8 [b, 3, S, S]) and labels (int64 [b]) of batch k."""
 
-    def __init__(self, images: LabelledImages, transform: Transform, batches: list[list[int]]) -> None:
+    def __init__(self, images: LabelledSplit, transform: Transform, batches: list[list[int]]) -> None:
         self._images, self._transform, self._batches = images, transform, batches
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:

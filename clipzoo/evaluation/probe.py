@@ -19,7 +19,7 @@ from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation import scoring
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledImages, Metric
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledSplit, Metric
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.outputs import write_arrays
@@ -105,7 +105,7 @@ class LabelledFeatures:
 
 def write_features(
     model: Model,
-    images: LabelledImages,
+    images: LabelledSplit,
     name: str,
     split: str,
     encoder: BatchEncoder,

@@ -18,7 +18,7 @@ from clipzoo.data.reader import ShardReader
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
@@ -106,7 +106,7 @@ def open_validation(shards: str | list[str], caption_key: str | None, index_fold
     return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, caption_key)), captions, range(len(pairs)))
 
 
-class _Images:
+class _Images(Images):
     """Images of pairs in shards, decoded on access."""
 
     def __init__(self, pairs: Sequence[tuple[ShardIndex, int, int]], reader: ShardReader) -> None:
