@@ -18,24 +18,13 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 
-def is_exporting() -> bool:
-    """Return True while torch.export traces: operations with kernels of their own then run their reference."""
-    return torch.compiler.is_exporting()
-
-
-def is_interpreted() -> bool:
-    """Return True if Triton interprets its kernels, on tensors of any device: TRITON_INTERPRET=1, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 @cache
 def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
     """Return `triton_<operations>` for fp32 on a GPU, else `<operations>_cpu`; on a GPU the latter logs a warning.
 
-    operations: "sums" or "kme".
-    Where Triton interprets its kernels, a CPU counts as a GPU.
+    operations: "sums" or "kme". Where Triton interprets its kernels (TRITON_INTERPRET=1), a CPU counts as a GPU.
     """
-    if device == "cuda" or is_interpreted():
+    if device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         try:
             kernels = import_module(f"clipzoo.ops.triton_{operations}")
         except ImportError as error:
