@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from torch.utils.data import DataLoader
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.readers import karpathy
 from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
+from clipzoo.io import DamagedFileError
+from tests.support import damage
+from tests.support.evaluation_sets import write_sets
 
 NAMES = ["a red/blue thing", "éclair", "third"]
 
@@ -125,8 +130,7 @@ def test_a_dataset_without_meta_json_opens_with_top1_and_any_member_names(tmp_pa
     folder = classification(tmp_path)
     (folder / "meta.json").unlink()
     (folder / "dataset_type.txt").unlink()
-    members = {"../../etc/0001.PNG": picture(1), "../../etc/0001.cls": b"2\n", "b.x.png": picture(2), "b.cls": b"0"}
-    members["b.png"] = members.pop("b.x.png")
+    members = {"../../etc/0001.PNG": picture(1), "../../etc/0001.cls": b"2\n", "b.cls": b"0", "b.png": picture(2)}
     rewrite_tar(folder / "train/0.tar", members)
     (folder / "train/nshards.txt").write_text("1")
     dataset = opened(tmp_path)
@@ -144,7 +148,7 @@ def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("change", "words"),
     [
         (lambda folder: (folder / "train/1.tar").unlink(), r"train/1\.tar is missing"),
         (lambda folder: (folder / "classnames.txt").unlink(), r"classnames\.txt is missing"),
@@ -160,9 +164,8 @@ def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp
         (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "without {c}"),
     ],
 )
-def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, damage, words: str) -> None:
-    folder = classification(tmp_path)
-    damage(folder)
+def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, change, words: str) -> None:
+    change(classification(tmp_path))
     with pytest.raises(ConfigError, match=words):
         open_tar_dataset(tmp_path, "things")
 
@@ -205,3 +208,45 @@ def test_the_writer_refuses_other_image_formats_and_captions_of_several_lines(tm
     write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["a caption"])])
     with pytest.raises(ConfigError, match="exists already"):
         write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["a caption"])])
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    write_sets(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+@pytest.mark.parametrize("name", ["colours", "things"])
+def test_every_damaged_file_of_a_dataset_is_named(sets, tmp_path, name, kind):
+    shutil.copytree(sets / name, tmp_path / name)
+    files = [path for path in sorted((tmp_path / name).rglob("*")) if path.is_file()]
+    assert {path.suffix for path in files} == {".txt", ".json", ".tar"}
+    for path in files:
+        whole = path.read_bytes()
+        kind(path)
+        # Half of "1\n" is the same number.
+        if path.read_bytes().strip() != whole.strip():
+            with pytest.raises(ConfigError) as caught:
+                open_tar_dataset(tmp_path, name)
+            assert path.name in str(caught.value), f"{path}: {caught.value}"
+        path.write_bytes(whole)
+    open_tar_dataset(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "content", [{"splits": [1]}, {"splits": {"test": 3}}, {"splits": {"test": {}}}, {"metric": ["top1"]}]
+)
+def test_a_meta_file_of_another_form_is_named(sets, tmp_path, content):
+    shutil.copytree(sets / "colours", tmp_path / "colours")
+    (tmp_path / "colours" / "meta.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="meta.json"):
+        open_tar_dataset(tmp_path, "colours")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"images": [1]}', '{"images": [{"split": "test", "filename": "a"}]}'])
+def test_a_damaged_list_of_captions_is_named(tmp_path, content):
+    (tmp_path / "dataset_coco.json").write_text(content)
+    with pytest.raises(DamagedFileError, match="dataset_coco.json .*: download it again"):
+        karpathy(tmp_path, "test", 5)
