@@ -24,12 +24,8 @@ EXIT_CODE = 75
 """EX_TEMPFAIL: stopped on request; the same command resumes."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 """Signals that ask a run to stop."""
-SECONDS_FOR_LAUNCHER = 2.0
-"""Time in which a launcher ends the other ranks when the first one has failed."""
 MASTER = "CLIPZOO_SLURM_MASTER"
 """Environment variable that makes the tasks of srun ranks: the address of the job's first node."""
-SRUN = ("srun", "--wait=120")
-"""A failing rank stops the others and reports the cause; --wait covers ranks that no longer react."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
 MOST_WORKERS = 8
@@ -58,15 +54,15 @@ class Environment:
 
 def read() -> Environment:
     """Return what torchrun or `set_environment` tells this process; without their variables it is the only rank."""
-    variables = os.environ
+    variable = os.environ.get
     return Environment(
-        rank=int(variables.get("RANK", "0")),
-        world_size=int(variables.get("WORLD_SIZE", "1")),
-        local_rank=int(variables.get("LOCAL_RANK", "0")),
-        local_size=max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
-        address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
-        is_elastic=int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
-        shares_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        rank=int(variable("RANK", "0")),
+        world_size=int(variable("WORLD_SIZE", "1")),
+        local_rank=int(variable("LOCAL_RANK", "0")),
+        local_size=max(1, int(variable("LOCAL_WORLD_SIZE", "1"))),
+        address=f"{variable('MASTER_ADDR')}:{variable('MASTER_PORT')}",
+        is_elastic=int(variable("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
+        shares_agent_store=variable("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
@@ -97,10 +93,9 @@ def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn every error into one message on stderr and an exit code: that of the error, 1 for unexpected ones.
+    """Turn every error into one message on stderr and its exit code, 1 if unexpected, with the traceback in a file.
 
-    The traceback of an unexpected error goes to a file that the message names. If the reader of stdout has closed it,
-    as `head` does, the command ends in silence with the exit code of SIGPIPE.
+    If the reader of stdout has closed it, as `head` does, the command ends in silence with the exit code of SIGPIPE.
     """
     try:
         yield
@@ -118,7 +113,7 @@ def exit_on_error() -> Iterator[None]:
             error = PartError(f"{error} (traceback: {written_traceback(error)})")
         if not repeats_first_rank(error):
             if not read().is_first:
-                time.sleep(SECONDS_FOR_LAUNCHER)
+                time.sleep(2)  # in which a launcher ends the other ranks if the first one has failed
             print(f"clipzoo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
@@ -149,7 +144,8 @@ def main(arguments: list[str]) -> int:
     """
     os.environ[MASTER] = _address()
     hand_on_cores()
-    ranks = () if "-m" in arguments else SRUN
+    # A failing rank stops the others and reports the cause; --wait covers ranks that no longer react.
+    ranks = [] if "-m" in arguments else ["srun", "--wait=120"]
     code = subprocess.run([*ranks, sys.executable, "-m", "clipzoo.cli", *arguments]).returncode
 
     # SLURM itself requeues a preempted job, and one that has lost its first node; a cancelled job does not get here.
@@ -170,7 +166,7 @@ def main(arguments: list[str]) -> int:
 def hand_on_cores() -> None:
     """Let every srun of this process and its children give each task the cores that the job asked for.
 
-    Since SLURM 22.05 srun does not take --cpus-per-task from the job: with core binding each task would get one core.
+    Since SLURM 22.05 srun does not take --cpus-per-task from the job; with core binding each task gets one core.
     """
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         os.environ["SRUN_CPUS_PER_TASK"] = cores
@@ -214,10 +210,7 @@ def _address() -> str:
 
 
 def cores_of_rank() -> int:
-    """Return the number of cores of this rank, at least 1.
-
-    Under SLURM the cores of its task, else those that this process may use, divided among the ranks of its node.
-    """
+    """Return the number of cores of this rank: its share of those of the SLURM task or of the node, at least 1."""
     granted = min(len(os.sched_getaffinity(0)), quota())
     task = int(os.environ.get("SLURM_CPUS_PER_TASK", granted)) if _is_task() else granted
     return max(1, min(granted, task) // read().local_size)
@@ -238,12 +231,11 @@ def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
 def load_warning() -> str | None:
     """Return a warning if the machine's load of the last minute exceeds its number of cores, else None."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cores:
-        return None
-    return (
+    text = (
         f"the machine's load of the last minute, {load:.1f}, exceeds its number of cores, {cores}: other programs "
         "take their time; on busy cores one thread trains faster than several (OMP_NUM_THREADS=1)"
     )
+    return text if load > cores else None
 
 
 def quota() -> int:

@@ -28,7 +28,7 @@ FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
 """Keys in the store of the ranks."""
 PERIOD = 0.5
 """Seconds between two questions of a spare to the store."""
-SHUTDOWN_TIMEOUT_SECONDS = 30.0
+SHUTDOWN_TIMEOUT = 30.0
 """Seconds that the first rank waits for the spares to read that the run has finished."""
 
 
@@ -163,6 +163,6 @@ class Spares:
         if self._store is None:
             return
         self._store.set(FINISHED, "")
-        end = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+        end = time.monotonic() + SHUTDOWN_TIMEOUT
         while self._store.add(LEFT, 0) < self.count and time.monotonic() < end:
             time.sleep(PERIOD)

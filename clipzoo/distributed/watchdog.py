@@ -55,11 +55,9 @@ class Watchdog:
 
     @contextmanager
     def guard(self, world: World, timeout: float, folder: Path | None = None) -> Iterator[None]:
-        """Guard all ranks in the block: an error on one of them ends the processes of all.
+        """Guard all ranks in the block: an error on one of them ends the processes of all; a single process raises it.
 
-        timeout: seconds without a new status after which a rank counts as hanging. In a single process, errors are
-        raised as usual.
-        folder: for the traceback of an unexpected error.
+        timeout: seconds without a new status after which a rank counts as hanging. folder: for tracebacks.
         """
         self.world, self._timeout = world, timeout
         # The main thread reports through a separate connection: the thread's may break in the middle of a message.
@@ -85,10 +83,7 @@ class Watchdog:
         self._board = None
 
     def set_status(self, step: int, activity: str, bounded: bool = True) -> None:
-        """Note the activity of this rank, such as "waiting for data".
-
-        bounded: whether the timeout applies to this activity.
-        """
+        """Note the activity of this rank, such as "waiting for data". bounded: whether the timeout applies to it."""
         self._status = (step, activity, bounded)
 
     def before_exit(self, action: Callable[[], None]) -> None:

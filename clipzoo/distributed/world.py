@@ -48,10 +48,8 @@ class CollectiveCounter:
 
 
 def step_part(name: str) -> AbstractContextManager[object]:
-    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside.
-
-    Without a profile it costs less than a microsecond; `record_function` alone costs ten.
-    """
+    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside."""
+    # Without a profile this costs less than a microsecond; record_function costs ten.
     return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
 
 
@@ -80,9 +78,7 @@ class World:
         """Choose the device and join the process group of torchrun's environment; a single process joins none.
 
         device: "auto", "cpu" or "cuda". timeout: seconds that ranks wait for each other, here and in a collective.
-        key: the configuration key that holds `device`, for messages.
-
-        Raises ConfigError if there is no such device, or if not all ranks join in time.
+        key: of `device` in the configuration. Raises ConfigError without the device, or if ranks do not join in time.
         """
         chosen = choose_device(device, key)
         environment = launch.read()
@@ -155,10 +151,7 @@ class World:
         return self.sum(tensor) / self.size
 
     def mean_and_rows(self, values: Tensor, row: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        """Return the mean of values over ranks, on the host, and the rows of all ranks; in one collective.
-
-        values: [n]; row: this rank's numbers, equally many on all ranks.
-        """
+        """Return the mean of values [n] over ranks, on the host, and all ranks' rows of equal length; one collective."""
         rows = torch.zeros(self.size, len(row), dtype=values.dtype)
         rows[self.rank] = torch.tensor(row, dtype=values.dtype)
         total = self.sum(torch.cat([values, rows.flatten().to(values.device)])).cpu()
@@ -182,10 +175,7 @@ class World:
                 dist.broadcast(tensor, src=0)
 
     def run_on_first(self, action: Callable[[], T]) -> T:
-        """Run `action` only on rank 0 and return its picklable result on all ranks; its error is raised on all.
-
-        The other ranks wait without a time limit.
-        """
+        """Run `action` on rank 0; return its picklable result or raise its error on all, which wait without a limit."""
         if self._rendezvous is None:
             return action()
         outcome: list[T | Exception | None] = [None, None]
@@ -223,10 +213,7 @@ class World:
         return min(self.rank * each, count), min((self.rank + 1) * each, count)
 
     def background_group(self) -> dist.ProcessGroup | None:
-        """Return a new process group of all ranks on the CPU, for a background thread; None for one process.
-
-        Its collectives wait for as long as a rank needs to write a file. Collective.
-        """
+        """Return a new process group on the CPU for a background thread that writes files; None for one process."""
         if self.size == 1:
             return None
         group = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
@@ -253,10 +240,7 @@ def _give_up(failure: str) -> None:
 
 
 class Rendezvous:
-    """Waits for other ranks without a time limit; the process group's timeout is for collectives.
-
-    All ranks must create and use their rendezvous in the same order.
-    """
+    """Waits for other ranks without a time limit. All ranks must create and use their rendezvous in the same order."""
 
     def __init__(self, rank: int) -> None:
         self._events = 0
@@ -333,11 +317,9 @@ def is_collective_error(error: BaseException) -> bool:
 
 
 def choose_device(name: str, key: str) -> torch.device:
-    """Return the GPU of the local rank or the CPU, and make the GPU the current device.
+    """Return the GPU of the local rank or the CPU, and make the GPU the current device. Raises ConfigError without one.
 
     name: "auto", "cpu" or "cuda". key: the configuration key that holds `name`, for messages.
-
-    Raises ConfigError if there is no GPU for "cuda", or none for this local rank.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{key}=cuda, but torch sees no CUDA device: use {key}=auto")
@@ -355,10 +337,8 @@ def choose_device(name: str, key: str) -> torch.device:
 
 
 def set_threads(device: torch.device) -> None:
-    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads.
-
-    torch alone takes all cores of the machine, also for each of several ranks and in a container with fewer.
-    """
+    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads."""
+    # By itself torch takes all cores of the machine, for each of several ranks and in a container with fewer.
     if device.type == "cpu" and not any(name in os.environ for name in THREADS):
         torch.set_num_threads(launch.cores_of_rank())
 
