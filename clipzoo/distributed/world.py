@@ -151,7 +151,7 @@ class World:
         return self.sum(tensor) / self.size
 
     def mean_and_rows(self, values: Tensor, row: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        """Return the mean of values [n] over ranks, on the host, and all ranks' rows of equal length; one collective."""
+        """Return the mean of values [n] over ranks, on the host, and all ranks' rows, of one length; one collective."""
         rows = torch.zeros(self.size, len(row), dtype=values.dtype)
         rows[self.rank] = torch.tensor(row, dtype=values.dtype)
         total = self.sum(torch.cat([values, rows.flatten().to(values.device)])).cpu()

@@ -60,7 +60,7 @@ class LinearProbe:
         # The solver is not distributed: ranks take projections in turn.
         own: dict[str, Probe] = {}
         for projection in PROJECTIONS[world.rank :: world.size]:
-            splits = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
+            splits = {split: read_features(folder, split, projection, model.device) for split in dataset.splits}
             name = f"{dataset.name}, {projection} projection"
             own[projection] = probe(splits, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
         # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
@@ -93,9 +93,6 @@ class LabelledFeatures:
     features: Tensor
     labels: Tensor
 
-    def to(self, device: torch.device) -> LabelledFeatures:
-        return LabelledFeatures(self.features.to(device), self.labels.to(device))
-
     def rows(self, chosen: Tensor) -> LabelledFeatures:
         return LabelledFeatures(self.features[chosen], self.labels[chosen])
 
@@ -116,9 +113,7 @@ def write_features(
     """Encode one split, unless `folder` has its features under the same key; the first rank writes. Collective.
 
     Files: <split>.before.npy and <split>.after.npy [n, d], <split>.labels.npy [n], and last <split>.key.
-
-    name: of the dataset, for messages. resize: shorter side in pixels before the central crop. key: digest of all that
-    the features depend on.
+    name: of the dataset, for messages. resize, key: see `LinearProbe`.
     """
     world = encoder.world
     key_file, paths = io.below(folder, f"{split}.key"), _paths(folder, split)
@@ -154,11 +149,11 @@ def write_features(
     world.run_on_first(lambda: io.write_whole(key_file, key))
 
 
-def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures:
+def read_features(folder: Path, split: str, projection: str, device: torch.device) -> LabelledFeatures:
     """Read the files of `write_features`. projection: "before" or "after". Raises DamagedFileError."""
     paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
-    features, labels = (torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels"))
-    return LabelledFeatures(features, labels)
+    parts = (torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels"))
+    return LabelledFeatures(*(part.to(device) for part in parts))
 
 
 def _load(path: Path) -> np.ndarray:
@@ -173,10 +168,8 @@ def _load(path: Path) -> np.ndarray:
 
 
 def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
-    """Open an .npy file for `count` rows like those of `batch`, with all of its space reserved.
-
-    A disk that is too small is an error now, not after the last image. Raises WriteError.
-    """
+    """Open an .npy file for `count` rows like those of `batch`, with all of its space reserved. Raises WriteError."""
+    # A disk that is too small is an error now, not after the last image.
     header = {"descr": np.lib.format.dtype_to_descr(batch.dtype), "fortran_order": False,
               "shape": (count, *batch.shape[1:])}  # fmt: skip
     with io.explained(path):
@@ -219,8 +212,7 @@ def probe(
     """Choose C on validation, fit on train and validation, measure on test.
 
     splits: train, test, optionally val. metric: maximised by the choice of C; the smallest C wins a tie.
-    validation_share: share of train held out where there is no val, the same of each class. seed: of the samples held
-    out. name: of the dataset and features, for messages.
+    validation_share, seed: see `LinearProbe`. name: of the dataset and features, for messages.
     """
     for split, part in splits.items():
         scoring.check_labels(part.labels, class_names, f"{name}, {split}")

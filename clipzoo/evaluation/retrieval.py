@@ -50,11 +50,9 @@ def retrieval(
 
     An image retrieves its caption if any of its captions is among the first k; a caption has one image.
 
-    Args:
-        draws: of random features; ignored by deterministic heads.
-        paired: measure "paired_image_to_text" too: one caption per image in the gallery at a time, without its
-            siblings, averaged over the captions (the numbers of KME-CLIP's table 1).
-        held_out: of a dataset with one caption per image, measure this loss too.
+    draws: of random features; ignored by deterministic heads. paired: measure "paired_image_to_text" too: one caption
+    per image in the gallery at a time, without its siblings, averaged over the captions (KME-CLIP, table 1). held_out:
+    loss to measure too, of a dataset with one caption per image.
     """
     draws = draws if model.head.stochastic else 1
     caption_image = torch.as_tensor(dataset.caption_image)

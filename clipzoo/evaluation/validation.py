@@ -70,10 +70,8 @@ class HeldOutLoss:
 def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
     """Return the pairs of shards with an image and a usable caption; of several captions the first one.
 
-    Captions are read now, images on access. The arguments are those of `ShardDataset`.
-
-    Raises:
-        ConfigError: there are fewer than two pairs.
+    Captions are read now, images on access. The arguments are those of `ShardDataset`. Raises ConfigError for fewer
+    than two pairs.
     """
     try:
         sources = parse_sources(shards)

@@ -100,8 +100,9 @@ folders = partial(read_class_folders, {"train": "train", "test": "test"})
 
 def imagenet_v2(folder: Path) -> Classification:
     """Three variants, each with one folder per label."""
-    variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
-    paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
+    variants = "matched-frequency", "threshold0.7", "top-images"
+    roots = [_existing(folder / f"imagenetv2-{variant}-format-val") for variant in variants]
+    paths = [path for root in roots for path in _image_paths(root)]
     test = _files(paths, [int(path.parent.name) for path in paths])
     return [str(label) for label in range(1000)], {"test": test}
 
@@ -181,8 +182,7 @@ def karpathy(folder: Path, split: str, captions: int) -> Retrieval:
 def pairs(folder: Path, split: str, captions: int) -> Retrieval:
     """Shards of image-caption pairs as img2dataset writes them; samples without image or caption are left out.
 
-    Raises:
-        ConfigError: a shard is damaged; skipping it would make the gallery smaller.
+    Raises ConfigError for a damaged shard: skipping it would make the gallery smaller.
     """
     shards = sorted(folder.glob("*.tar"))
     if not shards:
