@@ -60,7 +60,7 @@ class LinearProbe:
         # The solver is not distributed: ranks take projections in turn.
         own: dict[str, Probe] = {}
         for projection in PROJECTIONS[world.rank :: world.size]:
-            splits = {split: read_features(folder, split, projection, model.device) for split in dataset.splits}
+            splits = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
             name = f"{dataset.name}, {projection} projection"
             own[projection] = probe(splits, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
         # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
@@ -92,6 +92,9 @@ class LabelledFeatures:
 
     features: Tensor
     labels: Tensor
+
+    def to(self, device: torch.device) -> LabelledFeatures:
+        return LabelledFeatures(self.features.to(device), self.labels.to(device))
 
     def rows(self, chosen: Tensor) -> LabelledFeatures:
         return LabelledFeatures(self.features[chosen], self.labels[chosen])
@@ -149,11 +152,10 @@ def write_features(
     world.run_on_first(lambda: io.write_whole(key_file, key))
 
 
-def read_features(folder: Path, split: str, projection: str, device: torch.device) -> LabelledFeatures:
+def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures:
     """Read the files of `write_features`. projection: "before" or "after". Raises DamagedFileError."""
     paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
-    parts = (torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels"))
-    return LabelledFeatures(*(part.to(device) for part in parts))
+    return LabelledFeatures(*(torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels")))
 
 
 def _load(path: Path) -> np.ndarray:

@@ -169,10 +169,10 @@ def write(folder, key: str = "key") -> None:
 @pytest.mark.parametrize("kind", damage.KINDS)
 def test_damaged_features_are_computed_again(tmp_path, caplog, kind, file):
     write(tmp_path)
-    before = read_features(tmp_path, "test", "before", torch.device("cpu"))
+    before = read_features(tmp_path, "test", "before")
     kind(tmp_path / file)
     write(tmp_path)
-    again = read_features(tmp_path, "test", "before", torch.device("cpu"))
+    again = read_features(tmp_path, "test", "before")
     assert torch.equal(again.features, before.features) and torch.equal(again.labels, before.labels)
     assert np.load(tmp_path / "test.before.npy").shape == tuple(before.features.shape)
 
