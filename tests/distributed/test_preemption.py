@@ -50,10 +50,6 @@ def outcome(before: str = "", latched: str = "pass", behind: str = "pass") -> tu
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed.splitlines(), text
 
 
-def test_without_a_request_the_process_continues():
-    assert outcome() == (0, ["latched False", "behind", "end"], "")
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_deferred_request_exits_with_75_after_the_block(name):
     code, printed, said = outcome(latched=f"os.kill(os.getpid(), signal.{name})")
@@ -61,11 +57,9 @@ def test_a_deferred_request_exits_with_75_after_the_block(name):
     assert "stopped on request" in said and "run the same command to resume" in said
 
 
-def test_outside_of_training_a_request_exits_at_once():
+def test_outside_of_training_and_during_an_evaluation_a_request_exits_at_once():
+    assert outcome() == (0, ["latched False", "behind", "end"], "")
     assert outcome(behind=ASK)[:2] == (75, ["latched False", "behind"])
-
-
-def test_during_an_evaluation_a_request_exits_at_once():
     latched = f"""
     with preemption.immediate():
         {ASK}

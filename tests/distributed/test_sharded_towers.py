@@ -31,16 +31,14 @@ BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 T5 = {"d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 64, "num_layers": 2, "vocab_size": 99, "dropout_rate": 0.0}
 OPEN_CLIP_TEXT = {"width": 32, "heads": 2, "layers": 2, "vocab_size": 99, "context_length": LENGTH}
 OPEN_CLIP_IMAGE = {"width": 32, "head_width": 16, "layers": 2, "patch_size": 16, "image_size": SIDE}
-VIT = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+VIT, CONVNEXT = {"depth": 2, "embed_dim": 32, "num_heads": 2}, {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
 Kind = Callable[[], nn.Module]
 IMAGES: dict[str, Kind] = {
     "clip": lambda: ClipViT(SIDE, 16, 32, 2, 2, False),
     "clip, recomputed": lambda: ClipViT(SIDE, 16, 32, 2, 2, False, checkpoint=True),
     "clip's resnet, recomputed": lambda: ClipResNet(SIDE, (1, 1, 1, 1), 4, 2, checkpoint=True),
     "timm's vit with layer scale": lambda: TimmTower("vit_tiny_patch16_224", SIDE, False, {**VIT, "init_values": 0.1}),
-    "timm's convnext": lambda: TimmTower(
-        "convnext_atto", None, False, {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
-    ),
+    "timm's convnext": lambda: TimmTower("convnext_atto", None, False, CONVNEXT),
     "demo": lambda: DemoImageTower(SIDE, 32, 2),
     "open_clip": lambda: OpenClipImage("ViT-B-32", SIDE, OPEN_CLIP_IMAGE),
 }
@@ -96,17 +94,13 @@ def computed(image: str, text: str, world: World, is_sharded: bool) -> dict[str,
     """Return loss and gradients of a batch in evaluation mode, where batch norm sees no batch, and the embeddings."""
     torch.manual_seed(0)
     encoder = Towers(IMAGES[image](), TEXTS[text]())
-    sizes = {"image_width": encoder.image_width, "text_width": encoder.text_width, "embed_width": 8}
-    head, objective = (
-        composed("+head=clip", *("+encoder={image_width:1,text_width:1}",)),
-        composed("+objective=infonce"),
-    )
-    head["head"] |= sizes
+    head = composed("+head=clip", "+encoder={image_width:1,text_width:1}")
+    head["head"] |= {"image_width": encoder.image_width, "text_width": encoder.text_width, "embed_width": 8}
     model = Model(encoder, build_head(head)).double().eval()
     parallel: Parallel[Model] = (
         Sharded(model, world, [model.head], world.size) if is_sharded else Parallel(model, world)
     )
-    cache = GradientCache(model, build_objective(objective), world, parallel=parallel)
+    cache = GradientCache(model, build_objective(composed("+objective=infonce")), world, parallel=parallel)
     if "recomputed" in image + text:
         parallel.trained.train()
         for module in parallel.trained.modules():
