@@ -97,10 +97,10 @@ def kme_backward(
                 # Subtracted in two steps: the rounded normaliser cancels large exponents exactly; then its remainder.
                 rounded = pair_normaliser.to(tile.dtype)
                 rest = (pair_normaliser - rounded).to(tile.dtype).index_select(1, columns.owner)
-                rest = right_logs[columns.points] - rest
-                rounded, own_gradient = (pairs.index_select(1, columns.owner) for pairs in (rounded, pair_gradient))
-                for part, *own in _sections(rows, tile, rounded, rest, own_gradient):
-                    part.sub_(own[0]).add_(own[1]).exp2_().mul_(own[2])
+                shifts = right_logs[columns.points] - rest
+                rounded, factors = (pairs.index_select(1, columns.owner) for pairs in (rounded, pair_gradient))
+                for part, subtracted, shift, own in _sections(rows, tile, rounded, shifts, factors):
+                    part.sub_(subtracted).add_(shift).exp2_().mul_(own)
             d_block.add_(product(tile, right_factor[columns.points].mT))
             d_right[:, columns.points].add_(product(factor, tile.mT))
             d_weights.addmv_(tile, right_outer[columns.points])
