@@ -78,7 +78,7 @@ class BatchEncoder:
 
         def encode(_: Sequence[int]) -> list[Embedding]:
             pixels, labels = next(loaded)
-            with self._autocast(model):
+            with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
             with _full_precision(model):
                 return compute(features, labels.to(model.device))
@@ -106,15 +106,11 @@ class BatchEncoder:
             if not model.needs_padding:
                 lengths = caption_lengths(tokens, self.tokenizer.end_token)
                 tokens = trim_padding(tokens, self.tokenizer.end_token)
-            with self._autocast(model):
+            with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.text_features(tokens, lengths)
             with _full_precision(model):
                 parts.append(embed_draws(model, draws, model.head.embed_text, features))
         return joined(parts)
-
-    def _autocast(self, model: Model) -> torch.autocast:
-        precision = PRECISIONS[self.precision]
-        return torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
 
 
 @contextmanager
