@@ -433,8 +433,7 @@ def report_of_store(folder: Path) -> None:
     for path in sorted((folder / "run").rglob("*")):
         if path.is_file() and path.stat().st_size < 10**8 and not path.is_symlink():
             files.pipe(f"/hostile/runs/run/{path.relative_to(folder / 'run')}", path.read_bytes())
-    if (lock := folder / "writer.json").is_file():
-        files.pipe("/hostile/runs/run/.writer-000001.json", lock.read_bytes())
+    files.pipe("/hostile/runs/run/.writer-000001.json", (folder / "writer.json").read_bytes())
     names = folder / "names.json"
     for name in json.loads(names.read_text()) if names.exists() else ():
         files.store[f"/hostile/runs/{name}"] = files.store["/hostile/runs/run/config.yaml"]
