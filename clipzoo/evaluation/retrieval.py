@@ -55,10 +55,7 @@ def retrieval(
     loss to measure too, of a dataset with one caption per image.
     """
     draws = draws if model.head.stochastic else 1
-    caption_image = torch.as_tensor(dataset.caption_image)
-    scoring.check_captions(caption_image, len(dataset.images), len(dataset.captions), dataset.name)
-    if paired:
-        scoring.check_paired(caption_image, dataset.name)
+    scoring.check_captions(dataset, paired)
 
     def embed_images(features: Features, _: Tensor) -> list[Embedding]:
         return scoring.embed_draws(model, draws, model.head.embed_image, features)
@@ -70,7 +67,7 @@ def retrieval(
     images = joined(list(encoder.images(model, split, encoder.image_size, embed_images, f"retrieval {dataset.name}")))
     world, count = encoder.world, len(dataset.captions)
     captions = joined(list(gathered_batches(count, encoder.batch_size, embed_captions, world)))
-    caption_image = caption_image.to(model.device)
+    caption_image = torch.as_tensor(dataset.caption_image).to(model.device)
     results, losses = [], []
     for image, text in zip(images, captions, strict=True):
         results.append(_one_draw(model, image, text, caption_image, paired, world))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.model import Model
 from clipzoo.runs.record import DEVIATION
 from clipzoo.types import Embedding, Features, PointSet, map_embedding
@@ -134,11 +135,10 @@ def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> Non
         )
 
 
-def check_captions(caption_image: Tensor, images: int, captions: int, name: str) -> None:
-    """Raise ConfigError unless every caption belongs to an image and every image has a caption.
-
-    caption_image: [captions], index of each caption's image. images, captions: their numbers. name: of the dataset.
-    """
+def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
+    """Raise ConfigError unless captions belong to images and every image has one; `paired`: all equally many."""
+    caption_image, name = torch.as_tensor(dataset.caption_image), dataset.name
+    images, captions = len(dataset.images), len(dataset.captions)
     if len(caption_image) != captions:
         raise ConfigError(
             f"{name}: {number_of(captions, 'caption')}, but {len(caption_image)} entries in caption_image"
@@ -148,17 +148,13 @@ def check_captions(caption_image: Tensor, images: int, captions: int, name: str)
         raise ConfigError(
             f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
         )
-    without = (torch.bincount(caption_image, minlength=images) == 0).nonzero().flatten().tolist()
+    counts = torch.bincount(caption_image, minlength=images)
+    without = (counts == 0).nonzero().flatten().tolist()
     if without:
         raise ConfigError(
             f"{name}: {len(without)} of {number_of(images, 'image')} have no caption (the first is number {without[0]})"
         )
-
-
-def check_paired(caption_image: Tensor, name: str) -> None:
-    """Raise ConfigError unless all images have equally many captions. caption_image: see `check_captions`."""
-    counts = torch.bincount(caption_image)
-    if counts.min() != counts.max():
+    if paired and counts.min() != counts.max():
         raise ConfigError(
             f"{name}: images have {int(counts.min())} to {int(counts.max())} captions, but the paired protocol needs "
             "equally many: set eval.paired=false"

@@ -232,8 +232,7 @@ class Suite(Part):
         if name in self._names["retrieval"]:
             if not isinstance(dataset, RetrievalDataset):
                 raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
-            if self._paired:
-                scoring.check_paired(torch.as_tensor(dataset.caption_image), name)
+            scoring.check_captions(dataset, self._paired)
         if missing:
             raise MissingDatasetError("; ".join(missing))
 
