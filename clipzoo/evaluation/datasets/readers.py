@@ -100,9 +100,8 @@ folders = partial(read_class_folders, {"train": "train", "test": "test"})
 
 def imagenet_v2(folder: Path) -> Classification:
     """Three variants, each with one folder per label."""
-    variants = "matched-frequency", "threshold0.7", "top-images"
-    roots = [_existing(folder / f"imagenetv2-{variant}-format-val") for variant in variants]
-    paths = [path for root in roots for path in _image_paths(root)]
+    variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
+    paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
     test = _files(paths, [int(path.parent.name) for path in paths])
     return [str(label) for label in range(1000)], {"test": test}
 
@@ -140,12 +139,12 @@ def ucf101(folder: Path) -> Classification:
     """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
     lists = _existing(folder / "ucfTrainTestlist")
 
-    def column(file: str, place: int) -> list[str]:
-        lines = read_lines(_existing(lists / file), 64 * MB, REMEDY)
+    def column(file: Path, place: int) -> list[str]:
+        lines = read_lines(_existing(file), 64 * MB, REMEDY)
         return [line.split()[place] for line in lines if line.strip()]
 
-    names = column("classInd.txt", 1)
-    videos = [video for fold in (1, 2, 3) for video in column(f"testlist0{fold}.txt", 0)]
+    names = column(lists / "classInd.txt", 1)
+    videos = [video for fold in (1, 2, 3) for video in column(lists / f"testlist0{fold}.txt", 0)]
     paths = [below(_existing(folder / "frames"), video, links=True).with_suffix(".jpg") for video in videos]
     test = _files(paths, [names.index(path.parent.name) for path in paths])
     return [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test}
