@@ -28,7 +28,7 @@ FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
 """Keys in the store of the ranks."""
 PERIOD = 0.5
 """Seconds between two questions of a spare to the store."""
-SHUTDOWN_TIMEOUT = 30.0
+SHUTDOWN_TIMEOUT_SECONDS = 30.0
 """Seconds that the first rank waits for the spares to read that the run has finished."""
 
 
@@ -121,7 +121,7 @@ class Spares:
         if environment.shares_agent_store:
             launch.say(
                 "clipzoo: torchrun --max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of "
-                "every torchrun: restarted ranks read messages of the earlier attempt otherwise, and fail to connect"
+                "every torchrun: without it restarted ranks read messages of the earlier attempt, and fail to connect"
             )
         size = max(size for size in range(1, environment.world_size + 1) if global_batch % size == 0)
         self.count = environment.world_size - size
@@ -163,6 +163,6 @@ class Spares:
         if self._store is None:
             return
         self._store.set(FINISHED, "")
-        end = time.monotonic() + SHUTDOWN_TIMEOUT
+        end = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
         while self._store.add(LEFT, 0) < self.count and time.monotonic() < end:
             time.sleep(PERIOD)
