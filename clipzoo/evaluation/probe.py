@@ -225,7 +225,7 @@ def probe(
                 "infinite"
             )
         if split != "val":
-            scoring.check_classes(part.labels, class_names, f"{name}, {split}")
+            scoring.check_labels(part.labels, class_names, f"{name}, {split}", complete=True)
     train, validation, test = splits["train"], splits.get("val"), splits["test"]
     if validation is None:
         held = held_out(train.labels, validation_share, seed)

@@ -116,15 +116,13 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # Faults of a dataset that would otherwise give wrong numbers. where: dataset and split, for the message.
 
 
-def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
-    """Raise ConfigError unless every label has a class name."""
+def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complete: bool = False) -> None:
+    """Raise ConfigError unless labels have class names; `complete`: of two or more classes, all with samples."""
     wrong = labels[(labels < 0) | (labels >= len(class_names))]
     if len(wrong):
         raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
-
-
-def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> None:
-    """Raise ConfigError unless there are at least two classes and every class has a sample."""
+    if not complete:
+        return
     if len(class_names) < 2:
         raise ConfigError(f"{where}: {len(class_names)} class, nothing can be classified")
     empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()

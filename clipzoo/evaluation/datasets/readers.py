@@ -24,15 +24,15 @@ FOLDER_EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
 REMEDY = "download it again"
 
 
-Classification = tuple[Sequence[str], Mapping[str, LabelledSplit]]
+ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
 """The dataset's own class names, in the order of its labels, and the splits train, optionally val, and test."""
-Retrieval = tuple[Images, Sequence[Sequence[str]]]
+RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
 """Images and the captions of each image."""
 
 
 def read_torchvision(
     kind: str, splits: Mapping[str, Mapping[str, Any]], folder: Path, class_names: Sequence[str] = ()
-) -> Classification:
+) -> ClassificationSource:
     """Read splits by torchvision's class `kind`, called with the arguments of the split; nothing is downloaded."""
     import torchvision.datasets
 
@@ -59,7 +59,7 @@ def read_torchvision(
     return class_names, parts
 
 
-def read_class_folders(splits: Mapping[str, str], folder: Path) -> Classification:
+def read_class_folders(splits: Mapping[str, str], folder: Path) -> ClassificationSource:
     """Read splits of one folder per class; labels are in the order of the folders' names.
 
     splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
@@ -98,7 +98,7 @@ imagenet_r = partial(read_class_folders, {"test": "imagenet-r"})
 folders = partial(read_class_folders, {"train": "train", "test": "test"})
 
 
-def imagenet_v2(folder: Path) -> Classification:
+def imagenet_v2(folder: Path) -> ClassificationSource:
     """Three variants, each with one folder per label."""
     variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
     paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
@@ -106,7 +106,7 @@ def imagenet_v2(folder: Path) -> Classification:
     return [str(label) for label in range(1000)], {"test": test}
 
 
-def pets(folder: Path) -> Classification:
+def pets(folder: Path) -> ClassificationSource:
     _, splits = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
     # torchvision capitalises all names; the files tell cats (capital) from dogs.
     labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
@@ -114,12 +114,12 @@ def pets(folder: Path) -> Classification:
     return [names[label] for label in sorted(names)], splits
 
 
-def eurosat(folder: Path) -> Classification:
+def eurosat(folder: Path) -> ClassificationSource:
     names, whole = read_torchvision("EuroSAT", {"all": {}}, folder)
     return names, _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
 
 
-def sun397(folder: Path) -> Classification:
+def sun397(folder: Path) -> ClassificationSource:
     names, whole = read_torchvision("SUN397", {"all": {}}, folder)
 
     def ranges(count: int) -> dict[str, range]:
@@ -129,13 +129,13 @@ def sun397(folder: Path) -> Classification:
     return [name.replace("/", " ") for name in names], _cut(whole, ranges)
 
 
-def caltech101(folder: Path) -> Classification:
+def caltech101(folder: Path) -> ClassificationSource:
     """With the background class, which torchvision's reader leaves out."""
     names, whole = read_class_folders({"all": "caltech101/101_ObjectCategories"}, folder)
     return names, _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
 
 
-def ucf101(folder: Path) -> Classification:
+def ucf101(folder: Path) -> ClassificationSource:
     """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
     lists = _existing(folder / "ucfTrainTestlist")
 
@@ -150,7 +150,7 @@ def ucf101(folder: Path) -> Classification:
     return [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test}
 
 
-def karpathy(folder: Path, split: str, captions: int) -> Retrieval:
+def karpathy(folder: Path, split: str, captions: int) -> RetrievalSource:
     """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers.
 
     Raises DamagedFileError.
@@ -178,7 +178,7 @@ def karpathy(folder: Path, split: str, captions: int) -> Retrieval:
     return ImageFiles([ImageFile(path) for path in paths]), texts
 
 
-def pairs(folder: Path, split: str, captions: int) -> Retrieval:
+def pairs(folder: Path, split: str, captions: int) -> RetrievalSource:
     """Shards of image-caption pairs as img2dataset writes them; samples without image or caption are left out.
 
     Raises ConfigError for a damaged shard: skipping it would make the gallery smaller.
