@@ -174,7 +174,7 @@ def in_folders_of_classes(shard: Path, files: list[Path], folder: Path) -> list[
     for number, file in enumerate(files):
         (folder / "test" / "things" / f"{number:03d}.png").write_bytes(file.read_bytes())
     (folder / "train" / "things" / "one.png").write_bytes(files[0].read_bytes())
-    images = folders(folder).splits["test"]
+    images = folders(folder)[1]["test"]
     return channels_last([Transform(SIDE, SIDE, "bicubic")(images[number][0]) for number in range(len(images))])
 
 
