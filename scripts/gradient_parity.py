@@ -38,7 +38,7 @@ from clipzoo import Batch, Encoder, Features, Model, Progress, World, build
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
-from clipzoo.distributed.parallel import Parallel, Replicated
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.objectives.base import check_pair
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.in_python import adam
@@ -164,7 +164,7 @@ def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
 
 def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:
     if group is None or world.size == 1:
-        return Replicated(model, world)
+        return Parallel(model, world)
     from clipzoo.distributed.sharded import Sharded
 
     return Sharded(model, world, [model.head], group)

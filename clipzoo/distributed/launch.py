@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,23 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from clipzoo.errors import ConfigError, PartError, TrainingError, UnexpectedError, masked, unexpected, written_traceback
-
-if TYPE_CHECKING:
-    from clipzoo.distributed.world import World
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: stopped on request; the same command resumes."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 """Signals that ask a run to stop."""
-SECONDS_FOR_LAUNCHER = 2.0
-"""Time in which a launcher ends the other ranks when the first one has failed."""
 MASTER = "CLIPZOO_SLURM_MASTER"
 """Environment variable that makes the tasks of srun ranks: the address of the job's first node."""
-SRUN = ("srun", "--wait=120")
-"""A failing rank stops the others and reports the cause; --wait covers ranks that no longer react."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
 MOST_WORKERS = 8
@@ -43,9 +35,8 @@ MOST_WORKERS = 8
 class Environment:
     """rank: 0 .. world_size - 1. local_rank: rank within the node, of local_size ranks.
 
-    address: host:port of the ranks' store. store_server: the process that serves the store, for messages.
-    is_elastic: torchrun starts the ranks again after a failure, possibly fewer. shares_agent_store: the store is that
-    of torchrun itself, and outlives the ranks.
+    address: host:port of the ranks' store. is_elastic: torchrun starts the ranks again after a failure, possibly fewer.
+    shares_agent_store: the store is that of torchrun itself, and outlives the ranks.
     """
 
     rank: int
@@ -53,7 +44,6 @@ class Environment:
     local_rank: int
     local_size: int
     address: str
-    store_server: str
     is_elastic: bool
     shares_agent_store: bool
 
@@ -64,23 +54,16 @@ class Environment:
 
 def read() -> Environment:
     """Return what torchrun or `set_environment` tells this process; without their variables it is the only rank."""
-    variables = os.environ
-    shares_agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    variable = os.environ.get
     return Environment(
-        rank=int(variables.get("RANK", "0")),
-        world_size=int(variables.get("WORLD_SIZE", "1")),
-        local_rank=int(variables.get("LOCAL_RANK", "0")),
-        local_size=max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
-        address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
-        store_server="the first node's torchrun" if shares_agent_store else "rank 0",
-        is_elastic=int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
-        shares_agent_store=shares_agent_store,
+        rank=int(variable("RANK", "0")),
+        world_size=int(variable("WORLD_SIZE", "1")),
+        local_rank=int(variable("LOCAL_RANK", "0")),
+        local_size=max(1, int(variable("LOCAL_WORLD_SIZE", "1"))),
+        address=f"{variable('MASTER_ADDR')}:{variable('MASTER_PORT')}",
+        is_elastic=int(variable("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
+        shares_agent_store=variable("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
-
-
-def set_world_size(size: int) -> None:
-    """Let only the first `size` ranks take part: this process and torch read the smaller world from now on."""
-    os.environ["WORLD_SIZE"] = str(size)
 
 
 def say(text: str) -> None:
@@ -110,10 +93,9 @@ def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn every error into one message on stderr and an exit code: that of the error, 1 for unexpected ones.
+    """Turn every error into one message on stderr and its exit code, 1 if unexpected, with the traceback in a file.
 
-    The traceback of an unexpected error goes to a file that the message names. If the reader of stdout has closed it,
-    as `head` does, the command ends in silence with the exit code of SIGPIPE.
+    If the reader of stdout has closed it, as `head` does, the command ends in silence with the exit code of SIGPIPE.
     """
     try:
         yield
@@ -131,7 +113,7 @@ def exit_on_error() -> Iterator[None]:
             error = PartError(f"{error} (traceback: {written_traceback(error)})")
         if not repeats_first_rank(error):
             if not read().is_first:
-                time.sleep(SECONDS_FOR_LAUNCHER)
+                time.sleep(2)  # in which a launcher ends the other ranks if the first one has failed
             print(f"clipzoo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
@@ -162,7 +144,8 @@ def main(arguments: list[str]) -> int:
     """
     os.environ[MASTER] = _address()
     hand_on_cores()
-    ranks = () if "-m" in arguments else SRUN
+    # A failing rank stops the others and reports the cause; --wait covers ranks that no longer react.
+    ranks = [] if "-m" in arguments else ["srun", "--wait=120"]
     code = subprocess.run([*ranks, sys.executable, "-m", "clipzoo.cli", *arguments]).returncode
 
     # SLURM itself requeues a preempted job, and one that has lost its first node; a cancelled job does not get here.
@@ -183,7 +166,7 @@ def main(arguments: list[str]) -> int:
 def hand_on_cores() -> None:
     """Let every srun of this process and its children give each task the cores that the job asked for.
 
-    Since SLURM 22.05 srun does not take --cpus-per-task from the job: with core binding each task would get one core.
+    Since SLURM 22.05 srun does not take --cpus-per-task from the job; with core binding each task gets one core.
     """
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         os.environ["SRUN_CPUS_PER_TASK"] = cores
@@ -211,31 +194,24 @@ def set_environment() -> None:
 
 def _is_task() -> bool:
     """Return True in a task that srun has started for a batch script in slurm/ or for submitit."""
-    by_clipzoo = MASTER in os.environ or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-    return by_clipzoo and "SLURM_STEP_NUM_TASKS" in os.environ
+    is_ours = MASTER in os.environ or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    return is_ours and "SLURM_STEP_NUM_TASKS" in os.environ
 
 
 def _address() -> str:
     """Return the address of the job's first node, because its name may not resolve."""
-    node = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).splitlines()[0]
-    fields = _output("scontrol", "show", "node", "-o", node).split()
-    properties = dict(field.split("=", 1) for field in fields if "=" in field)
-    return properties.get("NodeAddr", node)
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    node = subprocess.check_output(names, text=True).splitlines()[0]
+    fields = subprocess.check_output(["scontrol", "show", "node", "-o", node], text=True).split()
+    return dict(field.split("=", 1) for field in fields if "=" in field).get("NodeAddr", node)
 
 
 # CPU cores.
 
 
 def cores_of_rank() -> int:
-    """Return the number of cores of this rank, at least 1.
-
-    Under SLURM the cores of its task, else those that this process may use, divided among the ranks of its node.
-    """
-    granted = min(len(os.sched_getaffinity(0)), _quota())
+    """Return the number of cores of this rank: its share of those of the SLURM task or of the node, at least 1."""
+    granted = min(len(os.sched_getaffinity(0)), quota())
     task = int(os.environ.get("SLURM_CPUS_PER_TASK", granted)) if _is_task() else granted
     return max(1, min(granted, task) // read().local_size)
 
@@ -243,8 +219,8 @@ def cores_of_rank() -> int:
 def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
     """Return the number of loader processes of this rank. asked: `data.workers`.
 
-    "auto": beside a GPU as many as there are cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and
-    takes longer for a sample than decoding does: one process for every four cores.
+    "auto" with a GPU: the number of cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and takes
+    longer for a sample than decoding does: one process for every four cores.
     """
     if asked != "auto":
         return asked
@@ -255,36 +231,15 @@ def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
 def load_warning() -> str | None:
     """Return a warning if the machine's load of the last minute exceeds its number of cores, else None."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cores:
-        return None
-    return (
+    text = (
         f"the machine's load of the last minute, {load:.1f}, exceeds its number of cores, {cores}: other programs "
         "take their time; on busy cores one thread trains faster than several (OMP_NUM_THREADS=1)"
     )
+    return text if load > cores else None
 
 
-def cores_per_rank(world: World, workers: int) -> tuple[str, str]:
-    """Return the number of cores per rank in words, and a warning if ranks or loader processes share one core, or "".
-
-    workers: loader processes of a rank. Collective.
-    """
-    ranks = world.gather_object((socket.gethostname(), os.sched_getaffinity(0), _quota(), cores_of_rank()))
-    least, most = (bound(cores for *_, cores in ranks) for bound in (min, max))
-    warning = ""
-    for host in dict.fromkeys(host for host, *_ in ranks):
-        masks, quotas = zip(*((mask, quota) for name, mask, quota, _ in ranks if name == host), strict=True)
-        granted = min(len(set().union(*masks)), *quotas)
-        if granted < len(masks):
-            cores = f"{granted} core{'s' if granted > 1 else ''}"
-            warning = f"{len(masks)} ranks share {cores} of {host}: start fewer ranks"
-            break
-    if not warning and least == 1 and workers:
-        warning = "a rank and its loader processes share one core: set data.workers=0"
-    hint = warning and ", or give every rank more cores (SLURM: sbatch --cpus-per-task)"
-    return f"{least}" if least == most else f"{least} to {most}", warning + hint
-
-
-def _quota() -> int:
+def quota() -> int:
+    """Return the number of cores that the container may use; all of the machine without a limit."""
     try:
         quota, period = QUOTA.read_text().split()
         return max(1, int(quota) // int(period))

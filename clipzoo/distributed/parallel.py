@@ -1,8 +1,7 @@
-"""How the ranks of a training share the weights of its model: the contract, and data-parallel copies (DDP)."""
+"""How the ranks of a training share the weights of its model: as copies (DDP). `sharded.py` divides them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
@@ -31,11 +30,11 @@ class Stateful(Protocol):
         """Restore the state."""
 
 
-class Parallel(ABC, Generic[M]):
-    """How ranks share the weights of one model.
+class Parallel(Generic[M]):
+    """How ranks share the weights of one model. Here every rank holds all weights, and torch's DDP averages gradients.
 
     The trainer, the step, the gradient cache, checkpoints and averages of weights call these methods; none of them asks
-    which kind of parallelism there is. The methods of this class fit a model whose weights are whole on every rank.
+    which kind of parallelism there is. `Sharded` overrides them.
 
     model: whose parameters the caller holds, whole outside of `fit`.
     trained: whose parameters the optimizer updates. The same object, or a copy with the same names of parameters.
@@ -47,8 +46,8 @@ class Parallel(ABC, Generic[M]):
     def __init__(self, model: M, world: World) -> None:
         self.model, self.world = model, world
         self.trained = model
+        self._encoder: nn.Module | None = None
 
-    @abstractmethod
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Return the module to call in place of `encoder`, a module of `trained`, whose gradients ranks average.
 
@@ -56,13 +55,29 @@ class Parallel(ABC, Generic[M]):
 
         blocks: modules of the encoder that are called one after the other.
         """
+        if self.world.size == 1 or not any(parameter.requires_grad for parameter in encoder.parameters()):
+            return encoder
+        # Buffers may differ among ranks: batch norm's running statistics are those of the rank's own samples.
+        self._encoder = DistributedDataParallel(encoder, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return self._encoder
 
-    @abstractmethod
     def accumulating(self, last: bool) -> AbstractContextManager[None]:
         """Return the context of the passes of one micro-batch. last: of the step."""
+        # Ranks exchange the sum over the micro-batches, once.
+        if last or not isinstance(self._encoder, DistributedDataParallel):
+            return nullcontext()
+        return self._encoder.no_sync()
 
     def time_passes(self, mark: Mark) -> None:
         """Call `mark` with OWN_PASSES and OTHER_RANKS during the passes of the wrapped encoder, in every step."""
+
+        def on_forward(module: nn.Module, arguments: object, output: object) -> None:
+            # DDP queues its wait for the other ranks when the last gradient is there: this callback comes before it.
+            queue: Any = Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+            on_gradient(output, lambda: queue(lambda: mark(OWN_PASSES)))
+
+        if self._encoder is not None:
+            self._encoder.register_forward_hook(on_forward)
 
     def any_rank(self, condition: bool) -> bool:
         """Return True if the condition holds on any rank. Collective."""
@@ -85,7 +100,8 @@ class Parallel(ABC, Generic[M]):
 
     def clip_gradient_(self, parameters: Sequence[nn.Parameter], largest: float, norm: Tensor) -> None:
         """Scale the gradients so that their norm, which is given, is at most `largest`."""
-        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+        for kind in by_kind(parameters):
+            nn.utils.clip_grads_with_norm_(kind, largest, norm)
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
         """Return the context of a step of the optimizer."""
@@ -108,36 +124,6 @@ class Parallel(ABC, Generic[M]):
 
     def finish(self) -> None:
         """Give `model` the trained weights for good. Collective."""
-
-
-class Replicated(Parallel[M]):
-    """Every rank holds all weights; torch's DistributedDataParallel averages the gradients."""
-
-    def __init__(self, model: M, world: World) -> None:
-        super().__init__(model, world)
-        self._encoder: nn.Module | None = None
-
-    def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-        if self.world.size == 1 or not any(parameter.requires_grad for parameter in encoder.parameters()):
-            return encoder
-        # Buffers may differ among ranks: batch norm's running statistics are those of the rank's own samples.
-        self._encoder = DistributedDataParallel(encoder, broadcast_buffers=False, gradient_as_bucket_view=True)
-        return self._encoder
-
-    def time_passes(self, mark: Mark) -> None:
-        def on_forward(module: nn.Module, arguments: object, output: object) -> None:
-            # DDP queues its wait for the other ranks when the last gradient is there: this callback comes before it.
-            queue: Any = Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
-            on_gradient(output, lambda: queue(lambda: mark(OWN_PASSES)))
-
-        if self._encoder is not None:
-            self._encoder.register_forward_hook(on_forward)
-
-    def accumulating(self, last: bool) -> AbstractContextManager[None]:
-        # Ranks exchange the sum over the micro-batches, once.
-        if last or not isinstance(self._encoder, DistributedDataParallel):
-            return nullcontext()
-        return self._encoder.no_sync()
 
 
 def by_kind(tensors: Sequence[T]) -> list[list[T]]:

@@ -7,6 +7,7 @@ newest checkpoint; ranks that the global batch cannot be divided among wait as s
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -23,10 +24,6 @@ from clipzoo.errors import TrainingError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-WITHOUT_OWN_STORE = (
-    "clipzoo: torchrun --max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of every torchrun: "
-    "without it restarted ranks read messages of the earlier attempt, and fail to connect"
-)
 FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
 """Keys in the store of the ranks."""
 PERIOD = 0.5
@@ -50,8 +47,9 @@ class Preemption:
         self._launcher_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         for number in signals:
             previous = signal.getsignal(number)
-            own = previous is launch.exit_before_the_run or getattr(previous, "__self__", None).__class__ is Preemption
-            if callable(previous) and previous is not signal.default_int_handler and not own:
+            replaced = signal.default_int_handler, launch.exit_before_the_run
+            is_ours = isinstance(getattr(previous, "__self__", None), Preemption)
+            if callable(previous) and previous not in replaced and not is_ours:
                 self._launcher_handlers[number] = previous
             elif number == signal.SIGUSR2:
                 continue
@@ -121,7 +119,10 @@ class Spares:
         if not environment.is_elastic:
             return
         if environment.shares_agent_store:
-            launch.say(WITHOUT_OWN_STORE)
+            launch.say(
+                "clipzoo: torchrun --max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of "
+                "every torchrun: without it restarted ranks read messages of the earlier attempt, and fail to connect"
+            )
         size = max(size for size in range(1, environment.world_size + 1) if global_batch % size == 0)
         self.count = environment.world_size - size
         if self.count:
@@ -129,7 +130,8 @@ class Spares:
                 f"clipzoo: {environment.world_size} ranks cannot share trainer.global_batch={global_batch}: "
                 f"{size} train, {self.count} wait as spares"
             )
-            launch.set_world_size(size)
+            # This process and torch read the smaller world from now on.
+            os.environ["WORLD_SIZE"] = str(size)
 
     def wait_if_spare(self, timeout: float) -> None:
         """On a spare rank, wait until the run has finished and exit; return at once on the others.

@@ -63,7 +63,6 @@ class Sharded(Parallel[M]):
         shape = {"shard": ranks} if ranks == world.size else {"replicate": world.size // ranks, "shard": ranks}
         self._mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         self.trained = twin(model, kept)
-        self._encoder: nn.Module | None = None
         # Parameters of `model` and their counterparts in `trained`, with the strides of the whole ones.
         self._shards: list[tuple[nn.Parameter, Any, tuple[int, ...]]] = []
         self._units: list[nn.Module] = []
@@ -112,8 +111,28 @@ class Sharded(Parallel[M]):
         return encoder
 
     def time_passes(self, mark: Mark) -> None:
+        """Mark the waits for the weights of every unit: its FSDP hooks run between the two forward pre-hooks below.
+
+        In the backward pass they run between the gradient of a unit's input and that of the previous unit's output.
+        """
+
+        @torch.compiler.disable
+        def before_wait(module: nn.Module, arguments: object) -> None:
+            mark(OWN_PASSES)
+
+        @torch.compiler.disable
+        def after_wait(module: nn.Module, arguments: object) -> None:
+            mark(OTHER_RANKS)
+            on_gradient(arguments, lambda: mark(OWN_PASSES))
+
+        @torch.compiler.disable
+        def after_pass(module: nn.Module, arguments: object, output: object) -> None:
+            on_gradient(output, lambda: mark(OTHER_RANKS))
+
         for unit in self._units:
-            _time_unit(unit, mark)
+            unit.register_forward_pre_hook(before_wait, prepend=True)
+            unit.register_forward_pre_hook(after_wait)
+            unit.register_forward_hook(after_pass)
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
@@ -144,10 +163,6 @@ class Sharded(Parallel[M]):
         shards = nn.utils.get_total_norm([part.to_local() for part in gradients if isinstance(part, DTensor)])
         of_encoder = self.world.sum(shards.to(device).square()) / groups
         return (of_encoder + whole.to(device).square()).sqrt()
-
-    def clip_gradient_(self, parameters: Sequence[nn.Parameter], largest: float, norm: Tensor) -> None:
-        for group in by_kind(parameters):
-            nn.utils.clip_grads_with_norm_(group, largest, norm)
 
     @contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -212,30 +227,6 @@ class Sharded(Parallel[M]):
         self._is_whole = False
         for whole, _, _ in self._shards:
             whole.data = torch.empty(0, dtype=whole.dtype, device=self.world.device)
-
-
-def _time_unit(unit: nn.Module, mark: Mark) -> None:
-    """Mark the waits for the weights of a unit: its FSDP hooks run between the two forward pre-hooks below.
-
-    In the backward pass they run between the gradient of a unit's input and that of the previous unit's output.
-    """
-
-    @torch.compiler.disable
-    def before_wait(module: nn.Module, arguments: object) -> None:
-        mark(OWN_PASSES)
-
-    @torch.compiler.disable
-    def after_wait(module: nn.Module, arguments: object) -> None:
-        mark(OTHER_RANKS)
-        on_gradient(arguments, lambda: mark(OWN_PASSES))
-
-    @torch.compiler.disable
-    def after_pass(module: nn.Module, arguments: object, output: object) -> None:
-        on_gradient(output, lambda: mark(OTHER_RANKS))
-
-    unit.register_forward_pre_hook(before_wait, prepend=True)
-    unit.register_forward_pre_hook(after_wait)
-    unit.register_forward_hook(after_pass)
 
 
 @torch.compiler.disable

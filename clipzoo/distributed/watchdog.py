@@ -16,10 +16,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import torch.distributed as dist
 
 from clipzoo.distributed import launch
 from clipzoo.distributed.world import STORE_ERRORS, World, is_collective_error
@@ -47,7 +48,6 @@ class Watchdog:
         self.world = World()
         self._timeout = float("inf")
         self._status = (0, "starting", False)
-        self._folder: Path | None = None
         self._before_exit: list[Callable[[], None]] = []
         self._stopped = threading.Event()
         self._exiting, self._leaving = threading.RLock(), threading.Lock()
@@ -55,45 +55,35 @@ class Watchdog:
 
     @contextmanager
     def guard(self, world: World, timeout: float, folder: Path | None = None) -> Iterator[None]:
-        """Guard all ranks in the block: an error on one of them ends the processes of all.
+        """Guard all ranks in the block: an error on one of them ends the processes of all; a single process raises it.
 
-        timeout: seconds without a new status after which a rank counts as hanging. In a single process, errors are
-        raised as usual.
-        folder: for the traceback of an unexpected error.
+        timeout: seconds without a new status after which a rank counts as hanging. folder: for tracebacks.
         """
-        self.world, self._timeout, self._folder = world, timeout, folder
-        if world.size == 1:
-            with self._threads((self._run_alone,)), tracebacks_in(folder):
-                yield
-            return
-        # The main thread reports through a connection of its own: the thread's may break in the middle of a message.
-        self._board, board = MessageBoard(world), MessageBoard(world)
-        with self._threads((self._run, board), (self._check_store, self._board, board)):
-            try:
-                yield
-            except BaseException as error:
-                self._fail(error, self._board)
-        self._board = None
-
-    @contextmanager
-    def _threads(self, *calls: tuple) -> Iterator[None]:
-        """Run `function(*arguments)` of every call in a thread, until the block ends."""
+        self.world, self._timeout = world, timeout
+        # The main thread reports through a separate connection: the thread's may break in the middle of a message.
+        boards = [] if world.size == 1 else [MessageBoard(world), MessageBoard(world)]
+        self._board, thread_board = boards or (None, None)
+        threads = [threading.Thread(target=self._run, args=[thread_board], name="watchdog", daemon=True)]
+        if boards:
+            threads.append(threading.Thread(target=self._check_store, args=[boards], name="watchdog", daemon=True))
         self._stopped.clear()
-        threads = [threading.Thread(target=call[0], args=call[1:], name="watchdog", daemon=True) for call in calls]
         for thread in threads:
             thread.start()
         try:
-            yield
+            with nullcontext() if boards else tracebacks_in(folder):
+                yield
+        except BaseException as error:
+            if self._board is None:
+                raise
+            self._fail(error, self._board, folder)
         finally:
             self._stopped.set()
             for thread in threads:
                 thread.join(3 * PERIOD)  # longer only if the store is gone, which no longer matters
+        self._board = None
 
     def set_status(self, step: int, activity: str, bounded: bool = True) -> None:
-        """Note the activity of this rank, such as "waiting for data".
-
-        bounded: whether the timeout applies to this activity.
-        """
+        """Note the activity of this rank, such as "waiting for data". bounded: whether the timeout applies to it."""
         self._status = (step, activity, bounded)
 
     def before_exit(self, action: Callable[[], None]) -> None:
@@ -111,33 +101,21 @@ class Watchdog:
         except STORE_ERRORS:
             self._exit_without_store(LOST_RANK_MESSAGE)
 
-    def _fail(self, error: BaseException, board: MessageBoard) -> NoReturn:
-        """End because of `error`: this rank's own, or the sign that another rank is lost."""
+    def _fail(self, error: BaseException, board: MessageBoard, folder: Path | None) -> NoReturn:
+        """End because of an error of this rank, or one that says that another rank is lost."""
         try:
             if is_collective_error(error):
                 self._diagnose(board, f"a collective broke ({str(error).strip().splitlines()[0]})")
-            elif isinstance(error, ConfigError | TrainingError) and not launch.repeats_first_rank(error):
-                board.report(error.exit_code, f"clipzoo: {error}")
             elif not launch.repeats_first_rank(error):
-                board.report(FAILED, f"clipzoo: {unexpected(error, self._folder)}")
+                if not isinstance(error, ConfigError | TrainingError):
+                    error = unexpected(error, folder)
+                board.report(error.exit_code, f"clipzoo: {error}")
             self._exit_with_failure(board)
         except STORE_ERRORS:
             self._exit_without_store(LOST_RANK_MESSAGE)
 
-    def _run_alone(self) -> None:
-        """Check for hanging steps in a single process, in the watchdog's thread."""
-        idle, last_status = 0, self._status
-        while not self._stopped.wait(PERIOD):
-            idle = idle + 1 if self._status is last_status else 0
-            last_status = self._status
-            if symptom := self._hanging(idle):
-                step, activity, _ = self._status
-                text = f"{symptom}: at step {step}, {activity}; raise trainer.timeout if steps take that long"
-                _print(f"clipzoo: {text}")
-                self._exit(FAILED)
-
-    def _run(self, board: MessageBoard) -> None:
-        """Write heartbeats and check the others, in the watchdog's thread."""
+    def _run(self, board: MessageBoard | None) -> None:
+        """Check that this rank makes steps; with several ranks write heartbeats and check the others. A thread."""
         neighbour = (self.world.rank + 1) % self.world.size
         missed = idle = 0
         last_heartbeat, last_status = None, self._status
@@ -146,23 +124,32 @@ class Watchdog:
             while not self._stopped.wait(PERIOD):
                 idle = idle + 1 if self._status is last_status else 0
                 last_status = self._status
-                board.beat(*self._status[:2])
+                step, activity, is_bounded = last_status
+                # Two periods more than the loader processes have, whose own message is more exact.
+                is_hanging = is_bounded and (idle - 2) * PERIOD > self._timeout
+                symptom = f"no step was finished within trainer.timeout={self._timeout:g} seconds"
+                if board is None:
+                    if is_hanging:
+                        position = f"at step {step}, {activity}; raise trainer.timeout if steps take that long"
+                        _print(f"clipzoo: {symptom}: {position}")
+                        self._exit(FAILED)
+                    continue
+                board.beat(step, activity)
                 if board.failure() is not None:
                     self._exit_with_failure(board)
                 heartbeat = board.heartbeat(neighbour)
                 missed = missed + 1 if heartbeat == last_heartbeat else 0
                 last_heartbeat = heartbeat
-                if missed > MISSED_HEARTBEATS - MISSED_IN_DIAGNOSIS and (lost := self._lost_ranks(board)):
-                    # All of them: a lost machine takes several ranks, and the first rank waits for the living ones.
-                    _report_lost(board, lost)
-                if symptom := self._hanging(idle):
+                if missed > MISSED_HEARTBEATS - MISSED_IN_DIAGNOSIS:
+                    self._report_lost_ranks(board)
+                if is_hanging:
                     self._diagnose(board, symptom)
         except STORE_ERRORS:
             # The rank that serves the store may have finished a moment before this one.
             if not self._stopped.wait(3 * PERIOD):
                 self._exit_without_store(LOST_RANK_MESSAGE)
 
-    def _check_store(self, *boards: MessageBoard) -> None:
+    def _check_store(self, boards: list[MessageBoard]) -> None:
         """End this process when the store leaves a call unanswered: the rank that serves it is stopped or cut off."""
         silent = dict.fromkeys(boards, 0)
         last_calls: dict[MessageBoard, int | None] = {}
@@ -177,19 +164,10 @@ class Watchdog:
                         "is gone"
                     )
 
-    def _hanging(self, idle: int) -> str:
-        """Return the symptom of a rank without a new status for `idle` periods; "" while it may take that long."""
-        # Two periods more than the loader processes have, whose own message is more exact.
-        if not self._status[2] or (idle - 2) * PERIOD <= self._timeout:
-            return ""
-        return f"no step was finished within trainer.timeout={self._timeout:g} seconds"
-
     def _diagnose(self, board: MessageBoard, symptom: str) -> None:
-        """Report the cause: ranks without a heartbeat, or those that the others wait for."""
-        if not board.claim_diagnosis():
-            return
-        if lost := self._lost_ranks(board):
-            _report_lost(board, lost)
+        """Report the cause: ranks without a heartbeat, or those that the others wait for. One rank does so for all."""
+        is_chosen = board.failure() is None and board.ask("add", "diagnosis", 1) == 1
+        if not is_chosen or self._report_lost_ranks(board):
             return
         heartbeats = board.heartbeats()
         most = max(heartbeat.collectives for heartbeat in heartbeats.values())
@@ -204,8 +182,8 @@ class Watchdog:
         )
         board.report(FAILED, f"clipzoo: {symptom}: {cause}")
 
-    def _lost_ranks(self, board: MessageBoard) -> list[int]:
-        """Return the ranks whose heartbeat has ended.
+    def _report_lost_ranks(self, board: MessageBoard) -> bool:
+        """Report the ranks whose heartbeat has ended; return True if there are any.
 
         A living rank shows two new heartbeats: a single one may have been on its way. The search continues as long as
         new heartbeats arrive: on a busy machine they are late, and only those of lost ranks never come.
@@ -221,25 +199,41 @@ class Watchdog:
             for rank in living:
                 counts[rank] += 1
             before = now
-        return sorted(rank for rank, count in counts.items() if count < 2)
+        # All of them: a lost machine takes several ranks, and the first rank waits for the living ones.
+        lost = sorted(rank for rank, count in counts.items() if count < 2)
+        if lost:
+            names = ", ".join(f"rank {rank}" for rank in lost[:8])
+            state = "no longer answers: killed (out of memory?), stopped, or its machine or network is gone"
+            board.report(FAILED, f"clipzoo: {names} {state}", lost)
+        return bool(lost)
 
     def _exit_with_failure(self, board: MessageBoard) -> NoReturn:
         """Exit with the code of the report. The reporting rank prints it; the first rank's log names that rank."""
         if not self._exiting.acquire(blocking=False):
             threading.Event().wait()  # the other thread is about to end the process
-        failure = board.wait_for_failure()
+        # If no rank reports a failure in time, this one reports that.
+        end = time.monotonic() + REPORT_WAIT
+        while (failure := board.failure()) is None:
+            if time.monotonic() > end:
+                board.report(FAILED, "clipzoo: a collective broke, and no rank says why")
+            time.sleep(PERIOD / 10)
         if failure.rank == self.world.rank:
             _print(failure.text)
         elif self.world.is_first:
             reason = failure.text.splitlines()[-1].removeprefix("clipzoo: ")
             _print(f"clipzoo: rank {failure.rank} ends the run: {reason}")
-        board.wait_for_readers(failure)
+        # The first rank may serve the store: it waits until all living ranks have read the report.
+        readers, living = board.ask("add", "readers", 1), self.world.size - len(failure.lost)
+        end = time.monotonic() + REPORT_WAIT
+        while self.world.is_first and readers < living and time.monotonic() < end:
+            readers = board.ask("add", "readers", 0)
+            time.sleep(PERIOD / 10)
         self._exit(failure.code)
 
     def _exit_without_store(self, state: str) -> NoReturn:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
-        server = launch.read().store_server
+        server = "the first node's torchrun" if launch.read().shares_agent_store else "rank 0"
         _print(f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
         self._exit(FAILED)
 
@@ -261,8 +255,7 @@ class Watchdog:
         os._exit(code)
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """State of one rank. activity: "waiting for data". clock: makes two heartbeats differ."""
 
     step: int
@@ -271,14 +264,13 @@ class Heartbeat:
     clock: float
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Reason for which all ranks end. rank: the reporting rank. code: exit code. lost: ranks that no longer answer."""
 
     rank: int
     code: int
     text: str
-    lost: list[int] = field(default_factory=list)
+    lost: list[int]
 
 
 class MessageBoard:
@@ -291,60 +283,37 @@ class MessageBoard:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._store = world.store("watchdog")
+        self._store = dist.PrefixStore("watchdog", dist.distributed_c10d._get_default_store().clone())
         self._calls = 0
 
     def beat(self, step: int, activity: str) -> None:
         """Write this rank's heartbeat."""
-        heartbeat = Heartbeat(step, activity, self._world.collectives_entered, time.monotonic())
-        self._ask("set", f"heartbeat{self._world.rank}", json.dumps(asdict(heartbeat)))
+        heartbeat = Heartbeat(step, activity, self._world.counter.entered, time.monotonic())
+        self.ask("set", f"heartbeat{self._world.rank}", json.dumps(heartbeat))
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
         """Return the last heartbeat of a rank; None before its first."""
-        text = self._read(f"heartbeat{rank}")
-        return None if text is None else Heartbeat(**json.loads(text))
+        values = self._read(f"heartbeat{rank}")
+        return None if values is None else Heartbeat(*values)
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """Return the last heartbeat of every rank that has written one."""
         heartbeats = ((rank, self.heartbeat(rank)) for rank in range(self._world.size))
         return {rank: heartbeat for rank, heartbeat in heartbeats if heartbeat is not None}
 
-    def claim_diagnosis(self) -> bool:
-        """Return True on the one rank that finds the cause on behalf of all."""
-        return self.failure() is None and self._ask("add", "diagnosis", 1) == 1
-
     def report(self, code: int, text: str, lost: list[int] | None = None) -> None:
         """Report a failure of the run; only the first report counts."""
-        failure = Failure(self._world.rank, code, text, lost or [])
-        self._ask("compare_set", "failure", "", json.dumps(asdict(failure)))
+        self.ask("compare_set", "failure", "", json.dumps(Failure(self._world.rank, code, text, lost or [])))
 
     def failure(self) -> Failure | None:
         """Return the first reported failure."""
-        text = self._read("failure")
-        return None if text is None else Failure(**json.loads(text))
+        values = self._read("failure")
+        return None if values is None else Failure(*values)
 
-    def wait_for_failure(self) -> Failure:
-        """Return the failure once it is reported; if no rank reports one in time, this one reports that."""
-        begin = time.monotonic()
-        while (failure := self.failure()) is None:
-            if time.monotonic() - begin > REPORT_WAIT:
-                self.report(FAILED, "clipzoo: a collective broke, and no rank says why")
-            time.sleep(PERIOD / 10)
-        return failure
+    def _read(self, key: str) -> list | None:
+        return json.loads(self.ask("get", key)) if self.ask("check", [key]) else None
 
-    def wait_for_readers(self, failure: Failure) -> None:
-        """On the first rank, which may serve the store: wait until all living ranks have read the report."""
-        readers = self._ask("add", "readers", 1)
-        living = self._world.size - len(failure.lost)
-        begin = time.monotonic()
-        while self._world.is_first and readers < living and time.monotonic() - begin < REPORT_WAIT:
-            readers = self._ask("add", "readers", 0)
-            time.sleep(PERIOD / 10)
-
-    def _read(self, key: str) -> bytes | None:
-        return self._ask("get", key) if self._ask("check", [key]) else None
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the store."""
         self._calls += 1
         self.call = self._calls
@@ -352,12 +321,6 @@ class MessageBoard:
             return getattr(self._store, method)(*arguments)
         finally:
             self.call = None
-
-
-def _report_lost(board: MessageBoard, ranks: list[int]) -> None:
-    names = ", ".join(f"rank {rank}" for rank in ranks[:8])
-    text = f"clipzoo: {names} no longer answers: killed (out of memory?), stopped, or its machine or network is gone"
-    board.report(FAILED, text, ranks)
 
 
 def _print(text: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -32,11 +35,11 @@ T = TypeVar("T")
 _NOTHING = nullcontext()
 
 
+@dataclass
 class CollectiveCounter:
-    """Number of collectives that this rank has entered: the watchdog finds the rank that the others wait for."""
+    """Number of collectives that this rank has entered: a rank that is behind keeps the others waiting."""
 
-    def __init__(self) -> None:
-        self.entered = 0
+    entered: int = 0
 
     def entering(self) -> AbstractContextManager[object]:
         """Return the context of one collective."""
@@ -45,10 +48,8 @@ class CollectiveCounter:
 
 
 def step_part(name: str) -> AbstractContextManager[object]:
-    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside.
-
-    Without a profile it costs less than a microsecond; `record_function` alone costs ten.
-    """
+    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside."""
+    # Without a profile this costs less than a microsecond; record_function costs ten.
     return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
 
 
@@ -69,7 +70,7 @@ class World:
     device: torch.device = torch.device("cpu")
     gather_dtype: torch.dtype | None = None
     timeout: float = 1800.0
-    _counter: CollectiveCounter = field(default_factory=CollectiveCounter, repr=False, compare=False)
+    counter: CollectiveCounter = field(default_factory=CollectiveCounter, repr=False, compare=False)
     _rendezvous: Rendezvous | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -77,9 +78,7 @@ class World:
         """Choose the device and join the process group of torchrun's environment; a single process joins none.
 
         device: "auto", "cpu" or "cuda". timeout: seconds that ranks wait for each other, here and in a collective.
-        key: the configuration key that holds `device`, for messages.
-
-        Raises ConfigError if there is no such device, or if not all ranks join in time.
+        key: of `device` in the configuration. Raises ConfigError without the device, or if ranks do not join in time.
         """
         chosen = choose_device(device, key)
         environment = launch.read()
@@ -125,17 +124,12 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    @property
-    def collectives_entered(self) -> int:
-        """Number of collectives that this rank has entered: a rank that is behind keeps the others waiting."""
-        return self._counter.entered
-
     def gather(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """[b, ...] -> [N, ...] in rank order, differentiable. All ranks must pass the same shape.
 
         dtype: precision in which the values travel, and to which they are rounded; gradients travel exactly.
         """
-        return tensor if self.size == 1 else Gather.apply(tensor, dtype, self._counter)
+        return tensor if self.size == 1 else Gather.apply(tensor, dtype, self.counter)
 
     def transpose(self, rows: Tensor) -> Tensor:
         """[b, N], this rank's rows of a global matrix -> [b, N], its rows of the transpose. Differentiable."""
@@ -146,7 +140,7 @@ class World:
 
     def exchange(self, parts: Tensor) -> Tensor:
         """[size, ...] -> [size, ...]: part r goes to rank r, part r of the result came from it. Differentiable."""
-        return parts if self.size == 1 else Exchange.apply(parts, self._counter)
+        return parts if self.size == 1 else Exchange.apply(parts, self.counter)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, without gradient."""
@@ -157,10 +151,7 @@ class World:
         return self.sum(tensor) / self.size
 
     def mean_and_rows(self, values: Tensor, row: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        """Return the mean of values over ranks, on the host, and the rows of all ranks; in one collective.
-
-        values: [n]; row: this rank's numbers, equally many on all ranks.
-        """
+        """Return the mean of values [n] over ranks, on the host, and all ranks' rows, of one length; one collective."""
         rows = torch.zeros(self.size, len(row), dtype=values.dtype)
         rows[self.rank] = torch.tensor(row, dtype=values.dtype)
         total = self.sum(torch.cat([values, rows.flatten().to(values.device)])).cpu()
@@ -174,20 +165,17 @@ class World:
         """Every rank's picklable value in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        with self._counter.entering():
+        with self.counter.entering():
             return gather_objects(value)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""
         for tensor in tensors if self.size > 1 else ():
-            with self._counter.entering():
+            with self.counter.entering():
                 dist.broadcast(tensor, src=0)
 
     def run_on_first(self, action: Callable[[], T]) -> T:
-        """Run `action` only on rank 0 and return its picklable result on all ranks; its error is raised on all.
-
-        The other ranks wait without a time limit.
-        """
+        """Run `action` on rank 0; return its picklable result or raise its error on all, which wait without a limit."""
         if self._rendezvous is None:
             return action()
         outcome: list[T | Exception | None] = [None, None]
@@ -197,7 +185,7 @@ class World:
             except Exception as error:
                 outcome[1] = error
         self._rendezvous.wait(arrives=self.is_first, needed=1)
-        with self._counter.entering():
+        with self.counter.entering():
             dist.broadcast_object_list(outcome, src=0)
         result, raised = outcome
         if isinstance(raised, Exception):
@@ -207,16 +195,17 @@ class World:
 
     def run_on_all(self, action: Callable[[], object]) -> None:
         """Run `action` on every rank; an error of one is raised on all."""
-        error: Exception | None = None
+        local_error: Exception | None = None
         try:
             action()
-        except Exception as raised_here:
-            error = raised_here
-        raised = next((other for other in self.gather_object(error) if other is not None), None)
-        if error is None and raised is not None:
-            raised.repeats_first_rank = True  # type: ignore[attr-defined]
-        if error or raised:
-            raise error or raised  # type: ignore[misc]
+        except Exception as error:
+            local_error = error
+        errors = [error for error in self.gather_object(local_error) if error is not None]
+        if local_error is not None:
+            raise local_error
+        if errors:
+            errors[0].repeats_first_rank = True  # type: ignore[attr-defined]
+            raise errors[0]
 
     def share(self, count: int) -> tuple[int, int]:
         """Return the first and the end of this rank's part of `count` consecutive items, as DTensor divides them."""
@@ -224,10 +213,7 @@ class World:
         return min(self.rank * each, count), min((self.rank + 1) * each, count)
 
     def background_group(self) -> dist.ProcessGroup | None:
-        """Return a new process group of all ranks on the CPU, for a background thread; None for one process.
-
-        Its collectives wait for as long as a rank needs to write a file. Collective.
-        """
+        """Return a new process group on the CPU for a background thread that writes files; None for one process."""
         if self.size == 1:
             return None
         group = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
@@ -239,14 +225,10 @@ class World:
         if self._rendezvous is not None:
             self._rendezvous.wait(arrives=True, needed=self.size)
 
-    def store(self, prefix: str) -> dist.Store:
-        """Return a new connection to the store of the process group; `prefix` is put before its keys."""
-        return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store().clone())
-
     def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         copy = tensor.detach().clone()
         if self.size > 1:
-            with self._counter.entering():
+            with self.counter.entering():
                 dist.all_reduce(copy, operation)
         return copy
 
@@ -258,10 +240,7 @@ def _give_up(failure: str) -> None:
 
 
 class Rendezvous:
-    """Waits for other ranks without a time limit; the process group's timeout is for collectives.
-
-    All ranks must create and use their rendezvous in the same order.
-    """
+    """Waits for other ranks without a time limit. All ranks must create and use their rendezvous in the same order."""
 
     def __init__(self, rank: int) -> None:
         self._events = 0
@@ -338,11 +317,9 @@ def is_collective_error(error: BaseException) -> bool:
 
 
 def choose_device(name: str, key: str) -> torch.device:
-    """Return the GPU of the local rank or the CPU, and make the GPU the current device.
+    """Return the GPU of the local rank or the CPU, and make the GPU the current device. Raises ConfigError without one.
 
     name: "auto", "cpu" or "cuda". key: the configuration key that holds `name`, for messages.
-
-    Raises ConfigError if there is no GPU for "cuda", or none for this local rank.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{key}=cuda, but torch sees no CUDA device: use {key}=auto")
@@ -360,10 +337,8 @@ def choose_device(name: str, key: str) -> torch.device:
 
 
 def set_threads(device: torch.device) -> None:
-    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads.
-
-    torch alone takes all cores of the machine, also for each of several ranks and in a container with fewer.
-    """
+    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads."""
+    # By itself torch takes all cores of the machine, for each of several ranks and in a container with fewer.
     if device.type == "cpu" and not any(name in os.environ for name in THREADS):
         torch.set_num_threads(launch.cores_of_rank())
 
@@ -371,16 +346,32 @@ def set_threads(device: torch.device) -> None:
 def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:
     """Return device, cores and loader processes in words, for the first line of a training, and a warning or "".
 
-    workers: `data.workers`; None for a dataset without this key. The warning: see `cores_per_rank`. Collective.
+    The warning is about ranks or loader processes that share one core. workers: `data.workers`; None for a dataset
+    without this key. Collective.
     """
     on_gpu = world.device.type == "cuda"
     loaders = 0 if workers is None else launch.loader_workers(on_gpu, workers)
-    cores, warning = launch.cores_per_rank(world, loaders)
-    name = f"the CPU with {number_of(torch.get_num_threads(), 'thread')}"
-    parts = [torch.cuda.get_device_name(world.device) if on_gpu else name, f"{cores} core{'s' if cores != '1' else ''}"]
+    ranks = world.gather_object((socket.gethostname(), os.sched_getaffinity(0), launch.quota(), launch.cores_of_rank()))
+    least, most = (bound(cores for *_, cores in ranks) for bound in (min, max))
+    processor = f"the CPU with {number_of(torch.get_num_threads(), 'thread')}"
+    parts = [
+        torch.cuda.get_device_name(world.device) if on_gpu else processor,
+        number_of(least, "core") if least == most else f"{least} to {most} cores",
+    ]
     if workers is not None:
         parts.append(number_of(loaders, "loader process", "es"))
-    return f"{', '.join(parts)} per rank", warning
+
+    warning = ""
+    for host in dict.fromkeys(host for host, *_ in ranks):
+        masks, quotas = zip(*((mask, quota) for name, mask, quota, _ in ranks if name == host), strict=True)
+        granted = min(len(set().union(*masks)), *quotas)
+        if granted < len(masks):
+            warning = f"{len(masks)} ranks share {number_of(granted, 'core')} of {host}: start fewer ranks"
+            break
+    if not warning and least == 1 and loaders:
+        warning = "a rank and its loader processes share one core: set data.workers=0"
+    hint = ", or give every rank more cores (SLURM: sbatch --cpus-per-task)" if warning else ""
+    return f"{', '.join(parts)} per rank", warning + hint
 
 
 def is_fast_in_bf16(device: torch.device) -> bool:
@@ -397,13 +388,6 @@ def is_fast_in_bf16(device: torch.device) -> bool:
 
 def bf16_slowdown() -> float:
     """Return the time of a bf16 matrix product on this CPU as a multiple of the time in float32."""
-    seconds = []
-    for dtype in (torch.bfloat16, torch.float32):
-        left, right = (torch.ones(256, 256, dtype=dtype) for _ in range(2))
-        times = []
-        for _ in range(6):
-            begin = time.perf_counter()
-            left @ right
-            times.append(time.perf_counter() - begin)
-        seconds.append(min(times))
-    return seconds[0] / max(seconds[1], 1e-9)
+    matrices = [torch.ones(256, 256, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    bf16, float32 = (min(timeit.repeat(partial(torch.mm, ones, ones), number=1, repeat=6)) for ones in matrices)
+    return bf16 / max(float32, 1e-9)

@@ -24,7 +24,7 @@ from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.datasets.dataset import LabelledImages
+from clipzoo.evaluation.datasets.dataset import LabelledSplit
 from clipzoo.evaluation.scoring import embed_draws, exact_products
 from clipzoo.io import readable
 from clipzoo.model import Model
@@ -60,7 +60,7 @@ class BatchEncoder:
     def images(
         self,
         model: Model,
-        images: LabelledImages,
+        images: LabelledSplit,
         size: int,
         compute: Callable[[Features, Tensor], list[Embedding]],
         name: str,
@@ -78,7 +78,7 @@ class BatchEncoder:
 
         def encode(_: Sequence[int]) -> list[Embedding]:
             pixels, labels = next(loaded)
-            with self._autocast(model):
+            with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
             with _full_precision(model):
                 return compute(features, labels.to(model.device))
@@ -106,15 +106,11 @@ class BatchEncoder:
             if not model.needs_padding:
                 lengths = caption_lengths(tokens, self.tokenizer.end_token)
                 tokens = trim_padding(tokens, self.tokenizer.end_token)
-            with self._autocast(model):
+            with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.text_features(tokens, lengths)
             with _full_precision(model):
                 parts.append(embed_draws(model, draws, model.head.embed_text, features))
         return joined(parts)
-
-    def _autocast(self, model: Model) -> torch.autocast:
-        precision = PRECISIONS[self.precision]
-        return torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
 
 
 @contextmanager
@@ -160,7 +156,7 @@ def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
 class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
     """Item k: images (uint8 [b, 3, S, S]) and labels (int64 [b]) of batch k."""
 
-    def __init__(self, images: LabelledImages, transform: Transform, batches: list[list[int]]) -> None:
+    def __init__(self, images: LabelledSplit, transform: Transform, batches: list[list[int]]) -> None:
         self._images, self._transform, self._batches = images, transform, batches
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:

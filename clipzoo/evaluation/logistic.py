@@ -33,14 +33,20 @@ SAMPLED_ROWS = 1 << 16
 """Largest number of samples that the preconditioner is computed from."""
 ROUNDING = 1e-6
 """Relative rounding error of an objective in float32."""
+TOLERANCE = 1e-9
+"""A fit has converged when an iteration is expected to lower the objective by less than this fraction of it."""
 
 
 class LogisticRegression:
-    """Regression on features [n, d] with labels [n] in 0 .. classes - 1, prepared once for many values of C."""
+    """Regression on features [n, d] with labels [n] in 0 .. classes - 1, prepared once for many values of C.
+
+    Internally features are [n, r], centred and uncorrelated. Weight and bias are one matrix [r + 1, k], the bias last.
+    Logits are relative to that of the sample's own class.
+    """
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
-        self._labels = labels
-        self._classes = classes
+        self._labels, self._classes = labels[:, None], classes
+        self._rows = max(1, BLOCK_LOGITS // classes)
         self._center = features.mean(dim=0, dtype=torch.float64)
         # Singular values and axes come from the features' triangular factor: the eigenvalues of their covariance lose
         # all digits of axes whose deviation is below 1e-8 of the largest, and large C makes use of such axes.
@@ -55,17 +61,12 @@ class LogisticRegression:
         self._features = torch.cat([(block @ self._axes).float() for block in self._centred(features)])  # [n, r]
         self._solutions: dict[float, Tensor] = {}
 
-    def solve(self, c: float, tolerance: float = 1e-9, limit: int = 1000) -> Solution:
-        """Return the optimum for C = c.
-
-        tolerance: stop when an iteration is expected to lower the objective by less than this fraction of it. limit:
-        largest number of iterations; a solution that reaches it is marked as not converged.
-        """
+    def solve(self, c: float, limit: int = 1000) -> Solution:
+        """Return the optimum for C = c. limit: iterations, after which a solution is marked as not converged."""
         penalty = 1 / (c * len(self._labels))
         if self._classes == 2:
             # For two classes scikit-learn has one weight w; here they are w/2 and -w/2, with half the square of w.
             penalty *= 2
-        minimizer = Minimizer(self._features, self._labels, self._variances, self._classes, penalty)
 
         # Start on the line through the two solutions nearest in log C, one on each side where there are two.
         log_c, solutions = math.log(c), self._solutions
@@ -79,7 +80,7 @@ class LogisticRegression:
             start = solutions[pair[0]]
         else:
             start = self._features.new_zeros(self._features.shape[1] + 1, self._classes)
-        point, objective, iterations, converged = minimizer.run(start, tolerance, limit)
+        point, objective, iterations, converged = self._minimize(start, penalty, limit)
         solutions[log_c] = point
         weight = self._axes @ point[:-1].double()
         return Solution(weight, point[-1].double() - self._center @ weight, objective, iterations, converged)
@@ -88,54 +89,26 @@ class LogisticRegression:
         for rows in features.split(ROWS_AT_ONCE):
             yield rows.double() - self._center
 
-
-@dataclass(frozen=True)
-class Solution:
-    """weight [d, k] and bias [k] in float64; objective: scikit-learn's divided by C n."""
-
-    weight: Tensor
-    bias: Tensor
-    objective: float
-    iterations: int
-    converged: bool
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Features [m, d] -> logits [m, k] in float64."""
-        return torch.cat([torch.addmm(self.bias, rows.double(), self.weight) for rows in features.split(ROWS_AT_ONCE)])
-
-
-class Minimizer:
-    """Minimizes mean loss + penalty / 2 |W|^2 over features [n, r] that are centred and uncorrelated.
-
-    labels: [n]. variances: [r], of the features. classes: k. Weight and bias are one matrix [r + 1, k], the bias last.
-    Logits are relative to that of the sample's own class.
-    """
-
-    def __init__(self, features: Tensor, labels: Tensor, variances: Tensor, classes: int, penalty: float) -> None:
-        self._features, self._labels = features, labels[:, None]
-        self._variances, self._penalty = variances, penalty
-        self._rows = max(1, BLOCK_LOGITS // classes)
-
-    def run(self, point: Tensor, tolerance: float, limit: int) -> tuple[Tensor, float, int, bool]:
-        """Return the optimum, its objective, the number of iterations, and True if it is within the tolerance."""
+    def _minimize(self, point: Tensor, penalty: float, limit: int) -> tuple[Tensor, float, int, bool]:
+        """Minimize mean loss + penalty / 2 |W|^2 -> the optimum, its objective, the iterations, True if converged."""
         logits = self._relative_logits(point, -math.inf)
         losses = [Odds(logits[rows]).losses().sum(dtype=torch.float64).item() for rows in self._blocks()]
-        objective = sum(losses) / len(self._labels) + self._penalty / 2 * _dot(point[:-1], point[:-1])
-        gradient = self._gradient(logits, point)
+        objective = sum(losses) / len(self._labels) + penalty / 2 * _dot(point[:-1], point[:-1])
+        gradient = self._gradient(logits, point, penalty)
         history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=MEMORY)
         renewal, small = 0, 0
         for iteration in range(limit):
             if iteration == renewal:
-                preconditioner = Preconditioner(logits, self._labels, self._variances, self._penalty)
+                preconditioner = Preconditioner(logits, self._labels, self._variances, penalty)
                 renewal = 2 * renewal + 20
             direction = -_inverse_hessian(gradient, preconditioner, history)
             slope = _dot(gradient, direction)
             # The quadratic model predicts a decrease by half the slope.
-            small = small + 1 if -slope / 2 <= tolerance * objective else 0
+            small = small + 1 if -slope / 2 <= TOLERANCE * objective else 0
             if small == 2:
                 return point, objective, iteration, True
             along = self._relative_logits(direction, 0.0)
-            searched = self._line_search(logits, along, point, direction, objective, slope)
+            searched = self._line_search(logits, along, point, direction, objective, slope, penalty)
             if searched is None:
                 within_rounding = -slope / 2 <= ROUNDING * objective
                 if within_rounding or not history:
@@ -148,7 +121,7 @@ class Minimizer:
             move = step * direction
             point = point + move
             logits.add_(along, alpha=step)
-            previous, gradient = gradient, self._gradient(logits, point)
+            previous, gradient = gradient, self._gradient(logits, point, penalty)
             change = gradient - previous
             curvature = _dot(move, change)
             if curvature > 0:
@@ -156,8 +129,9 @@ class Minimizer:
         return point, objective, limit, False
 
     def _line_search(
-        self, logits: Tensor, along: Tensor, point: Tensor, direction: Tensor, objective: float, slope: float
-    ) -> tuple[float, float] | None:
+        self, logits: Tensor, along: Tensor, point: Tensor, direction: Tensor, objective: float, slope: float,
+        penalty: float,
+    ) -> tuple[float, float] | None:  # fmt: skip
         """Return the length of a step and the objective there, by Newton's method; None if no step descends.
 
         If no tested step satisfies the condition on the slope, the lowest of the tested steps is returned.
@@ -169,9 +143,9 @@ class Minimizer:
         step, best, lowest = 1.0, 0.0, objective
         for _ in range(20):
             loss, first, second = self._derivatives(logits, along, step)
-            value = loss + self._penalty / 2 * (own + 2 * step * mixed + step**2 * square)
-            first += self._penalty * (mixed + step * square)
-            second += self._penalty * square
+            value = loss + penalty / 2 * (own + 2 * step * mixed + step**2 * square)
+            first += penalty * (mixed + step * square)
+            second += penalty * square
             lower = value <= highest
             if lower and abs(first) <= 0.4 * abs(slope):
                 return step, value
@@ -205,7 +179,7 @@ class Minimizer:
         loss, first, second = (sums / len(self._labels)).tolist()
         return loss, first, second
 
-    def _gradient(self, logits: Tensor, point: Tensor) -> Tensor:
+    def _gradient(self, logits: Tensor, point: Tensor, penalty: float) -> Tensor:
         gradient = torch.zeros_like(point)
         for rows in self._blocks():
             odds = Odds(logits[rows])
@@ -213,8 +187,23 @@ class Minimizer:
             gradient[:-1].addmm_(self._features[rows].mT, residual)
             gradient[-1] += residual.sum(0)
         gradient /= len(self._labels)
-        gradient[:-1] += self._penalty * point[:-1]
+        gradient[:-1] += penalty * point[:-1]
         return gradient
+
+
+@dataclass(frozen=True)
+class Solution:
+    """weight [d, k] and bias [k] in float64; objective: scikit-learn's divided by C n."""
+
+    weight: Tensor
+    bias: Tensor
+    objective: float
+    iterations: int
+    converged: bool
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Features [m, d] -> logits [m, k] in float64."""
+        return torch.cat([torch.addmm(self.bias, rows.double(), self.weight) for rows in features.split(ROWS_AT_ONCE)])
 
 
 class Odds:

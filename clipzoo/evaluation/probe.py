@@ -19,7 +19,7 @@ from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation import scoring
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledImages, Metric
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledSplit, Metric
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.outputs import write_arrays
@@ -105,7 +105,7 @@ class LabelledFeatures:
 
 def write_features(
     model: Model,
-    images: LabelledImages,
+    images: LabelledSplit,
     name: str,
     split: str,
     encoder: BatchEncoder,
@@ -116,9 +116,7 @@ def write_features(
     """Encode one split, unless `folder` has its features under the same key; the first rank writes. Collective.
 
     Files: <split>.before.npy and <split>.after.npy [n, d], <split>.labels.npy [n], and last <split>.key.
-
-    name: of the dataset, for messages. resize: shorter side in pixels before the central crop. key: digest of all that
-    the features depend on.
+    name: of the dataset, for messages. resize, key: see `LinearProbe`.
     """
     world = encoder.world
     key_file, paths = io.below(folder, f"{split}.key"), _paths(folder, split)
@@ -157,8 +155,7 @@ def write_features(
 def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures:
     """Read the files of `write_features`. projection: "before" or "after". Raises DamagedFileError."""
     paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
-    features, labels = (torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels"))
-    return LabelledFeatures(features, labels)
+    return LabelledFeatures(*(torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels")))
 
 
 def _load(path: Path) -> np.ndarray:
@@ -173,10 +170,8 @@ def _load(path: Path) -> np.ndarray:
 
 
 def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
-    """Open an .npy file for `count` rows like those of `batch`, with all of its space reserved.
-
-    A disk that is too small is an error now, not after the last image. Raises WriteError.
-    """
+    """Open an .npy file for `count` rows like those of `batch`, with all of its space reserved. Raises WriteError."""
+    # A disk that is too small is an error now, not after the last image.
     header = {"descr": np.lib.format.dtype_to_descr(batch.dtype), "fortran_order": False,
               "shape": (count, *batch.shape[1:])}  # fmt: skip
     with io.explained(path):
@@ -219,8 +214,7 @@ def probe(
     """Choose C on validation, fit on train and validation, measure on test.
 
     splits: train, test, optionally val. metric: maximised by the choice of C; the smallest C wins a tie.
-    validation_share: share of train held out where there is no val, the same of each class. seed: of the samples held
-    out. name: of the dataset and features, for messages.
+    validation_share, seed: see `LinearProbe`. name: of the dataset and features, for messages.
     """
     for split, part in splits.items():
         scoring.check_labels(part.labels, class_names, f"{name}, {split}")
@@ -231,7 +225,7 @@ def probe(
                 "infinite"
             )
         if split != "val":
-            scoring.check_classes(part.labels, class_names, f"{name}, {split}")
+            scoring.check_labels(part.labels, class_names, f"{name}, {split}", complete=True)
     train, validation, test = splits["train"], splits.get("val"), splits["test"]
     if validation is None:
         held = held_out(train.labels, validation_share, seed)

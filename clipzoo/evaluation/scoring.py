@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.model import Model
 from clipzoo.runs.record import DEVIATION
 from clipzoo.types import Embedding, Features, PointSet, map_embedding
@@ -115,15 +116,13 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # Faults of a dataset that would otherwise give wrong numbers. where: dataset and split, for the message.
 
 
-def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
-    """Raise ConfigError unless every label has a class name."""
+def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complete: bool = False) -> None:
+    """Raise ConfigError unless labels have class names; `complete`: of two or more classes, all with samples."""
     wrong = labels[(labels < 0) | (labels >= len(class_names))]
     if len(wrong):
         raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
-
-
-def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> None:
-    """Raise ConfigError unless there are at least two classes and every class has a sample."""
+    if not complete:
+        return
     if len(class_names) < 2:
         raise ConfigError(f"{where}: {len(class_names)} class, nothing can be classified")
     empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()
@@ -134,11 +133,10 @@ def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> Non
         )
 
 
-def check_captions(caption_image: Tensor, images: int, captions: int, name: str) -> None:
-    """Raise ConfigError unless every caption belongs to an image and every image has a caption.
-
-    caption_image: [captions], index of each caption's image. images, captions: their numbers. name: of the dataset.
-    """
+def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
+    """Raise ConfigError unless captions belong to images and every image has one; `paired`: all equally many."""
+    caption_image, name = torch.as_tensor(dataset.caption_image), dataset.name
+    images, captions = len(dataset.images), len(dataset.captions)
     if len(caption_image) != captions:
         raise ConfigError(
             f"{name}: {number_of(captions, 'caption')}, but {len(caption_image)} entries in caption_image"
@@ -148,17 +146,13 @@ def check_captions(caption_image: Tensor, images: int, captions: int, name: str)
         raise ConfigError(
             f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
         )
-    without = (torch.bincount(caption_image, minlength=images) == 0).nonzero().flatten().tolist()
+    counts = torch.bincount(caption_image, minlength=images)
+    without = (counts == 0).nonzero().flatten().tolist()
     if without:
         raise ConfigError(
             f"{name}: {len(without)} of {number_of(images, 'image')} have no caption (the first is number {without[0]})"
         )
-
-
-def check_paired(caption_image: Tensor, name: str) -> None:
-    """Raise ConfigError unless all images have equally many captions. caption_image: see `check_captions`."""
-    counts = torch.bincount(caption_image)
-    if counts.min() != counts.max():
+    if paired and counts.min() != counts.max():
         raise ConfigError(
             f"{name}: images have {int(counts.min())} to {int(counts.max())} captions, but the paired protocol needs "
             "equally many: set eval.paired=false"

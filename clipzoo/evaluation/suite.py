@@ -227,13 +227,11 @@ class Suite(Part):
                 continue
             for split in sorted(SPLITS[task]):
                 labels = torch.tensor(dataset.splits[split].labels)
-                scoring.check_labels(labels, dataset.class_names, f"{name}, {split}")
-                scoring.check_classes(labels, dataset.class_names, f"{name}, {split}")
+                scoring.check_labels(labels, dataset.class_names, f"{name}, {split}", complete=True)
         if name in self._names["retrieval"]:
             if not isinstance(dataset, RetrievalDataset):
                 raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
-            if self._paired:
-                scoring.check_paired(torch.as_tensor(dataset.caption_image), name)
+            scoring.check_captions(dataset, self._paired)
         if missing:
             raise MissingDatasetError("; ".join(missing))
 

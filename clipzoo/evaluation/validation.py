@@ -18,7 +18,7 @@ from clipzoo.data.reader import ShardReader
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
@@ -70,10 +70,8 @@ class HeldOutLoss:
 def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
     """Return the pairs of shards with an image and a usable caption; of several captions the first one.
 
-    Captions are read now, images on access. The arguments are those of `ShardDataset`.
-
-    Raises:
-        ConfigError: there are fewer than two pairs.
+    Captions are read now, images on access. The arguments are those of `ShardDataset`. Raises ConfigError for fewer
+    than two pairs.
     """
     try:
         sources = parse_sources(shards)
@@ -115,7 +113,7 @@ def open_validation(shards: str | list[str], caption_key: str | None, index_fold
     return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, caption_key)), captions, range(len(pairs)))
 
 
-class _Images:
+class _Images(Images):
     """Images of pairs in shards, decoded on access."""
 
     def __init__(self, pairs: Sequence[tuple[ShardIndex, int, int]], reader: ShardReader) -> None:

@@ -49,7 +49,7 @@ def zero_shot(
     batches = encoder.images(model, dataset.splits[split], resize, classify, f"zero-shot {dataset.name}")
     columns = zip(*[[part.cpu() for part in batch if isinstance(part, Tensor)] for batch in batches], strict=True)
     labels, position, predictions, margins = (torch.cat(column) for column in columns)  # [n], [n, draws] ...
-    scoring.check_classes(labels, names, where)
+    scoring.check_labels(labels, names, where, complete=True)
     own = slice(world.rank, None, world.size)
     local, local_labels = position[own].to(model.device), labels[own].to(model.device)
     metrics = [scoring.accuracy(local[:, draw], local_labels, len(names), world) for draw in range(draws)]

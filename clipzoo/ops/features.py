@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops.tiles import is_exporting, product
+from clipzoo.ops.tiles import product
 
 
 def pooled_waves_reference(points: Tensor, weights: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def pooled_waves(points: Tensor, weights: Tensor, frequencies: Tensor, phases: T
 
     Differentiable in points and weights; frequencies and phases are not trained.
     """
-    if is_exporting():
+    if torch.compiler.is_exporting():
         return pooled_waves_reference(points, weights, frequencies, phases)
     return _PooledWaves.apply(points, weights, frequencies, phases)
 
@@ -79,7 +79,7 @@ BLOCK_ELEMENTS = 1 << 19
 
 def squared_distances(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
     """[n, d], [k, d] -> scale |left_i - right_j|^2 [n, k], in the precision of the vectors."""
-    if is_exporting():
+    if torch.compiler.is_exporting():
         rows, columns = _factors(left, right, scale)
         return (rows @ columns).to(left.dtype)
     return _SquaredDistances.apply(left, right, scale)

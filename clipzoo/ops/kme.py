@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.ops.packing import Layout, Packed, pack
-from clipzoo.ops.tiles import backend, is_exporting
+from clipzoo.ops.tiles import backend
 
 BLOCK_ELEMENTS = 1 << 24
 """Number of pairs of points in memory at a time, 64 MiB in float32."""
@@ -66,7 +66,7 @@ def kme_score(
         tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         for tensor in (image_points, image_log_weights, text_points, text_log_weights, gamma)
     )
-    if is_exporting():
+    if torch.compiler.is_exporting():
         return score_block(image_points, image_log_weights, text_points, text_log_weights, gamma)
     left, right = pack(image_points, image_log_weights), pack(text_points, text_log_weights)
     tensors = left.points, left.log_weights, right.points, right.log_weights, gamma

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from clipzoo.ops.packing import Block, Packed
-from clipzoo.ops.tiles import largest_cache, product, tile_side
+from clipzoo.ops.tiles import product, tile_side
 
-_TILE = tile_side(largest_cache())
+_TILE = tile_side()
 _PLAIN_LIMIT = 60.0
 _LOG2_E = math.log2(math.e)
 
@@ -85,11 +85,22 @@ def kme_backward(
                 tile = product(scaled, right.points[columns.points])
                 if plain:
                     tile.exp2_()
-            pairs = normaliser[rows.samples, columns.samples], gradient[rows.samples, columns.samples]
+            # The tile becomes P: the share of each pair of points in its score, times the score's gradient.
+            pair_normaliser = normaliser[rows.samples, columns.samples]
+            pair_gradient = gradient[rows.samples, columns.samples]
             if plain:
-                _plain_gradient_(tile, *pairs, rows, columns)
+                coefficient = (pair_gradient * (-pair_normaliser).exp2()).to(tile.dtype)
+                for part, own in _sections(rows, tile, coefficient.index_select(1, columns.owner)):
+                    part *= own
             else:
-                _shifted_gradient_(tile, left_logs[rows.points], right_logs[columns.points], *pairs, rows, columns)
+                tile += left_logs[rows.points, None]
+                # Subtracted in two steps: the rounded normaliser cancels large exponents exactly; then its remainder.
+                rounded = pair_normaliser.to(tile.dtype)
+                rest = (pair_normaliser - rounded).to(tile.dtype).index_select(1, columns.owner)
+                shifts = right_logs[columns.points] - rest
+                rounded, factors = (pairs.index_select(1, columns.owner) for pairs in (rounded, pair_gradient))
+                for part, subtracted, shift, own in _sections(rows, tile, rounded, shifts, factors):
+                    part.sub_(subtracted).add_(shift).exp2_().mul_(own)
             d_block.add_(product(tile, right_factor[columns.points].mT))
             d_right[:, columns.points].add_(product(factor, tile.mT))
             d_weights.addmv_(tile, right_outer[columns.points])
@@ -118,13 +129,6 @@ def _plain_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: Blo
     return sums.index_add_(1, columns.owner, over_rows * right_logs.exp2()).double().log2_()
 
 
-def _plain_gradient_(tile: Tensor, normaliser: Tensor, gradient: Tensor, rows: Block, columns: Block) -> None:
-    """2^exponents [p, q] -> P without the weights: multiplied by gradient / 2^normaliser of the pair of samples."""
-    coefficient = (gradient * (-normaliser).exp2()).to(tile.dtype).index_select(1, columns.owner)
-    for part, own in _sections(rows, tile, coefficient):
-        part *= own
-
-
 def _shifted_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: Block, columns: Block) -> Tensor:
     """Exponents [p, q] -> log2 of the weighted sums [samples of rows, samples of columns]."""
     tile += left_logs[:, None]
@@ -138,25 +142,6 @@ def _shifted_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: B
     largest.scatter_reduce_(1, columns.owner.expand(rows.count, -1), over_rows, "amax")
     over_rows = over_rows.sub_(largest.index_select(1, columns.owner)).exp2_()
     return torch.zeros_like(largest).index_add_(1, columns.owner, over_rows).log2_().add_(largest)
-
-
-def _shifted_gradient_(
-    tile: Tensor,
-    left_logs: Tensor,
-    right_logs: Tensor,
-    normaliser: Tensor,
-    gradient: Tensor,
-    rows: Block,
-    columns: Block,
-) -> None:
-    """Exponents [p, q] -> P: the share of each pair of points in its score, times the score's gradient."""
-    tile += left_logs[:, None]
-    # Subtracted in two steps: the rounded normaliser cancels large exponents exactly; then its remainder.
-    rounded = normaliser.to(tile.dtype)
-    rest = right_logs - (normaliser - rounded).to(tile.dtype).index_select(1, columns.owner)
-    rounded, gradient = rounded.index_select(1, columns.owner), gradient.index_select(1, columns.owner)
-    for part, own_rounded, own_rest, own_gradient in _sections(rows, tile, rounded, rest, gradient):
-        part.sub_(own_rounded).add_(own_rest).exp2_().mul_(own_gradient)
 
 
 def _sections(rows: Block, tile: Tensor, *per_sample: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -122,10 +122,9 @@ FOLDS = 6
 def sigmoid_loss_forward(
     left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
 ) -> tuple[Tensor, ...]:
-    """Return the loss [], and with gradients those of the logits.
+    """Return the loss [], and with gradients those of the logits, summed in three ways.
 
-    These are summed over the columns with the rows of right [b, f], over the rows with those of left [N, f], and alone
-    [].
+    Over the columns times the rows of right [b, f], over the rows times those of left [N, f], and over all pairs [].
     """
     losses, sums = left.new_zeros(len(left)), left.new_zeros(len(left))
 

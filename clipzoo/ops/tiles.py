@@ -18,24 +18,13 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 
-def is_exporting() -> bool:
-    """Return True while torch.export traces: operations with kernels of their own then run their reference."""
-    return torch.compiler.is_exporting()
-
-
-def is_interpreted() -> bool:
-    """Return True if Triton interprets its kernels, on tensors of any device: TRITON_INTERPRET=1, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 @cache
 def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
     """Return `triton_<operations>` for fp32 on a GPU, else `<operations>_cpu`; on a GPU the latter logs a warning.
 
-    operations: "sums" or "kme".
-    Where Triton interprets its kernels, a CPU counts as a GPU.
+    operations: "sums" or "kme". Where Triton interprets its kernels (TRITON_INTERPRET=1), a CPU counts as a GPU.
     """
-    if device == "cuda" or is_interpreted():
+    if device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         try:
             kernels = import_module(f"clipzoo.ops.triton_{operations}")
         except ImportError as error:
@@ -78,9 +67,6 @@ def _onednn_works() -> bool:
         return False
     return True
 
-
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 Shares = Callable[[Tensor, slice, slice], Tensor]
 """Function of a tile and the slices of its rows and columns -> gradient of the loss with respect to the tile."""
@@ -130,25 +116,17 @@ def log2_sum_exp2(exponents: Tensor, dim: int) -> Tensor:
     return (exponents - largest).exp2_().sum(dim=dim).log2_().add_(largest.squeeze(dim))
 
 
-def largest_cache(folder: Path = _CACHES) -> int | None:
-    """Return the bytes of the largest cache that the first CPU uses, as Linux reports it; None where it does not."""
-    sizes = []
-    for file in folder.glob("index*/size"):
-        text = ""
-        with suppress(OSError):
-            text = file.read_text().strip()
-        number, unit = text[:-1], text[-1:]
-        if number.isdigit() and unit in _UNITS:
-            sizes.append(int(number) * _UNITS[unit])
-    return max(sizes, default=None)
-
-
-def tile_side(cache: int | None) -> int:
-    """Return the side of a square tile in fp32 that takes a fifth of the cache, 640 to 1280; unknown caches: 1280.
+def tile_side(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the side of a square tile in fp32 that takes a fifth of the CPU's largest cache, 640 to 1280.
 
     The rest is for the product of the tile and the vectors around it. Between the bounds all sizes are within 5 % on a
-    cache of 32 MiB; 320 takes 16 to 20 % longer.
+    cache of 32 MiB; 320 takes 16 to 20 % longer. Where Linux reports no cache, 1280.
     """
-    if cache is None:
-        return 1280
-    return min(max(math.isqrt(cache // (5 * 4)) // 64 * 64, 640), 1280)
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = []
+    for file in caches.glob("index*/size"):
+        with suppress(OSError):
+            text = file.read_text().strip()
+            if text[:-1].isdigit() and text[-1] in units:
+                sizes.append(int(text[:-1]) * units[text[-1]])
+    return min(max(math.isqrt(max(sizes) // (5 * 4)) // 64 * 64, 640), 1280) if sizes else 1280

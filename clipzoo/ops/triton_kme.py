@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,7 +25,7 @@ from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, til
 
 @triton.jit
 def partial_sums_kernel(
-    x_ptr, y_ptr, x_logs_ptr, x_owner_ptr, x_starts_ptr, sums_ptr, alpha, images_points, captions_points,
+    x_ptr, y_ptr, x_logs_ptr, x_owner_ptr, x_starts_ptr, sums_ptr, alpha, columns, rows,
     WIDTH: tl.constexpr, SHIFTED: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -34,24 +35,14 @@ def partial_sums_kernel(
     each sum; without it all exponents must be in the range of fp32.
     """
     row_tile, column_tile, row, column, exponents = tile_scores(
-        y_ptr,
-        x_ptr,
-        captions_points,
-        images_points,
-        WIDTH,
-        PRECISION,
-        UPCAST,
-        BLOCK_ROWS,
-        BLOCK_COLUMNS,
-        BLOCK_D,
-        GROUP,
+        y_ptr, x_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
+    logs = tl.load(x_logs_ptr + column, mask=column < columns, other=ABSENT)
     exponents = alpha * exponents + logs[None, :]
     if not SHIFTED:
         exponents = tl.exp2(exponents)
     first = tl.load(x_owner_ptr + column_tile * BLOCK_COLUMNS)
-    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_COLUMNS + BLOCK_COLUMNS, images_points) - 1)
+    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_COLUMNS + BLOCK_COLUMNS, columns) - 1)
     for image in range(first, last + 1):
         inside = _columns_of(image, column, x_starts_ptr)
         if SHIFTED:
@@ -61,12 +52,12 @@ def partial_sums_kernel(
         else:
             log_sum = tl.log2(tl.sum(tl.where(inside, exponents, 0.0), axis=1))
         piece = (column_tile + image).to(tl.int64)
-        tl.store(sums_ptr + piece * captions_points + row, log_sum, mask=row < captions_points)
+        tl.store(sums_ptr + piece * rows + row, log_sum, mask=row < rows)
 
 
 @triton.jit
 def sample_sums_kernel(
-    sums_ptr, y_logs_ptr, x_starts_ptr, y_starts_ptr, normaliser_ptr, captions_points, captions, longest,
+    sums_ptr, y_logs_ptr, x_starts_ptr, y_starts_ptr, normaliser_ptr, rows, captions, longest,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Sum the pieces of one image over its tiles and over the points of each of BLOCK_C captions, in log2."""
@@ -82,7 +73,7 @@ def sample_sums_kernel(
     largest = tl.full([BLOCK_C], ABSENT, tl.float32)
     total = tl.zeros([BLOCK_C], tl.float32)
     for tile in range(first, last + 1):
-        piece = sums_ptr + (tile + image).to(tl.int64) * captions_points
+        piece = sums_ptr + (tile + image).to(tl.int64) * rows
         for skipped in range(0, longest, BLOCK_M):
             point = begins[:, None] + skipped + tl.arange(0, BLOCK_M)[None, :]
             inside = point < ends[:, None]
@@ -98,7 +89,7 @@ def sample_sums_kernel(
 @triton.jit
 def shares_kernel(
     x_ptr, y_ptr, x_logs_ptr, y_logs_ptr, x_owner_ptr, x_starts_ptr, y_owner_ptr, normaliser_ptr, gradient_ptr,
-    shares_ptr, x_sums_ptr, y_sums_ptr, alpha, images_points, captions_points, captions, stride,
+    shares_ptr, x_sums_ptr, y_sums_ptr, alpha, columns, rows, captions, stride,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -109,41 +100,31 @@ def shares_kernel(
     because a second copy would spill.
     """
     row_tile, column_tile, row, column, tile = tile_scores(
-        y_ptr,
-        x_ptr,
-        captions_points,
-        images_points,
-        WIDTH,
-        PRECISION,
-        UPCAST,
-        BLOCK_ROWS,
-        BLOCK_COLUMNS,
-        BLOCK_D,
-        GROUP,
+        y_ptr, x_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    x_logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
-    y_logs = tl.load(y_logs_ptr + row, mask=row < captions_points, other=ABSENT)
-    y_owner = tl.load(y_owner_ptr + row, mask=row < captions_points, other=0)
+    x_logs = tl.load(x_logs_ptr + column, mask=column < columns, other=ABSENT)
+    y_logs = tl.load(y_logs_ptr + row, mask=row < rows, other=ABSENT)
+    y_owner = tl.load(y_owner_ptr + row, mask=row < rows, other=0)
     first = tl.load(x_owner_ptr + column_tile * BLOCK_COLUMNS)
-    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_COLUMNS + BLOCK_COLUMNS, images_points) - 1)
+    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_COLUMNS + BLOCK_COLUMNS, columns) - 1)
     tile = alpha * tile + x_logs[None, :] + y_logs[:, None]
     for image in range(first, last + 1):
         inside = _columns_of(image, column, x_starts_ptr)
         pair = tl.full([BLOCK_ROWS], image, tl.int64) * captions + y_owner
-        normaliser = tl.load(normaliser_ptr + pair, mask=row < captions_points, other=0.0)
+        normaliser = tl.load(normaliser_ptr + pair, mask=row < rows, other=0.0)
         tile = tl.where(inside, tile - normaliser[:, None], tile)
     tile = tl.exp2(tile)
     for image in range(first, last + 1):
         inside = _columns_of(image, column, x_starts_ptr)
         pair = tl.full([BLOCK_ROWS], image, tl.int64) * captions + y_owner
-        gradient = tl.load(gradient_ptr + pair, mask=row < captions_points, other=0.0)
+        gradient = tl.load(gradient_ptr + pair, mask=row < rows, other=0.0)
         tile = tl.where(inside, tile * gradient[:, None], tile)
-    y_sums_at = y_sums_ptr + column_tile.to(tl.int64) * captions_points
-    tl.store(y_sums_at + row, tl.sum(tile, axis=1), mask=row < captions_points)
-    x_sums_at = x_sums_ptr + row_tile.to(tl.int64) * images_points
-    tl.store(x_sums_at + column, tl.sum(tile, axis=0), mask=column < images_points)
+    y_sums_at = y_sums_ptr + column_tile.to(tl.int64) * rows
+    tl.store(y_sums_at + row, tl.sum(tile, axis=1), mask=row < rows)
+    x_sums_at = x_sums_ptr + row_tile.to(tl.int64) * columns
+    tl.store(x_sums_at + column, tl.sum(tile, axis=0), mask=column < columns)
     place = tl.arange(0, BLOCK_ROWS)[:, None] * stride + column[None, :]
-    stored = (row < captions_points)[:, None] & (column < stride)[None, :]
+    stored = (row < rows)[:, None] & (column < stride)[None, :]
     tile_at = shares_ptr + (row_tile * BLOCK_ROWS).to(tl.int64) * stride
     tl.store(tile_at + place, tile.to(shares_ptr.dtype.element_ty), mask=stored)
 
@@ -168,10 +149,21 @@ _LOG2_E = math.log2(math.e)
 
 def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """As `kme_cpu.kme_forward`: n and k samples -> S [n, k] and its normaliser for `kme_backward`."""
-    problem = _Problem(left, right, gamma)
-    normaliser = left.points.new_full((len(left.layout), len(right.layout)), -math.inf)
+    problem, layout = _Problem(left, right, gamma), right.layout
+    right_starts = _on_device(layout.starts, right.points.device)
+    normaliser = left.points.new_full((len(left.layout), len(layout)), -math.inf)
     for part in problem.parts(bytes_of_a_point=8 * len(right.points)):
-        part.sums(normaliser[part.samples])
+        images, longest = len(part.starts) - 1, max(layout.lengths)
+        pieces = problem.left_logs.new_empty((part.column_tiles + images, len(right.points)))
+        partial_sums_kernel[(problem.row_tiles * part.column_tiles,)](
+            problem.left[part.points], problem.right, problem.left_logs[part.points], part.owner, part.starts, pieces,
+            problem.alpha, len(part.owner), len(right.points), SHIFTED=problem.alpha > PLAIN_LIMIT, **problem.launch,
+        )  # fmt: skip
+        sample_sums_kernel[(images, triton.cdiv(len(layout), 16))](
+            pieces, problem.right_logs, part.starts, right_starts, normaliser[part.samples],
+            len(right.points), len(layout), longest, BLOCK_COLUMNS=problem.tiles.columns,
+            BLOCK_C=16, BLOCK_M=min(128, triton.next_power_of_2(longest)), num_warps=4,
+        )  # fmt: skip
     score = (normaliser - problem.alpha) / _LOG2_E + problem.left_largest[:, None] + problem.right_largest
     return score, normaliser
 
@@ -184,87 +176,66 @@ def kme_backward(
     d_left, d_left_weights = torch.zeros_like(left.points), torch.zeros_like(left.log_weights)
     d_right, d_right_weights = torch.zeros_like(right.points), torch.zeros_like(right.log_weights)
     pulls = left.points.new_zeros((), dtype=torch.float64)
-    for part in problem.parts(bytes_of_a_point=problem.left.element_size() * len(right.points)):
-        shares, left_sums, right_sums = part.shares(normaliser[part.samples], gradient[part.samples])
-        block = problem.left[part.points]
-        d_block = library_product(shares.mT, problem.right)[: len(block)]
-        d_right += library_product(shares, problem.left[part.points.start :][: shares.shape[1]])
-        d_left[part.points], d_left_weights[part.points] = d_block, left_sums
-        d_right_weights += right_sums
+    right_owner, captions_points = right.layout.owner.int(), len(right.points)
+    for part in problem.parts(bytes_of_a_point=problem.left.element_size() * captions_points):
+        points = len(part.owner)
+        stride = triton.cdiv(points, ALIGNMENT) * ALIGNMENT
+        # P [Q, points of the run and zeros up to ALIGNMENT]; its sums over Q and over the points, in fp32, by tile.
+        shares = problem.left.new_empty((captions_points, stride))
+        left_sums = problem.left_logs.new_empty((problem.row_tiles, points))
+        right_sums = problem.left_logs.new_empty((part.column_tiles, captions_points))
+        shares_kernel[(problem.row_tiles * part.column_tiles,)](
+            problem.left[part.points], problem.right, problem.left_logs[part.points], problem.right_logs,
+            part.owner, part.starts, right_owner, normaliser[part.samples].contiguous(),
+            gradient[part.samples].float().contiguous(), shares, left_sums, right_sums,
+            problem.alpha, points, captions_points, len(right.layout), stride, **problem.launch,
+        )  # fmt: skip
+        block, d_block_weights = problem.left[part.points], left_sums.sum(dim=0)
+        d_block = library_product(shares.mT, problem.right)[:points]
+        d_right += library_product(shares, problem.left[part.points.start :][:stride])
+        d_left[part.points], d_left_weights[part.points] = d_block, d_block_weights
+        d_right_weights += right_sums.sum(dim=0)
         # sum_ij P_ij (x_i . y_j - 1), its first term from the products of the same points as P's.
-        pulls += (torch.linalg.vecdot(d_block, block.float()) - left_sums).sum(dtype=torch.float64)
+        pulls += (torch.linalg.vecdot(d_block, block.float()) - d_block_weights).sum(dtype=torch.float64)
     two_gamma = problem.alpha / _LOG2_E
     return d_left.mul_(two_gamma), d_left_weights, d_right.mul_(two_gamma), d_right_weights, (2 * pulls).to(gamma)
 
 
+class _Part(NamedTuple):
+    """A run of images. owner: the image of each point. starts: the first point of each image, and the end."""
+
+    samples: slice
+    points: slice
+    owner: Tensor
+    starts: Tensor
+    column_tiles: int
+
+
 class _Problem:
-    """Points in the precision of the products, log2 weights relative to the largest of their sample, and layouts."""
+    """Points in the precision of the products, log2 weights relative to the largest of their sample, and tiles."""
 
     def __init__(self, left: Packed, right: Packed, gamma: Tensor) -> None:
         self.tiles = current_tiles()
+        self.launch = self.tiles.launch(width=left.points.shape[1])
+        self.row_tiles = triton.cdiv(len(right.points), self.tiles.rows)
         self.alpha = 2 * _LOG2_E * float(gamma)
         # Padding, which is multiplied by zeros: rows of P end on an aligned boundary.
         self.left = functional.pad(left.points.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
         self.right = right.points.to(self.tiles.dtype).contiguous()
         self.left_logs, self.left_largest = left.relative_logs()
         self.right_logs, self.right_largest = right.relative_logs()
-        self.left_layout, self.right_layout = left.layout, right.layout
-        self.right_owner = right.layout.owner.int()
-        self.right_starts = _on_device(right.layout.starts, right.points.device)
+        self._layout = left.layout
 
     def parts(self, bytes_of_a_point: int) -> Iterator[_Part]:
         """Yield runs of images whose points, at `bytes_of_a_point` each, fit into CHUNK_BYTES."""
-        if len(self.right):
-            for block in self.left_layout.blocks(max(1, CHUNK_BYTES // bytes_of_a_point)):
-                yield _Part(self, block.samples, block.points)
-
-
-class _Part:
-    """A run of images and all captions."""
-
-    def __init__(self, problem: _Problem, samples: slice, points: slice) -> None:
-        self.samples, self.points, self._problem = samples, points, problem
-        layout = problem.left_layout
-        self._points = points.stop - points.start
-        self._owner = (layout.owner[points] - samples.start).int()
-        starts = [start - points.start for start in layout.starts[samples.start : samples.stop + 1]]
-        self._starts = _on_device(starts, problem.left.device)
-        self._row_tiles = triton.cdiv(len(problem.right), problem.tiles.rows)
-        self._column_tiles = triton.cdiv(self._points, problem.tiles.columns)
-
-    def sums(self, normaliser: Tensor) -> None:
-        """Fills normaliser [images of this run, k]."""
-        problem, images = self._problem, len(self._starts) - 1
-        launch = problem.tiles.launch(width=problem.left.shape[1])
-        pieces = problem.left_logs.new_empty((self._column_tiles + images, len(problem.right)))
-        partial_sums_kernel[(self._row_tiles * self._column_tiles,)](
-            problem.left[self.points], problem.right, problem.left_logs[self.points], self._owner, self._starts, pieces,
-            problem.alpha, self._points, len(problem.right), SHIFTED=problem.alpha > PLAIN_LIMIT, **launch,
-        )  # fmt: skip
-        captions = len(problem.right_layout)
-        longest = max(problem.right_layout.lengths)
-        sample_sums_kernel[(images, triton.cdiv(captions, 16))](
-            pieces, problem.right_logs, self._starts, problem.right_starts, normaliser,
-            len(problem.right), captions, longest, BLOCK_COLUMNS=problem.tiles.columns,
-            BLOCK_C=16, BLOCK_M=min(128, triton.next_power_of_2(longest)), num_warps=4,
-        )  # fmt: skip
-
-    def shares(self, normaliser: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """-> P [Q, points of this run and zeros up to ALIGNMENT], its sums over Q and over the points, in fp32."""
-        problem, logs = self._problem, self._problem.left_logs
-        launch = problem.tiles.launch(width=problem.left.shape[1])
-        captions_points = len(problem.right)
-        stride = triton.cdiv(self._points, ALIGNMENT) * ALIGNMENT
-        shares = problem.left.new_empty((captions_points, stride))
-        left_sums = logs.new_empty((self._row_tiles, self._points))
-        right_sums = logs.new_empty((self._column_tiles, captions_points))
-        shares_kernel[(self._row_tiles * self._column_tiles,)](
-            problem.left[self.points], problem.right, logs[self.points], problem.right_logs,
-            self._owner, self._starts, problem.right_owner, normaliser.contiguous(), gradient.float().contiguous(),
-            shares, left_sums, right_sums,
-            problem.alpha, self._points, captions_points, len(problem.right_layout), stride, **launch,
-        )  # fmt: skip
-        return shares, left_sums.sum(dim=0), right_sums.sum(dim=0)
+        if not len(self.right):
+            return
+        for block in self._layout.blocks(max(1, CHUNK_BYTES // bytes_of_a_point)):
+            owner = block.owner.int()
+            first, last = block.samples.start, block.samples.stop
+            starts = [start - block.points.start for start in self._layout.starts[first : last + 1]]
+            column_tiles = triton.cdiv(len(owner), self.tiles.columns)
+            yield _Part(block.samples, block.points, owner, _on_device(starts, self.left.device), column_tiles)
 
 
 def _on_device(numbers: list[int], device: torch.device) -> Tensor:

@@ -125,13 +125,13 @@ def negative_sums_kernel(
     )
     counted = negative(row, column, rows, columns, first)
     if WITH_ROWS:
-        exponents = _row_exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr)
+        exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
         sums, means = _sums_and_means(exponents, scores, 1)
         place = column_tile.to(tl.int64) * rows + row
         tl.store(row_sums_ptr + place, sums, mask=row < rows)
         tl.store(row_means_ptr + place, means, mask=row < rows)
     if WITH_COLUMNS:
-        exponents = _column_exponents(scores, counted, row, column, rows, columns, column_scale_ptr, column_bias_ptr)
+        exponents = _exponents(scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, 0)
         sums, means = _sums_and_means(exponents, scores, 0)
         place = row_tile.to(tl.int64) * columns + column
         tl.store(column_sums_ptr + place, sums, mask=column < columns)
@@ -153,12 +153,12 @@ def negative_shares_kernel(
     counted = negative(row, column, rows, columns, first)
     tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     if WITH_ROWS:
-        exponents = _row_exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr)
+        exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
         sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
         d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
         tile += tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
     if WITH_COLUMNS:
-        exponents = _column_exponents(scores, counted, row, column, rows, columns, column_scale_ptr, column_bias_ptr)
+        exponents = _exponents(scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, 0)
         sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
         tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
@@ -193,17 +193,11 @@ def sigmoid_loss_kernel(
 
 
 @triton.jit
-def _row_exponents(scores, counted, row, column, rows, columns, scale_ptr, bias_ptr):
-    scale = tl.load(scale_ptr + row, mask=row < rows, other=0.0)
-    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
-    return tl.where(counted, scale[:, None] * (scores + bias[None, :]), ABSENT)
-
-
-@triton.jit
-def _column_exponents(scores, counted, row, column, rows, columns, scale_ptr, bias_ptr):
-    scale = tl.load(scale_ptr + column, mask=column < columns, other=0.0)
-    bias = tl.load(bias_ptr + row, mask=row < rows, other=0.0)
-    return tl.where(counted, scale[None, :] * (scores + bias[:, None]), ABSENT)
+def _exponents(scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, AXIS: tl.constexpr):
+    """scale of the anchor * (score + bias of the contrast). AXIS: of the contrasts, 1 if the anchors are rows."""
+    scale = tl.load(scale_ptr + anchor, mask=anchor < anchors, other=0.0)
+    bias = tl.load(bias_ptr + contrast, mask=contrast < contrasts, other=0.0)
+    return tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
 
 
 @triton.jit
@@ -282,7 +276,7 @@ def _partial(side: Side | None, tiles: int, of: Tensor) -> tuple[Tensor, Tensor]
 
 def _combined(sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
     """[tiles, n] -> [n], and the means under the weights of the tiles."""
-    total = (sums * math.log(2)).logsumexp(dim=0) / math.log(2)
+    total = _log2_sum_exp2(sums)
     shares = (sums - total.clamp(min=torch.finfo(total.dtype).min)).exp2()
     return total, (shares * means).sum(dim=0)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, Replicated
+from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
@@ -51,7 +51,7 @@ class GradientCache:
         parallel: Parallel[Model] | None = None,
     ) -> None:
         self.tile, self.autocast = tile, autocast
-        self._parallel = Replicated(model, world) if parallel is None else parallel
+        self._parallel = Parallel(model, world) if parallel is None else parallel
         self._model, self.objective, self._world = self._parallel.trained, objective, world
         self._micro_batch = micro_batch
         self._encoder = PairEncoder(self._model, autocast, compile)

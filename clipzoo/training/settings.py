@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 import torch
 
 from clipzoo.distributed import launch
-from clipzoo.distributed.parallel import Parallel, Replicated
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.scores import automatic_tile
@@ -160,7 +160,7 @@ class Computation:
     def share(self, model: Model, world: World) -> Parallel[Model]:
         """Return how ranks share the weights of the model. Collective."""
         if not self.is_sharded(world):
-            return Replicated(model, world)
+            return Parallel(model, world)
         # Imports another second of torch.
         from clipzoo.distributed.sharded import Sharded
 

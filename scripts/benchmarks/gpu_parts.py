@@ -259,10 +259,10 @@ class _Timed(LogisticRegression):
     seconds = 0.0
     values = 0
 
-    def solve(self, c: float, tolerance: float = 1e-9, limit: int = 1000) -> Solution:
+    def solve(self, c: float, limit: int = 1000) -> Solution:
         if self.recorder.seconds_left <= 0:
             raise _TimeIsUp
-        solution, taken = _timed(self.recorder, lambda: super(_Timed, self).solve(c, tolerance, limit))
+        solution, taken = _timed(self.recorder, lambda: super(_Timed, self).solve(c, limit))
         self.seconds, self.values = self.seconds + taken, self.values + 1
         values = {"C": c, "seconds": taken, "iterations": solution.iterations, "converged": solution.converged}
         self.recorder.add("probe_values", f"C = {c:.3g}", values)

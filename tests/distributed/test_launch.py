@@ -7,7 +7,7 @@ import os
 import pytest
 
 from clipzoo.distributed import launch
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, described
 from tests.support.ranks import run_ranks
 
 
@@ -52,26 +52,31 @@ def test_a_load_above_the_cores_of_the_machine_is_reported(monkeypatch, load, wa
 
 def test_cores_per_rank_are_named_and_a_shared_core_is_a_warning(machine):
     machine(4, ranks=2)
-    assert launch.cores_per_rank(World(), workers=8) == ("2", "")
+    text, warning = described(World(), workers=8)
+    assert text.endswith(", 2 cores, 8 loader processes per rank") and warning == ""
     machine(1)
-    assert launch.cores_per_rank(World(), workers=0) == ("1", "")
-    count, warning = launch.cores_per_rank(World(), workers=1)
-    assert count == "1" and warning.startswith("a rank and its loader processes share one core")
+    text, warning = described(World(), workers=0)
+    assert text.endswith(", 1 core, 0 loader processes per rank") and warning == ""
+    text, warning = described(World(), workers=1)
+    assert ", 1 core, " in text and warning.startswith("a rank and its loader processes share one core")
 
 
 def bound_cores(first: int, second: int) -> tuple[str, str]:
     world = World.join("cpu", 60)
     os.sched_setaffinity(0, {(first, second)[world.rank]})
-    return launch.cores_per_rank(world, workers=0)
+    return described(world, workers=None)
 
 
 @pytest.mark.medium
 def test_ranks_that_share_one_core_are_a_warning_and_ranks_with_a_core_each_are_not():
     first, *others = sorted(os.sched_getaffinity(0))
-    for count, warning in run_ranks(2, bound_cores, first, first):
-        assert count == "1" and warning.startswith("2 ranks share 1 core of ")
+    for text, warning in run_ranks(2, bound_cores, first, first):
+        assert text.endswith(", 1 core per rank") and warning.startswith("2 ranks share 1 core of ")
     for other in others[:1]:
-        assert run_ranks(2, bound_cores, first, other) == [("1", "")] * 2
+        assert all(
+            text.endswith(", 1 core per rank") and warning == ""
+            for text, warning in run_ranks(2, bound_cores, first, other)
+        )
 
 
 TASK = {
@@ -102,7 +107,7 @@ def test_a_task_becomes_a_rank_with_its_visible_device(task, devices, local_rank
 
 def test_a_task_that_is_not_bound_counts_the_cores_that_its_job_asked_for(task, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr(launch, "_quota", lambda: 64)
+    monkeypatch.setattr(launch, "quota", lambda: 64)
     assert launch.cores_of_rank() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5})
     assert launch.cores_of_rank() == 1

@@ -38,8 +38,6 @@ def outcome(before: str = "", latched: str = "pass", behind: str = "pass") -> tu
     if child == 0:
         os.dup2(out[1], 1)
         os.dup2(said[1], 2)
-        import sys
-
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         try:
             exec(code, {})
@@ -52,10 +50,6 @@ def outcome(before: str = "", latched: str = "pass", behind: str = "pass") -> tu
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed.splitlines(), text
 
 
-def test_without_a_request_the_process_continues():
-    assert outcome() == (0, ["latched False", "behind", "end"], "")
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_deferred_request_exits_with_75_after_the_block(name):
     code, printed, said = outcome(latched=f"os.kill(os.getpid(), signal.{name})")
@@ -63,11 +57,9 @@ def test_a_deferred_request_exits_with_75_after_the_block(name):
     assert "stopped on request" in said and "run the same command to resume" in said
 
 
-def test_outside_of_training_a_request_exits_at_once():
+def test_outside_of_training_and_during_an_evaluation_a_request_exits_at_once():
+    assert outcome() == (0, ["latched False", "behind", "end"], "")
     assert outcome(behind=ASK)[:2] == (75, ["latched False", "behind"])
-
-
-def test_during_an_evaluation_a_request_exits_at_once():
     latched = f"""
     with preemption.immediate():
         {ASK}
@@ -113,19 +105,16 @@ def test_a_request_during_the_imports_exits_with_75(command, requests, tmp_path)
         assert "clipzoo: stopped on request before the run began; run the same command again" in said
 
 
-@pytest.mark.parametrize(("ranks", "batch", "used"), [(24, 2048, 16), (3, 12, 3), (7, 11, 1)])
-def test_an_elastic_run_uses_the_largest_number_of_ranks_that_divides_the_batch(ranks, batch, used, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+@pytest.mark.parametrize(
+    ("restarts", "ranks", "batch", "used"), [(3, 24, 2048, 16), (3, 3, 12, 3), (3, 7, 11, 1), (0, 24, 2048, 24)]
+)
+def test_only_an_elastic_run_leaves_out_ranks_that_the_batch_cannot_be_divided_among(
+    restarts, ranks, batch, used, monkeypatch
+):
+    for name, value in {"WORLD_SIZE": ranks, "RANK": 0, "TORCHELASTIC_MAX_RESTARTS": restarts}.items():
+        monkeypatch.setenv(name, str(value))
     assert Spares(batch).count == ranks - used
     assert launch.read().world_size == used
-
-
-def test_without_restarts_no_rank_is_set_aside(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "24")
-    assert Spares(2048).count == 0
-    assert launch.read().world_size == 24
 
 
 def test_restarts_on_the_store_of_torchrun_are_warned_of(monkeypatch, capsys):

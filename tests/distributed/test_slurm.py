@@ -58,11 +58,12 @@ def call(*command: str) -> str:
     return done.stdout
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 900) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = 900, state: Callable[[], str] | None = None) -> None:
+    """state: of a job, for the message."""
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, call("squeue")
-        time.sleep(0.5)
+        assert time.monotonic() < end, state() if state else call("squeue")
+        time.sleep(0.2)
 
 
 class Job:
@@ -80,18 +81,16 @@ class Job:
     def fact(self, name: str) -> str:
         return re.findall(rf"\b{name}=(\S+)", call("scontrol", "show", "job", "-o", self.number))[0]
 
-    def wait_for(self, text: str, seconds: float = 500) -> None:
-        end = time.monotonic() + seconds
-        while text not in self.text:
-            assert time.monotonic() < end, f"no {text!r} from job {self.number} ({self.fact('JobState')}):\n{self.text}"
-            time.sleep(0.1)
+    def state(self) -> str:
+        return f"job {self.number} is {self.fact('JobState')}:\n{self.text}"
 
-    def wait(self, state: str = "COMPLETED", seconds: float = 900) -> None:
-        end = time.monotonic() + seconds
-        while (now := self.fact("JobState")) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "PREEMPTED"):
-            assert time.monotonic() < end, f"job {self.number} is {now}:\n{self.text}"
-            time.sleep(0.2)
-        assert now == state, f"job {self.number} is {now}:\n{self.text}"
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.text, 500, lambda: f"no {text!r}: {self.state()}")
+
+    def wait(self, end: str = "COMPLETED") -> None:
+        active = "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "PREEMPTED"
+        wait_until(lambda: self.fact("JobState") not in active, 900, self.state)
+        assert self.fact("JobState") == end, self.state()
 
 
 def run_on_two_nodes(folder: Path, shards: str, runs: Path, *changes: str, pause: float = 0) -> Job:

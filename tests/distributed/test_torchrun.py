@@ -60,8 +60,6 @@ def test_a_torchrun_that_is_killed_or_stopped_ends_the_ranks(tiny_shards, tmp_pa
 
 
 STEPS = 14
-
-
 CHANGES = ("name=run", f"trainer.steps={STEPS}", "trainer.checkpoints.keep=50")
 
 

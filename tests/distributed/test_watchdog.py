@@ -22,19 +22,13 @@ from tests.support.runs import log_of_end, overrides, start
 
 
 @pytest.mark.medium
-def test_a_killed_rank_is_named_and_ends_the_other(tiny_shards, tmp_path):
-    first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
-    first.wait_for("step 3/")
-    second.send_signal(signal.SIGKILL)
-    assert "rank 1 no longer answers: killed" in log_of_end(first, 1)
-
-
-@pytest.mark.medium
-def test_killing_the_first_rank_which_serves_the_store_ends_the_others(tiny_shards, tmp_path):
-    first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
-    first.wait_for("step 3/")
-    first.send_signal(signal.SIGKILL)
-    assert "rank 0, which serves the ranks' store, is gone: killed" in log_of_end(second, 1)
+@pytest.mark.parametrize("killed", [0, 1], ids=["serves the store", "other"])
+def test_a_killed_rank_is_named_and_ends_the_other(tiny_shards, tmp_path, killed):
+    ranks = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
+    ranks[0].wait_for("step 3/")
+    ranks[killed].send_signal(signal.SIGKILL)
+    message = ("rank 0, which serves the ranks' store, is gone: killed", "rank 1 no longer answers: killed")[killed]
+    assert message in log_of_end(ranks[1 - killed], 1)
 
 
 @pytest.mark.medium
@@ -151,19 +145,13 @@ def start_on(machines: tuple[str, str], places: str, shards: str, runs: Path) ->
         "trainer.global_batch=24",
     )  # fmt: skip
     world = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(PORT), "PAUSE": "0.1"}
-    return [
-        Process(
-            run_on,
-            machines["ab".index(place)],
-            arguments,
-            log=runs / f"rank{rank}",
-            environment={
-                **world, "RANK": str(rank), "LOCAL_RANK": str(rank), "SLURM_PROCID": str(rank),
-                "GLOO_SOCKET_IFNAME": "veth0",
-            },
-        )
-        for rank, place in enumerate(places)
-    ]  # fmt: skip
+    ranks = []
+    for rank, place in enumerate(places):
+        own = dict.fromkeys(("RANK", "LOCAL_RANK", "SLURM_PROCID"), str(rank))
+        environment = {**world, **own, "GLOO_SOCKET_IFNAME": "veth0"}
+        machine, log = machines["ab".index(place)], runs / f"rank{rank}"
+        ranks.append(Process(run_on, machine, arguments, log=log, environment=environment))
+    return ranks
 
 
 @pytest.mark.slow

@@ -43,10 +43,8 @@ def test_recall_of_any_head_equals_sorting_one_query_at_a_time(head):
         assert result.metrics["image_to_text"][f"recall_at_{cut}"] == pytest.approx(share(hits))
         hits = [owner[text] in order[:cut] for text, order in enumerate(by_text)]
         assert result.metrics["text_to_image"][f"recall_at_{cut}"] == pytest.approx(share(hits))
-    own = [
-        min(order.index(text) for text, of in enumerate(owner) if of == image) for image, order in enumerate(by_image)
-    ]
-    assert result.image_positions.tolist() == own
+    own = [[text for text in order if owner[text] == image][0] for image, order in enumerate(by_image)]
+    assert result.image_positions.tolist() == [order.index(text) for text, order in zip(own, by_image, strict=True)]
     assert result.retrieved.tolist() == [order[:10] for order in by_text]
     assert result.positions.tolist() == [order.index(owner[text]) for text, order in enumerate(by_text)]
 
@@ -56,12 +54,8 @@ def test_paired_recall_leaves_the_captions_siblings_out_of_the_gallery():
     metrics = retrieval(model, data, batch_encoder(), draws=1, paired=True).metrics
     scores = plain_scores(model, data)
     own = [[text for text, owner in enumerate(data.caption_image) if owner == image] for image in range(13)]
-    hits = []
-    for turn in range(3):
-        texts = [captions[turn] for captions in own]
-        for image in range(13):
-            order = scores[image, texts].argsort(descending=True, stable=True).tolist()
-            hits.append(image in order[:1])
+    galleries = [[captions[turn] for captions in own] for turn in range(3)]
+    hits = [int(scores[image, texts].argmax()) == image for texts in galleries for image in range(13)]
     assert metrics["paired_image_to_text"]["recall_at_1"] == pytest.approx(share(hits))
 
 

@@ -41,6 +41,7 @@ def suite_of(root: Path, **changes) -> Suite:
 
 
 HEADS = ["wpse", "kme"]
+TWO_CLASSES = {"class_names": ["a", "b"], "templates": ["{c}"], "metric": "top1", "recipe": ""}
 
 
 def run_suite(root: Path, output: Path, heads: list[str], world: World, shift: float = 0.0) -> list[dict[str, float]]:
@@ -188,9 +189,9 @@ def test_a_dataset_whose_templates_changed_is_evaluated_again(tmp_path):
 
 
 def test_the_model_returns_to_its_mode(root, tmp_path):
-    suite = suite_of(root, linear_probe=[], retrieval=[])
+    suite, model = suite_of(root, linear_probe=[], retrieval=[]), model_of("clip")
     for training in (True, False):
-        model = model_of("clip").train(training)
+        model.train(training)
         suite.run(model, tmp_path, World())
         assert model.training is training
         assert all(not parameter.grad_fn for parameter in model.parameters())
@@ -203,15 +204,12 @@ def test_a_suite_without_datasets_measures_nothing(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"),
-    [(None, []), (1.0, [2, 4, 6]), (0.5, [1, 2, 3, 4, 5, 6]), (1.5, [3, 6]), (5.0, [])],
-)
-def test_an_evaluation_is_due_at_every_multiple_of_every_epochs(every, expected):
+def test_an_evaluation_is_due_at_every_multiple_of_every_epochs():
     # Six steps of half an epoch.
-    suite = suite_of(Path("nowhere"), every_epochs=every)
     points = [Progress(step, 6, samples=16, global_batch=8) for step in range(7)]
-    assert [step for step in range(1, 7) if suite.due(points[step - 1], points[step])] == expected
+    for every, expected in {None: [], 1.0: [2, 4, 6], 0.5: [1, 2, 3, 4, 5, 6], 1.5: [3, 6], 5.0: []}.items():
+        suite = suite_of(Path("nowhere"), every_epochs=every)
+        assert [step for step in range(1, 7) if suite.due(points[step - 1], points[step])] == expected
 
 
 def test_all_missing_datasets_are_named_before_any_is_evaluated(tmp_path):
@@ -234,16 +232,11 @@ def test_missing_datasets_are_reported_if_asked_and_the_others_evaluated_in_this
 
 
 def test_a_dataset_without_the_splits_classes_or_captions_of_its_task_is_refused(root, tmp_path):
-    with pytest.raises(
-        ConfigError, match="colours has classes and no captions: move it from eval.retrieval to eval.zero_shot"
-    ):
+    with pytest.raises(ConfigError, match="colours has classes .*: move it from eval.retrieval to eval.zero_shot"):
         suite_of(root, retrieval=["colours"]).open()
-    with pytest.raises(
-        ConfigError, match="things has captions and no classes: move it from eval.zero_shot to eval.retr"
-    ):
+    with pytest.raises(ConfigError, match="things has captions .*: move it from eval.zero_shot to eval.retrieval"):
         suite_of(root, zero_shot=["things"]).open()
-    facts = {"class_names": ["a", "b"], "templates": ["{c}"], "metric": "top1", "recipe": ""}
-    write_classification(tmp_path / "tested", splits={"test": [(image(0), 0), (image(1), 1)]}, **facts)
+    write_classification(tmp_path / "tested", splits={"test": [(image(0), 0), (image(1), 1)]}, **TWO_CLASSES)
     with pytest.raises(ConfigError, match="tested has no split train: add it, or remove tested from eval.linear_probe"):
         suite_of(tmp_path, zero_shot=[], linear_probe=["tested"], retrieval=[]).open()
     tasks = {"zero_shot": ["tested"], "linear_probe": ["tested"], "retrieval": []}
@@ -259,8 +252,7 @@ def test_faults_of_a_dataset_are_found_before_the_evaluation(tmp_path):
     with pytest.raises(ConfigError, match="uneven: images have 1 to 2 captions.*eval.paired=false"):
         suite_of(tmp_path, zero_shot=[], linear_probe=[], retrieval=["uneven"]).open()
     suite_of(tmp_path, zero_shot=[], linear_probe=[], retrieval=["uneven"], paired=False).open()
-    facts = {"class_names": ["a", "b"], "templates": ["{c}"], "metric": "top1", "recipe": ""}
-    write_classification(tmp_path / "half", splits={"test": [(image(0), 1)]}, **facts)
+    write_classification(tmp_path / "half", splits={"test": [(image(0), 1)]}, **TWO_CLASSES)
     with pytest.raises(ConfigError, match=r"half, test: 1 of 2 classes have no sample \('a'\)"):
         suite_of(tmp_path, zero_shot=["half"], linear_probe=[], retrieval=[]).open()
 

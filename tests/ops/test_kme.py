@@ -175,3 +175,20 @@ def test_double_precision_and_a_gpu_without_triton_log_a_warning(monkeypatch, ca
         monkeypatch.setitem(sys.modules, "clipzoo.ops.triton_kme", None)
         assert tiles.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
     assert "slower than Triton's" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "side"),
+    [
+        ([], 1280),
+        (["1024K", "32M", "unknown", ""], 1280),
+        (["16M", "32K"], 896),
+        (["1M"], 640),
+        (["260M"], 1280),
+    ],
+)
+def test_a_tile_takes_a_fifth_of_the_largest_cache_that_linux_reports_within_bounds(sizes, side, tmp_path):
+    for index, size in enumerate(sizes):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
+    assert tiles.tile_side(tmp_path) == side

@@ -15,6 +15,7 @@ from clipzoo.heads.scores import tiled_anchors, tiled_scores
 from clipzoo.ops import triton_kme, triton_sums
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
+from clipzoo.ops.triton_tiles import current_tiles, narrow_tiles
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, check_launches, numbers, pretended
 from tests.support.training_step import training_step
@@ -86,49 +87,36 @@ def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_t
 @pytest.mark.parametrize("precision", [pytest.param("medium", marks=pytest.mark.slow), "high"])
 @pytest.mark.parametrize("of_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_pairs):
-    for kernel in in_fresh_process(_compiled_of_pairs if of_pairs else _compiled, precision, interpret=False):
+    for kernel in in_fresh_process(_compiled, precision, of_pairs, interpret=False):
         assert kernel["shared"] <= SHARED_MEMORY, kernel
         assert kernel["wgmma"] > 0, kernel
         assert (kernel["stack"] or 0) <= SPILLED, kernel
 
 
-def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops import triton_kme as kme, triton_sums as sums
-    from clipzoo.ops.triton_tiles import TILES
-
-    tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
-    factors = ("left_ptr", "right_ptr", "shares_ptr")
-    return [
-        compiled_for_sm_90(kme.partial_sums_kernel, tiles, points, SHIFTED=False),
-        compiled_for_sm_90(kme.partial_sums_kernel, tiles, points, SHIFTED=True),
-        compiled_for_sm_90(kme.shares_kernel, tiles, points),
-        compiled_for_sm_90(sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True),
-    ]
-
-
-def _compiled_of_pairs(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops import triton_sums as pairs
-    from clipzoo.ops.triton_tiles import narrow_tiles
-
+def _compiled(precision: str, of_pairs: bool) -> list[dict[str, Any]]:
     torch.set_float32_matmul_precision(precision)
-    tiles, factors = narrow_tiles(), ("left_ptr", "right_ptr", "shares_ptr")
+    points, factors = ("x_ptr", "y_ptr", "shares_ptr"), ("left_ptr", "right_ptr", "shares_ptr")
+    if of_pairs:
+        tiles = narrow_tiles()
+        return [
+            compiled_for_sm_90(triton_sums.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+            compiled_for_sm_90(triton_sums.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+            compiled_for_sm_90(triton_sums.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True),
+        ]
+    tiles = current_tiles()
     return [
-        compiled_for_sm_90(pairs.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True),
+        compiled_for_sm_90(triton_kme.partial_sums_kernel, tiles, points, SHIFTED=False),
+        compiled_for_sm_90(triton_kme.partial_sums_kernel, tiles, points, SHIFTED=True),
+        compiled_for_sm_90(triton_kme.shares_kernel, tiles, points),
+        compiled_for_sm_90(triton_sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(triton_sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True),
     ]
 
 
 def _interpreted() -> dict[str, list[dict[str, Any]]]:
     prepare_interpreter()
-    cases: dict[str, list[dict[str, Any]]] = {
-        "kme": [],
-        "vectors": [],
-        "runs": _interpreted_runs(),
-        "broken": _broken(),
-        "pairs": [],
-    }
+    cases: dict[str, list[dict[str, Any]]] = {"runs": _interpreted_runs(), "broken": _broken()}
+    cases |= {"kme": [], "vectors": [], "pairs": []}
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
         for shape in SHAPES:
@@ -198,10 +186,7 @@ def _pair_errors(rows: int, columns: int, first: int, width: int) -> dict[str, A
         return (softplus(signed).sum()[None],)
 
     errors = []
-    for ours, exact in (
-        (of_negatives, exact_negatives),
-        (of_sigmoids, exact_sigmoids),
-    ):
+    for ours, exact in ((of_negatives, exact_negatives), (of_sigmoids, exact_sigmoids)):
         results = []
         for function, dtype in ((ours, torch.float32), (exact, torch.float64)):
             sides = [side.to(dtype).requires_grad_() for side in (left, right)]

@@ -9,7 +9,7 @@ import torch
 
 from clipzoo.build import build_model, build_parts
 from clipzoo.config.compose import compose
-from clipzoo.distributed.parallel import Replicated
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.sharded import Sharded
 from clipzoo.heads import cost
 from clipzoo.plan.cluster import GPUS, Cluster, Setting
@@ -39,7 +39,7 @@ def received(plain: dict[str, Any], tile: int | None = None, setting: Setting = 
     batch = Batch(torch.randint(0, 255, (LOCAL, 3, 32, 32), dtype=torch.uint8), text, torch.arange(LOCAL))
     with pretended_ranks(RANKS) as (world, group):
         shards = setting.shards
-        parallel = Replicated(model, world) if shards == 1 else Sharded(model, world, [model.head], shards)
+        parallel = Parallel(model, world) if shards == 1 else Sharded(model, world, [model.head], shards)
         autocast = build_parts(plain).settings.autocast_dtype
         cache = GradientCache(model, objective, world, setting.micro_batch, tile, autocast, parallel=parallel)
         model.head.resample(0)

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clipzoo.build import build_model, build_parts
-from clipzoo.distributed.parallel import Replicated
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.ops import tiles
@@ -24,7 +24,7 @@ from clipzoo.types import Progress
 from tests.support.sharded_memory import ShardedMemory
 
 
-class FakeReplicas(Replicated[Model]):
+class FakeReplicas(Parallel[Model]):
     """Does what DDP does, which needs values: gradients stay in buckets, and ranks average them."""
 
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:

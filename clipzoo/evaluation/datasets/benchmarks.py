@@ -8,7 +8,6 @@ from pathlib import Path
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.evaluation.datasets import prompts, readers
 from clipzoo.evaluation.datasets.dataset import (
-    Benchmark,
     ClassificationDataset,
     EvaluationDataset,
     RetrievalDataset,
@@ -16,8 +15,7 @@ from clipzoo.evaluation.datasets.dataset import (
     check_size,
 )
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
-from clipzoo.evaluation.datasets.tar import is_tar_dataset, open_tar_dataset, write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
 from clipzoo.io import below, folder_name
 
 
@@ -33,17 +31,8 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
     those of the papers.
     """
     benchmark, folder = catalogue().get(name), root / folder_name(name, "evaluation dataset")
-    if is_tar_dataset(folder):
-        dataset = open_tar_dataset(root, name)
-        if benchmark is None:
-            return dataset
-        check_size(dataset, benchmark)
-        if isinstance(dataset, RetrievalDataset) or protocol == "set":
-            return dataset
-        names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
-        templates = prompts.templates(benchmark["templates"], protocol, name, folder)
-        return replace(dataset, class_names=names, templates=templates, metric=benchmark["metric"])
-    if benchmark is None:
+    in_tars = any(folder.glob("*/nshards.txt"))
+    if benchmark is None and not in_tars:
         others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
         hint = nearest(name, [*others, *catalogue()]) or "."
         own = "`clipzoo datasets make` makes one from your own images."
@@ -51,58 +40,58 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
         raise MissingDatasetError(
             f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
         )
-
-    # The files that the authors distribute.
-    data = read_source(name, folder, benchmark)
-    if isinstance(data, SourceRetrieval):
-        captions = [caption for captions in data.captions for caption in captions]
-        caption_image = [index for index, captions in enumerate(data.captions) for _ in captions]
-        pairs = RetrievalDataset(name, data.images, captions, caption_image)
-        check_size(pairs, benchmark)
-        return pairs
-    classified = ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits)
-    check_size(classified, benchmark)
-    templates = prompts.templates(benchmark["templates"], "slip" if protocol == "set" else protocol, name, folder)
+    dataset = open_tar_dataset(root, name) if in_tars else read_source(name, folder)
+    if benchmark is None:
+        return dataset
+    check_size(dataset, benchmark)
+    if isinstance(dataset, RetrievalDataset) or (in_tars and protocol == "set"):
+        return dataset
     if protocol == "set":
-        names = [own.replace("_", " ") for own in data.class_names]
+        names, protocol = [own.replace("_", " ") for own in dataset.class_names], "slip"
     else:
-        names = prompts.class_names(data.class_names, benchmark["names"], name, folder)
-    return replace(classified, class_names=names, templates=templates)
+        names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
+    templates = prompts.templates(benchmark["templates"], protocol, name, folder)
+    return replace(dataset, class_names=names, templates=templates, metric=benchmark["metric"])
 
 
 def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") -> EvaluationDataset:
     """Read benchmark `name` from the distributed files in `source`, write <root>/<name> as tar shards, and open it."""
     if name not in catalogue():
         raise ConfigError(f"the catalogue has no dataset {name}; it has {', '.join(catalogue())}")
-    benchmark = catalogue()[name]
-    data = read_source(name, source, benchmark)
-    folder = below(root, name, links=True)
-    if isinstance(data, SourceRetrieval):
-        images = (data.images.encoded(index) for index in range(len(data.images)))
-        recipe = benchmark.get("recipe", "the official split")
-        write_retrieval(folder, recipe=recipe, examples=zip(images, data.captions, strict=True))
+    benchmark, dataset, folder = catalogue()[name], read_source(name, source), below(root, name, links=True)
+    if isinstance(dataset, RetrievalDataset):
+        captions: list[list[str]] = [[] for _ in range(len(dataset.images))]
+        for caption, image in zip(dataset.captions, dataset.caption_image, strict=True):
+            captions[image].append(caption)
+        examples = zip(map(dataset.images.encoded, range(len(captions))), captions, strict=True)
+        write_retrieval(folder, recipe=benchmark.get("recipe", "the official split"), examples=examples)
         return open_benchmark(name, root, protocol)
-    check_size(ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits), benchmark)
+    check_size(dataset, benchmark)
     write_classification(
         folder,
-        class_names=prompts.class_names(data.class_names, benchmark["names"], name, source),
+        class_names=prompts.class_names(dataset.class_names, benchmark["names"], name, source),
         templates=prompts.templates(benchmark["templates"], protocol, name, source),
-        metric=benchmark["metric"],
+        metric=dataset.metric,
         recipe=benchmark.get("recipe", "the official splits"),
         splits={
             split: zip(map(part.images.encoded, range(len(part))), part.labels, strict=True)
-            for split, part in data.splits.items()
+            for split, part in dataset.splits.items()
         },
     )
     return open_benchmark(name, root, protocol)
 
 
-def read_source(name: str, folder: Path, benchmark: Benchmark) -> SourceClassification | SourceRetrieval:
-    """Read a benchmark in the files that its authors distribute; MissingDatasetError where files are missing."""
+def read_source(name: str, folder: Path) -> EvaluationDataset:
+    """Read a benchmark in the files that its authors distribute, without templates. Raises MissingDatasetError."""
+    benchmark = catalogue()[name]
+    reader = getattr(readers, benchmark["reader"])
     try:
         if "captions" in benchmark:
-            return getattr(readers, benchmark["reader"])(folder, benchmark["split"], benchmark["captions"])
-        return getattr(readers, benchmark["reader"])(folder)
+            images, captions = reader(folder, benchmark["split"], benchmark["captions"])
+            caption_image = [index for index, own in enumerate(captions) for _ in own]
+            return RetrievalDataset(name, images, [caption for own in captions for caption in own], caption_image)
+        class_names, splits = reader(folder)
+        return ClassificationDataset(name, class_names, (), benchmark["metric"], splits)
     except FileNotFoundError as error:
         command = benchmark["get"].replace("{folder}", str(folder))
         raise MissingDatasetError(

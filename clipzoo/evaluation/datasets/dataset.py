@@ -6,16 +6,16 @@ Needs no torch.
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypedDict, get_args
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
 import yaml
-from PIL import Image as PILImage
-from PIL.Image import Image
+from PIL.Image import Image, fromarray
 
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, decode
@@ -28,23 +28,32 @@ SIGNATURES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 """First bytes of the encodings that the tar layout stores unchanged -> file extension."""
 
 
-class Images(Protocol):
+class Images(ABC):
     """RGB images, read at random; processes that decode get a copy of the object."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Image: ...
 
+    def encoded(self, index: int) -> bytes:
+        """JPEG, PNG or WebP file with exactly these pixels; the original file where it is one of these."""
+        return png(self[index])
 
-class LabelledImages(Protocol):
+
+class LabelledSplit:
     """One split of a classification dataset: index -> (RGB image, label)."""
 
-    @property
-    def labels(self) -> Sequence[int]: ...
+    def __init__(self, images: Images, labels: Sequence[int]) -> None:
+        self.images = images
+        self.labels = [int(label) for label in labels]
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Image, int]: ...
+    def __getitem__(self, index: int) -> tuple[Image, int]:
+        return self.images[index], self.labels[index]
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class ClassificationDataset:
     class_names: Sequence[str]
     templates: Sequence[str]
     metric: Metric
-    splits: Mapping[str, LabelledImages]
+    splits: Mapping[str, LabelledSplit]
 
 
 @dataclass(frozen=True)
@@ -84,14 +93,7 @@ class ImageFile(NamedTuple):
     key: str = ""
 
 
-class EncodedImages(Images, Protocol):
-    """RGB images that can also be written unchanged to a tar archive."""
-
-    def encoded(self, index: int) -> bytes:
-        """JPEG, PNG or WebP file with exactly these pixels; the original file where it is one of these."""
-
-
-class ImageFiles:
+class ImageFiles(Images):
     """Decode images from files on access. Safe to use in forked or spawned worker processes."""
 
     def __init__(self, files: Sequence[ImageFile]) -> None:
@@ -105,7 +107,7 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __getitem__(self, index: int) -> PILImage.Image:
+    def __getitem__(self, index: int) -> Image:
         if not 0 <= index < len(self):
             raise IndexError(index)
         try:
@@ -127,7 +129,7 @@ class ImageFiles:
         return read_range(self.path(index), offset, size)
 
 
-class PixelArrays:
+class PixelArrays(Images):
     """Images in memory: uint8 pixels [n, H, W, 3]."""
 
     def __init__(self, pixels: np.ndarray) -> None:
@@ -136,25 +138,8 @@ class PixelArrays:
     def __len__(self) -> int:
         return len(self._pixels)
 
-    def __getitem__(self, index: int) -> PILImage.Image:
-        return PILImage.fromarray(self._pixels[index])
-
-    def encoded(self, index: int) -> bytes:
-        return png(self[index])
-
-
-class LabelledSplit:
-    """One split of a classification dataset: index -> (RGB image, label)."""
-
-    def __init__(self, images: EncodedImages, labels: Sequence[int]) -> None:
-        self.images = images
-        self.labels = [int(label) for label in labels]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[PILImage.Image, int]:
-        return self.images[index], self.labels[index]
+    def __getitem__(self, index: int) -> Image:
+        return fromarray(self._pixels[index])
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
@@ -166,7 +151,7 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-def png(image: PILImage.Image) -> bytes:
+def png(image: Image) -> bytes:
     """Encode an image as PNG."""
     stream = io.BytesIO()
     image.save(stream, "PNG")
@@ -222,13 +207,11 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     """Raise ConfigError unless the dataset has as many classes and samples as in the papers."""
     name = dataset.name
     if isinstance(dataset, RetrievalDataset):
-        images, captions, expected_images = len(dataset.images), len(dataset.captions), benchmark["images"]
-        if expected_images is not None and (
-            images != expected_images or captions != expected_images * benchmark["captions"]
-        ):
+        images, captions = len(dataset.images), len(dataset.captions)
+        if (count := benchmark["images"]) is not None and (images, captions) != (count, count * benchmark["captions"]):
             raise ConfigError(
                 f"{name} has {number_of(images, 'image')} with {number_of(captions, 'caption')}, "
-                f"not {expected_images} with {expected_images * benchmark['captions']}"
+                f"not {count} with {count * benchmark['captions']}"
             )
         return
     classes = len(dataset.class_names)

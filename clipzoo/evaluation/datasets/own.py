@@ -64,9 +64,7 @@ def class_folders(folder: Path) -> Source:
     """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
 
     A class is called like its folder, with spaces for underscores. Captions next to images (NAME.txt) are not used.
-
-    Raises:
-        ConfigError: there is no folder in `folder`, or no split test.
+    Raises ConfigError if there is no folder in `folder`, or no split test.
     """
     parts = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = {part.name for part in parts}
@@ -159,9 +157,8 @@ class Made:
     """A dataset that was written.
 
     samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers,
-    0 for a dataset of the other kind. repetition: how often captions repeat among images. probed: True if a linear
-    probe can be fitted: every class has images in train. empty_classes: classes that are left out because they have no
-    image in test.
+    0 for a dataset of the other kind. repetition: of captions among images. probed: True if every class has images in
+    train, as a linear probe needs. empty_classes: classes that are left out because they have no image in test.
     """
 
     folder: Path
@@ -195,10 +192,8 @@ def make_classification(
     Images keep their bytes if they are JPEG, PNG or WebP, others become PNG. Files that cannot be decoded are left out,
     and so are the other images of a class that has none in test. Classes are in alphabetical order.
 
-    progress: called with the number of images that are decoded, and of all.
-
-    Raises:
-        ConfigError: fewer than two classes remain, a template lacks {c}, or the folder exists.
+    progress: called with the number of images that are decoded, and of all. Raises ConfigError if fewer than two
+    classes remain, a template lacks {c}, or the folder exists.
     """
     wrong = next((template for template in templates if "{c}" not in template), None)
     if wrong is not None:
@@ -216,19 +211,11 @@ def make_classification(
         raise ConfigError(f"{folder.name} needs at least two classes and has {len(names)}" + _summary(left_out))
     labels = {name: label for label, name in enumerate(names)}
     splits = {split: part for split in SPLITS if (part := [image for image in images if image.split == split])}
-    write_classification(
-        folder,
-        class_names=names,
-        templates=templates,
-        metric=metric,
-        recipe=f"own images; {number_of(len(left_out), 'file')} left out",
-        splits={
-            split: zip(
-                map(_encoded, [image.path for image in part]), [labels[image.class_name] for image in part], strict=True
-            )
-            for split, part in splits.items()
-        },
-    )
+    recipe = f"own images; {number_of(len(left_out), 'file')} left out"
+    rows = {
+        split: ((_encoded(image.path), labels[image.class_name]) for image in part) for split, part in splits.items()
+    }
+    write_classification(folder, class_names=names, templates=templates, metric=metric, recipe=recipe, splits=rows)
     probed = {image.class_name for image in splits.get("train", ())} == set(names)
     samples = {split: len(part) for split, part in splits.items()}
     empty = sorted(source.class_names - set(names))
@@ -241,11 +228,7 @@ def make_retrieval(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Made:
-    """Write the images with their captions to `folder`; otherwise like `make_classification`.
-
-    Raises:
-        ConfigError: no image remains, or the folder exists.
-    """
+    """Write the images with their captions to `folder`; otherwise like `make_classification`."""
     require_free(folder)
     images, left_out = _usable(source, processes, progress)
     if not images:

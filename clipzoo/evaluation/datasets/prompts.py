@@ -31,10 +31,9 @@ Protocol = Literal["slip", "clip", "set"]
 
 
 def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) -> list[str]:
-    """Class names of the papers' prompts, in the order of `own`, the dataset's own names.
+    """Class names of the papers' prompts, in the order of `own`, the dataset's own names. Raises ConfigError.
 
-    facts: source and digest. folder: of the dataset; its classnames.txt is a candidate too. Raises ConfigError if no
-    candidate has the digest.
+    facts: source and digest. folder: of the dataset; its classnames.txt is a candidate too.
     """
     for candidate in _candidate_names(own, facts, folder):
         if len(candidate) == len(own) and names_digest(candidate) == facts["digest"]:
@@ -118,10 +117,7 @@ def write_class_prompts(
     """Write the images of a split, shuffled, as <folder>/00000.tar, ...; return their number.
 
     Each sample has an image (.png) and a .json with the dataset's templates filled with its class name: FLYP fine-tunes
-    on them (Goyal et al. 2023).
-
-    Raises:
-        ConfigError: the dataset has no such split, or the folder has files.
+    on them (Goyal et al. 2023). Raises ConfigError if the dataset has no such split, or the folder has files.
     """
     if split not in dataset.splits:
         raise ConfigError(f"{dataset.name} has no split {split}; it has {', '.join(dataset.splits)}")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clipzoo import io
-from clipzoo.evaluation.datasets.dataset import EncodedImages, ImageFile, ImageFiles, LabelledSplit, PixelArrays
+from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Images, LabelledSplit, PixelArrays
 from clipzoo.evaluation.datasets.tar import MEMBER_EXTENSIONS, tar_samples
 from clipzoo.io import MB, below, read_lines
 
@@ -23,25 +24,15 @@ FOLDER_EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
 REMEDY = "download it again"
 
 
-@dataclass(frozen=True)
-class SourceClassification:
-    """class_names: the dataset's own, in the order of its labels. splits: train, optionally val, test."""
-
-    class_names: Sequence[str]
-    splits: Mapping[str, LabelledSplit]
-
-
-@dataclass(frozen=True)
-class SourceRetrieval:
-    """Images and the captions of each image."""
-
-    images: EncodedImages
-    captions: Sequence[Sequence[str]]
+ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
+"""The dataset's own class names, in the order of its labels, and the splits train, optionally val, and test."""
+RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
+"""Images and the captions of each image."""
 
 
 def read_torchvision(
     kind: str, splits: Mapping[str, Mapping[str, Any]], folder: Path, class_names: Sequence[str] = ()
-) -> SourceClassification:
+) -> ClassificationSource:
     """Read splits by torchvision's class `kind`, called with the arguments of the split; nothing is downloaded."""
     import torchvision.datasets
 
@@ -65,10 +56,10 @@ def read_torchvision(
             paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
             parts[split] = _files(paths, dataset._labels)
         class_names = class_names or [str(name) for name in dataset.classes]
-    return SourceClassification(class_names, parts)
+    return class_names, parts
 
 
-def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassification:
+def read_class_folders(splits: Mapping[str, str], folder: Path) -> ClassificationSource:
     """Read splits of one folder per class; labels are in the order of the folders' names.
 
     splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
@@ -82,7 +73,7 @@ def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassif
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
     parts = {split: _files(part, [labels[path.parent.name] for path in part]) for split, part in paths.items()}
-    return SourceClassification(names, parts)
+    return names, parts
 
 
 # Arguments of torchvision's classes by split.
@@ -107,55 +98,59 @@ imagenet_r = partial(read_class_folders, {"test": "imagenet-r"})
 folders = partial(read_class_folders, {"train": "train", "test": "test"})
 
 
-def imagenet_v2(folder: Path) -> SourceClassification:
+def imagenet_v2(folder: Path) -> ClassificationSource:
     """Three variants, each with one folder per label."""
     variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
     paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
     test = _files(paths, [int(path.parent.name) for path in paths])
-    return SourceClassification([str(label) for label in range(1000)], {"test": test})
+    return [str(label) for label in range(1000)], {"test": test}
 
 
-def pets(folder: Path) -> SourceClassification:
-    source = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
+def pets(folder: Path) -> ClassificationSource:
+    _, splits = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
     # torchvision capitalises all names; the files tell cats (capital) from dogs.
-    paths, labels = _paths(source.splits["test"]), source.splits["test"].labels
-    names = {label: path.stem.rsplit("_", 1)[0] for path, label in zip(paths, labels, strict=True)}
-    return SourceClassification([names[label] for label in sorted(names)], source.splits)
+    labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
+    names = {label: path.stem.rsplit("_", 1)[0] for path, label in labelled}
+    return [names[label] for label in sorted(names)], splits
 
 
-def eurosat(folder: Path) -> SourceClassification:
-    whole = read_torchvision("EuroSAT", {"all": {}}, folder)
-    return _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
+def eurosat(folder: Path) -> ClassificationSource:
+    names, whole = read_torchvision("EuroSAT", {"all": {}}, folder)
+    return names, _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
 
 
-def sun397(folder: Path) -> SourceClassification:
-    whole = read_torchvision("SUN397", {"all": {}}, folder)
+def sun397(folder: Path) -> ClassificationSource:
+    names, whole = read_torchvision("SUN397", {"all": {}}, folder)
 
     def ranges(count: int) -> dict[str, range]:
         first, second = int(0.7 * count), int(0.8 * count)
         return {"train": range(first), "val": range(first, second), "test": range(second, count)}
 
-    names = [name.replace("/", " ") for name in whole.class_names]
-    return SourceClassification(names, _cut(whole, ranges).splits)
+    return [name.replace("/", " ") for name in names], _cut(whole, ranges)
 
 
-def caltech101(folder: Path) -> SourceClassification:
+def caltech101(folder: Path) -> ClassificationSource:
     """With the background class, which torchvision's reader leaves out."""
-    whole = read_class_folders({"all": "caltech101/101_ObjectCategories"}, folder)
-    return _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
+    names, whole = read_class_folders({"all": "caltech101/101_ObjectCategories"}, folder)
+    return names, _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
 
 
-def ucf101(folder: Path) -> SourceClassification:
+def ucf101(folder: Path) -> ClassificationSource:
     """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
     lists = _existing(folder / "ucfTrainTestlist")
-    names = [line.split()[1] for line in _lines(lists / "classInd.txt")]
-    videos = [line.split()[0] for fold in (1, 2, 3) for line in _lines(lists / f"testlist0{fold}.txt")]
+
+    def column(file: Path, place: int) -> list[str]:
+        lines = read_lines(_existing(file), 64 * MB, REMEDY)
+        return [line.split()[place] for line in lines if line.strip()]
+
+    names = column(lists / "classInd.txt", 1)
+    videos = [video for fold in (1, 2, 3) for video in column(lists / f"testlist0{fold}.txt", 0)]
     paths = [below(_existing(folder / "frames"), video, links=True).with_suffix(".jpg") for video in videos]
     test = _files(paths, [names.index(path.parent.name) for path in paths])
-    return SourceClassification([re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test})
+    return [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test}
 
 
-def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
+def karpathy(folder: Path, split: str, captions: int) -> RetrievalSource:
     """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers.
 
     Raises DamagedFileError.
@@ -180,14 +175,13 @@ def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
     if missing is not None:
         raise FileNotFoundError(f"{missing} is missing")
     texts = [[sentence["raw"].strip() for sentence in entry["sentences"][:captions]] for entry in entries]
-    return SourceRetrieval(ImageFiles([ImageFile(path) for path in paths]), texts)
+    return ImageFiles([ImageFile(path) for path in paths]), texts
 
 
-def pairs(folder: Path, split: str, captions: int) -> SourceRetrieval:
+def pairs(folder: Path, split: str, captions: int) -> RetrievalSource:
     """Shards of image-caption pairs as img2dataset writes them; samples without image or caption are left out.
 
-    Raises:
-        ConfigError: a shard is damaged; skipping it would make the gallery smaller.
+    Raises ConfigError for a damaged shard: skipping it would make the gallery smaller.
     """
     shards = sorted(folder.glob("*.tar"))
     if not shards:
@@ -199,23 +193,21 @@ def pairs(folder: Path, split: str, captions: int) -> SourceRetrieval:
         if "txt" in sample.members and not sample.members.keys().isdisjoint(MEMBER_EXTENSIONS)
     ]
     texts = [[" ".join(sample.text("txt").split())] for sample in samples]
-    return SourceRetrieval(ImageFiles([sample.image for sample in samples]), texts)
+    return ImageFiles([sample.image for sample in samples]), texts
 
 
-def _cut(whole: SourceClassification, ranges: Callable[[int], Mapping[str, range]]) -> SourceClassification:
+def _cut(
+    whole: Mapping[str, LabelledSplit], ranges: Callable[[int], Mapping[str, range]]
+) -> Mapping[str, LabelledSplit]:
     """Splits by position: each class's files in the order of their names, cut by `ranges(number of files)`."""
-    source = whole.splits["all"]
+    source = whole["all"]
     samples = sorted(zip(source.labels, _paths(source), strict=True), key=lambda sample: (sample[0], sample[1].name))
-    by_class: dict[int, list[Path]] = {}
-    for label, path in samples:
-        by_class.setdefault(label, []).append(path)
-    parts: dict[str, tuple[list[Path], list[int]]] = {}
-    for label, paths in by_class.items():
-        for split, rows in ranges(len(paths)).items():
-            split_paths, split_labels = parts.setdefault(split, ([], []))
-            split_paths += paths[rows.start : rows.stop]
-            split_labels += [label] * len(paths[rows.start : rows.stop])
-    return SourceClassification(whole.class_names, {split: _files(*part) for split, part in parts.items()})
+    parts: dict[str, list[tuple[int, Path]]] = {}
+    for _, group in groupby(samples, key=itemgetter(0)):
+        of_class = list(group)
+        for split, rows in ranges(len(of_class)).items():
+            parts.setdefault(split, []).extend(of_class[rows.start : rows.stop])
+    return {split: _files([path for _, path in part], [label for label, _ in part]) for split, part in parts.items()}
 
 
 def _files(paths: Iterable[Path | str], labels: Sequence[int]) -> LabelledSplit:
@@ -229,10 +221,6 @@ def _paths(split: LabelledSplit) -> list[Path]:
 
 def _image_paths(folder: Path) -> Iterable[Path]:
     return (path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS)
-
-
-def _lines(path: Path) -> list[str]:
-    return [line for line in read_lines(_existing(path), 64 * MB, REMEDY) if line.strip()]
 
 
 def _existing(path: Path) -> Path:

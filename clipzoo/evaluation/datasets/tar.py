@@ -70,10 +70,6 @@ class TarSample:
             raise io.DamagedFileError(self.path, f"has a .{extension} of {self.key} that is not UTF-8 text") from None
 
 
-def is_tar_dataset(folder: Path) -> bool:
-    return any(folder.glob("*/nshards.txt"))
-
-
 def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json."""
     folder = io.below(Path(root), name, links=True)

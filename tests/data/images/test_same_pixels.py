@@ -161,7 +161,7 @@ def in_folders_of_classes(shard: Path, files: list[Path], folder: Path) -> list[
     for file in files:
         shutil.copy(file, folder / "test" / "things")
     shutil.copy(files[0], folder / "train" / "things")
-    images = folders(folder).splits["test"]
+    images = folders(folder)[1]["test"]
     return transformed(images[number][0] for number in range(len(images)))
 
 

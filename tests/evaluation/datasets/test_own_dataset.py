@@ -1,4 +1,4 @@
-"""Datasets made from own images: what is in them, what is left out, and how it is named."""
+"""Datasets made from own images, and shards of class prompts: their content, and the files that are left out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
-from tests.support.shards import picture
+from clipzoo.evaluation.datasets.prompts import CAPTION_KEY, write_class_prompts
+from tests.support import evaluation_sets
+from tests.support.shards import opened, picture
 
 TEMPLATES = ["a picture of {c}"]
 
@@ -91,23 +94,18 @@ def test_images_in_formats_that_the_layout_lacks_become_png_with_the_same_pixels
 
 
 def test_a_table_of_classes_has_splits_and_names_rows_that_cannot_be_used(tmp_path: Path) -> None:
-    rows = [
-        "file,name,part",
-        "x0.png,sea_lion,test",
-        "x1.png, owl  bird ,test",
-        "x2.png,,test",
-        "x9.png,owl bird,train",
-    ]
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "file,name,part\nx0.png,sea_lion,test\nx1.png, owl  bird ,test\nx2.png,,test\nx9.png,owl bird,train\n"
+    )
     for number in range(3):
         put(tmp_path / f"x{number}.png", number=number)
-    (tmp_path / "table.csv").write_text("\n".join(rows))
-    source = own.table_of_classes(tmp_path / "table.csv", "file", "name", "part")
-    made = classified(source, tmp_path / "animals")
+    made = classified(own.table_of_classes(table, "file", "name", "part"), tmp_path / "animals")
     assert open_benchmark("animals", tmp_path, "slip").class_names == ["owl bird", "sea_lion"]
     assert kinds(made) == {"x2.png": "no_class", "x9.png": "missing_file"}
-    (tmp_path / "table.csv").write_text("file,name,part\nx0.png,a,dev\n")
+    table.write_text("file,name,part\nx0.png,a,dev\n")
     with pytest.raises(ConfigError, match=r"table.csv has the split 'dev' for x0.png: splits are train, val, test"):
-        own.table_of_classes(tmp_path / "table.csv", "file", "name", "part")
+        own.table_of_classes(table, "file", "name", "part")
 
 
 def test_captions_come_from_the_lines_of_a_file_or_the_rows_of_a_table(tmp_path: Path) -> None:
@@ -161,9 +159,31 @@ def test_processes_find_the_same_faults_and_progress_is_reported(tmp_path: Path)
     together = own.make_classification(
         source, tmp_path / "together", TEMPLATES, "top1", 2, lambda done, total: calls.append((done, total))
     )
-    assert (
-        (alone.samples, kinds(alone))
-        == (together.samples, kinds(together))
-        == ({"test": 59}, {"7.png": "undecodable_image"})
-    )
+    for made in (alone, together):
+        assert (made.samples, kinds(made)) == ({"test": 59}, {"7.png": "undecodable_image"})
     assert calls[-1] == (60, 60)
+
+
+def test_a_captions_prompt_changes_between_epochs_and_names_the_class_of_its_image(tmp_path):
+    source = evaluation_sets.classes()
+    assert write_class_prompts(source, "train", tmp_path / "shards", samples_a_shard=16) == 42
+    assert len(list((tmp_path / "shards").glob("*.tar"))) == 3
+    data = opened(tmp_path / "shards", tmp_path, caption_key=CAPTION_KEY)
+    reader = data._reader(seed=0)
+    seen = set()
+    for sample_id in range(42):
+        captions = {reader.read(sample_id, epoch).caption for epoch in range(6)}
+        names = {name for name in source.class_names for caption in captions if name in caption}
+        assert len(names) == 1 and captions <= {template.replace("{c}", *names) for template in source.templates}
+        seen |= captions
+    assert len(seen) > 2 * len(source.class_names)
+    image = reader.read(0, 0).image
+    assert image.dtype == torch.uint8
+
+
+def test_a_split_that_a_dataset_lacks_and_a_folder_with_shards_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="colours has no split val; it has train, test"):
+        write_class_prompts(evaluation_sets.classes(), "val", tmp_path, samples_a_shard=16)
+    (tmp_path / "00000.tar").touch()
+    with pytest.raises(ConfigError, match="has files already"):
+        write_class_prompts(evaluation_sets.classes(), "train", tmp_path, samples_a_shard=16)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import sys
 from importlib import resources
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torchvision.datasets
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import prompts
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, convert, open_benchmark, read_source
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset, catalogue, check_size
-from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
+from clipzoo.evaluation.datasets.dataset import (
+    ClassificationDataset,
+    EvaluationDataset,
+    RetrievalDataset,
+    catalogue,
+    check_size,
+)
 from clipzoo.runs.record import TWO_LISTS
 from tests.support.distributed_datasets import RETRIEVAL, WRITERS, place_of
 from tests.support.paths import ROOT
@@ -38,17 +43,16 @@ def any_content(monkeypatch):
 def small(monkeypatch):
     """Put a tiny copy's counts and names into the catalogue, and return the copy as read."""
 
-    def shrink(name: str, folder: Path) -> SourceClassification | SourceRetrieval:
-        source, facts = read_source(name, folder, catalogue()[name]), dict(catalogue()[name])
-        if isinstance(source, SourceRetrieval):
-            facts |= {"images": len(source.captions)}
+    def shrink(name: str, folder: Path) -> EvaluationDataset:
+        source, facts = read_source(name, folder), dict(catalogue()[name])
+        if isinstance(source, RetrievalDataset):
+            facts |= {"images": len(source.images)}
         else:
-            line = "a {{c}}"
             facts["samples"] = {split: len(samples) for split, samples in source.splits.items()}
             facts["classes"] = len(source.class_names)
             facts["names"] = {"source": "own", "digest": prompts.names_digest(source.class_names)}
             digest = prompts.templates_digest(["a {c}"])
-            facts["templates"] = {"source": "combined", "line": line, "parts": [], "digest": digest}
+            facts["templates"] = {"source": "combined", "line": "a {{c}}", "parts": [], "digest": digest}
         changed = {**catalogue(), name: facts}
         monkeypatch.setattr("clipzoo.evaluation.datasets.benchmarks.catalogue", lambda: changed)
         return source
@@ -59,7 +63,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize("name", CLASSIFICATION)
 def test_a_classification_dataset_is_read_as_distributed(name, tmp_path):
     expected = WRITERS[name](tmp_path)
-    source = read_source(name, tmp_path, catalogue()[name])
+    source = read_source(name, tmp_path)
     assert set(source.splits) == set(expected)
     for split, names in expected.items():
         samples = source.splits[split]
@@ -115,7 +119,7 @@ def test_a_damaged_shard_of_pairs_is_an_error_instead_of_a_smaller_gallery(tmp_p
     shard = tmp_path / "00001.tar"
     shard.write_bytes(shard.read_bytes()[:2000])
     with pytest.raises(ConfigError, match="00001.tar: truncated"):
-        read_source("cc3m_validation", tmp_path, catalogue()["cc3m_validation"])
+        read_source("cc3m_validation", tmp_path)
 
 
 @pytest.mark.parametrize("name", RETRIEVAL)
@@ -124,16 +128,15 @@ def test_a_retrieval_dataset_is_read_as_distributed_and_converted(name, tmp_path
     facts = catalogue()[name]
     source = small(name, tmp_path / "raw")
     places = [place_of(source.images[index]) for index in range(len(source.images))]
-    texts = [f"caption of {place}" for place in places]
     if name != "cc3m_validation":
         assert places == ([0, 3] if facts["split"] == "test" else [1])
-        assert source.captions == [[f"caption {turn} of {place}" for turn in range(5)] for place in places]
+        assert source.captions == [f"caption {turn} of {place}" for place in places for turn in range(5)]
     else:
         # The sample without an image is left out; a line break inside a caption does not make a second caption.
-        assert places == [0, 2, 3] and source.captions == [[text] for text in texts]
+        assert places == [0, 2, 3] and source.captions == [f"caption of {place}" for place in places]
     converted = convert(name, tmp_path / "raw", tmp_path / "converted")
     assert isinstance(converted, RetrievalDataset)
-    assert converted.captions == [caption for captions in source.captions for caption in captions]
+    assert (converted.captions, converted.caption_image) == (source.captions, source.caption_image)
     assert [converted.caption_image.count(index) for index in range(len(places))] == [facts["captions"]] * len(places)
     assert [place_of(converted.images[index]) for index in range(len(places))] == places
     distributed = open_benchmark(name, _renamed(tmp_path, name), "slip")
@@ -170,16 +173,12 @@ def sized(name: str, **counts: int) -> ClassificationDataset:
 def test_sizes_are_those_of_the_papers_tables():
     """WPSE, table 4, with the tenth of train that it holds out; CLOOB, table A3."""
     titles = {facts["title"]: name for name, facts in catalogue().items()}
-    stated: dict[str, dict[str, int]] = {}
-    with (TABLES / "wpse_table4_datasets.csv").open() as file:
-        for row in csv.DictReader(file):
-            stated.setdefault(row["dataset"], {})[row["metric"]] = int(row["value"])
-    assert len(stated) == 13
-    for title, sizes in stated.items():
+    wpse, cloob = stated_sizes("wpse_table4_datasets.csv"), stated_sizes("cloob_tableA3_datasets.csv")
+    assert len(wpse) == 13
+    for title, sizes in wpse.items():
         facts = catalogue()[titles[title]]
         samples = facts["samples"]
-        assert facts["classes"] == sizes["classes"], title
-        assert samples["test"] == sizes["test_size"], title
+        assert (facts["classes"], samples["test"]) == (sizes["classes"], sizes["test_size"]), title
         if "val" in samples:
             assert (samples["train"], samples["val"]) == (sizes["train_size"], sizes["val_size"]), title
         else:
@@ -189,13 +188,17 @@ def test_sizes_are_those_of_the_papers_tables():
         "Birdsnap": "birdsnap", "Country211": "country211", "Flowers102": "flowers", "GTSRB": "gtsrb",
         "ImageNet": "imagenet", "ImageNet V2": "imagenet_v2", "Stanford Cars": "cars", "UCF101": "ucf101",
     }  # fmt: skip
-    with (TABLES / "cloob_tableA3_datasets.csv").open() as file:
-        for row in csv.DictReader(file):
-            facts = catalogue()[names[row["dataset"]]]
-            if row["metric"] == "test_size":
-                assert facts["samples"]["test"] == int(row["value"]), row
-            if row["metric"] == "train_size" and "train" in facts["samples"]:
-                assert facts["samples"]["train"] + facts["samples"].get("val", 0) == int(row["value"]), row
+    for title, sizes in cloob.items():
+        samples = catalogue()[names[title]]["samples"]
+        assert samples["test"] == sizes["test_size"], title
+        if "train" in samples:
+            assert samples["train"] + samples.get("val", 0) == sizes["train_size"], title
+
+
+def stated_sizes(table: str) -> dict[str, dict[str, int]]:
+    """Numbers of a paper's table, by the title of the dataset and the metric."""
+    rows = pd.read_csv(TABLES / table)
+    return {title: dict(zip(part["metric"], part["value"], strict=True)) for title, part in rows.groupby("dataset")}
 
 
 def test_train_and_validation_may_be_one_split_and_some_datasets_are_checked_by_their_total():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from torch.utils.data import DataLoader
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.readers import karpathy
 from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
+from clipzoo.io import DamagedFileError
+from tests.support import damage
+from tests.support.evaluation_sets import write_sets
 
 NAMES = ["a red/blue thing", "éclair", "third"]
 
@@ -87,26 +92,23 @@ def test_a_classification_dataset_is_read_back_as_written(tmp_path: Path) -> Non
     assert digests["train"]["digest"] != digests["test"]["digest"]
 
 
-def test_images_are_stored_with_their_original_bytes(tmp_path: Path) -> None:
+def test_a_retrieval_dataset_is_read_back_as_written_and_images_keep_their_original_bytes(tmp_path: Path) -> None:
     encoded = [picture(0, "JPEG"), picture(1, "PNG"), picture(2, "WEBP"), picture(3, "JPEG", "L")]
-    write_retrieval(tmp_path / "mixed", recipe="", examples=[(image, ["a caption"]) for image in encoded])
-    with tarfile.open(tmp_path / "mixed/test/0.tar") as archive:
-        stored = {name: archive.extractfile(name).read() for name in archive.getnames() if not name.endswith("txt")}
+    captions = [["one", "two"], ["three"], ["vier", "fünf", "six"], ["sept"]]
+    write_retrieval(tmp_path / "pairs", recipe="", examples=zip(encoded, captions, strict=True), shard_size=3)
+    stored = {}
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"pairs/test/{shard}.tar") as archive:
+            names = [name for name in archive.getnames() if not name.endswith("txt")]
+            stored |= {name: archive.extractfile(name).read() for name in names}
     assert list(stored) == ["s0000000.jpg", "s0000001.png", "s0000002.webp", "s0000003.jpg"]
     assert list(stored.values()) == encoded
-    images = open_tar_dataset(tmp_path, "mixed").images
-    assert all(np.array_equal(np.asarray(images[index]), pixels_of(image)) for index, image in enumerate(encoded))
-
-
-def test_a_retrieval_dataset_is_read_back_as_written(tmp_path: Path) -> None:
-    captions = [["one", "two"], ["three"], ["vier", "fünf", "six"]]
-    examples = [(picture(index), own) for index, own in enumerate(captions)]
-    write_retrieval(tmp_path / "pairs", recipe="", examples=examples, shard_size=2)
     dataset = open_tar_dataset(tmp_path, "pairs")
-    assert isinstance(dataset, RetrievalDataset)
+    assert isinstance(dataset, RetrievalDataset) and len(dataset.images) == 4
     assert dataset.captions == [line for own in captions for line in own]
-    assert dataset.caption_image == [0, 0, 1, 2, 2, 2]
-    assert len(dataset.images) == 3
+    assert dataset.caption_image == [0, 0, 1, 2, 2, 2, 3]
+    for index, image in enumerate(encoded):
+        assert np.array_equal(np.asarray(dataset.images[index]), pixels_of(image))
 
 
 def test_webdataset_reads_a_written_dataset_as_clip_benchmark_does(tmp_path: Path) -> None:
@@ -125,8 +127,7 @@ def test_a_dataset_without_meta_json_opens_with_top1_and_any_member_names(tmp_pa
     folder = classification(tmp_path)
     (folder / "meta.json").unlink()
     (folder / "dataset_type.txt").unlink()
-    members = {"../../etc/0001.PNG": picture(1), "../../etc/0001.cls": b"2\n", "b.x.png": picture(2), "b.cls": b"0"}
-    members["b.png"] = members.pop("b.x.png")
+    members = {"../../etc/0001.PNG": picture(1), "../../etc/0001.cls": b"2\n", "b.cls": b"0", "b.png": picture(2)}
     rewrite_tar(folder / "train/0.tar", members)
     (folder / "train/nshards.txt").write_text("1")
     dataset = opened(tmp_path)
@@ -137,14 +138,12 @@ def test_a_dataset_without_meta_json_opens_with_top1_and_any_member_names(tmp_pa
 
 def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp_path: Path) -> None:
     classification(tmp_path)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"{tmp_path / 'thing'} .*has things.*clipzoo world"):
         open_tar_dataset(tmp_path, "thing")
-    message = str(error.value)
-    assert str(tmp_path / "thing") in message and "has things" in message and "clipzoo world" in message
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("change", "words"),
     [
         (lambda folder: (folder / "train/1.tar").unlink(), r"train/1\.tar is missing"),
         (lambda folder: (folder / "classnames.txt").unlink(), r"classnames\.txt is missing"),
@@ -160,9 +159,8 @@ def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp
         (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "without {c}"),
     ],
 )
-def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, damage, words: str) -> None:
-    folder = classification(tmp_path)
-    damage(folder)
+def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, change, words: str) -> None:
+    change(classification(tmp_path))
     with pytest.raises(ConfigError, match=words):
         open_tar_dataset(tmp_path, "things")
 
@@ -187,21 +185,63 @@ def test_undecodable_and_enormous_images_are_named(tmp_path: Path, monkeypatch) 
         opened(tmp_path).splits["test"][0]
 
 
-def test_a_dataset_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_dataset_appears_only_when_it_is_complete_and_the_writer_refuses_what_the_layout_lacks(
+    tmp_path: Path,
+) -> None:
     def interrupted():
         yield picture(0), ["a caption"]
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write_retrieval(tmp_path / "set", recipe="", examples=interrupted())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_writer_refuses_other_image_formats_and_captions_of_several_lines(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="JPEG, PNG and WebP"):
-        write_retrieval(tmp_path / "set", recipe="", examples=[(b"GIF89a..", ["a caption"])])
-    with pytest.raises(ConfigError, match="is not one line"):
-        write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["two\nlines"])])
+    for examples, error, words in (
+        (interrupted(), KeyboardInterrupt, None),
+        ([(b"GIF89a..", ["a caption"])], ConfigError, "JPEG, PNG and WebP"),
+        ([(picture(0), ["two\nlines"])], ConfigError, "is not one line"),
+    ):
+        with pytest.raises(error, match=words):
+            write_retrieval(tmp_path / "set", recipe="", examples=examples)
+        assert list(tmp_path.iterdir()) == []
     write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["a caption"])])
     with pytest.raises(ConfigError, match="exists already"):
         write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["a caption"])])
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    write_sets(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+@pytest.mark.parametrize("name", ["colours", "things"])
+def test_every_damaged_file_of_a_dataset_is_named(sets, tmp_path, name, kind):
+    shutil.copytree(sets / name, tmp_path / name)
+    files = [path for path in sorted((tmp_path / name).rglob("*")) if path.is_file()]
+    assert {path.suffix for path in files} == {".txt", ".json", ".tar"}
+    for path in files:
+        whole = path.read_bytes()
+        kind(path)
+        # Half of "1\n" is the same number.
+        if path.read_bytes().strip() != whole.strip():
+            with pytest.raises(ConfigError) as caught:
+                open_tar_dataset(tmp_path, name)
+            assert path.name in str(caught.value), f"{path}: {caught.value}"
+        path.write_bytes(whole)
+    open_tar_dataset(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "content", [{"splits": [1]}, {"splits": {"test": 3}}, {"splits": {"test": {}}}, {"metric": ["top1"]}]
+)
+def test_a_meta_file_of_another_form_is_named(sets, tmp_path, content):
+    shutil.copytree(sets / "colours", tmp_path / "colours")
+    (tmp_path / "colours" / "meta.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="meta.json"):
+        open_tar_dataset(tmp_path, "colours")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"images": [1]}', '{"images": [{"split": "test", "filename": "a"}]}'])
+def test_a_damaged_list_of_captions_is_named(tmp_path, content):
+    (tmp_path / "dataset_coco.json").write_text(content)
+    with pytest.raises(DamagedFileError, match="dataset_coco.json .*: download it again"):
+        karpathy(tmp_path, "test", 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,6 +29,12 @@ def objectives(features, labels, solution, c) -> tuple[float, float]:
     return ours, objective(features, labels, *peer_solution(features, labels, c), c)
 
 
+def assert_optimal(features, labels, solution, c) -> None:
+    ours, peers = objectives(features, labels, solution, c)
+    assert solution.converged and ours == pytest.approx(peers, rel=1e-6), c
+
+
+@cache
 def peer_solution(features, labels, c) -> tuple[torch.Tensor, torch.Tensor]:
     peer = Peer(C=c, solver="newton-cg", tol=1e-9, max_iter=1000)
     with warnings.catch_warnings():
@@ -44,10 +51,8 @@ def test_objective_and_accuracy_are_scikit_learns_over_the_whole_grid_of_c():
     model = LogisticRegression(features, labels, 5)
     for c in GRID:
         solution = model.solve(c)
+        assert_optimal(features, labels, solution, c)
         weight, bias = peer_solution(features, labels, c)
-        ours = objective(features, labels, solution.weight, solution.bias, c)
-        assert solution.converged
-        assert ours == pytest.approx(objective(features, labels, weight, bias, c), rel=1e-6), c
         expected = test_features.double() @ weight + bias
         # Samples within .05 of another class are decided by the last digits.
         best = expected.topk(2).values
@@ -116,8 +121,7 @@ def test_fewer_samples_than_features_and_constant_features():
     features, labels = problem(samples=20, width=64)
     features[:, 3] = 5.0
     solution = LogisticRegression(features, labels, 5).solve(1.0)
-    ours, peers = objectives(features, labels, solution, 1.0)
-    assert ours == pytest.approx(peers, rel=1e-6)
+    assert_optimal(features, labels, solution, 1.0)
     assert solution.weight[3].abs().max() < 1e-6
 
 
@@ -127,10 +131,8 @@ def test_features_whose_deviations_differ_by_seven_orders_of_magnitude_are_all_u
     accuracies = []
     for c in (1.0, 1e3, 1e6):
         solution = model.solve(c)
+        assert_optimal(features, labels, solution, c)
         weight, bias = peer_solution(features, labels, c)
-        ours = objective(features, labels, solution.weight, solution.bias, c)
-        assert solution.converged
-        assert ours == pytest.approx(objective(features, labels, weight, bias, c), rel=1e-6), c
         predicted, expected = solution.logits(features).argmax(1), (features.double() @ weight + bias).argmax(1)
         assert torch.equal(predicted, expected), c
         accuracies.append((predicted == labels).double().mean().item())
@@ -142,8 +144,7 @@ def test_a_column_that_repeats_another_shares_its_weight():
     features, labels = informative_columns(scales=[1e-4, 1.0, 1.0, 2e3])
     features[:, 2] = features[:, 1]
     solution = LogisticRegression(features, labels, 3).solve(1e6)
-    ours, peers = objectives(features, labels, solution, 1e6)
-    assert ours == pytest.approx(peers, rel=1e-6)
+    assert_optimal(features, labels, solution, 1e6)
     torch.testing.assert_close(solution.weight[1], solution.weight[2], rtol=1e-4, atol=1e-9)
 
 

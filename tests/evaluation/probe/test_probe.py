@@ -1,21 +1,42 @@
-"""Linear probe: the grid of C, the search, held-out samples, errors."""
+"""Linear probe: the grid of C, the search, held-out samples, features on disk, results and errors."""
 
 from __future__ import annotations
 
+import json
+from functools import partialmethod
+
+import numpy as np
 import pytest
 import torch
 
+from clipzoo.build import build_part
+from clipzoo.distributed.world import World
 from clipzoo.evaluation.logistic import LogisticRegression
-from clipzoo.evaluation.probe import GRID, LabelledFeatures, accuracies, held_out, probe, search
+from clipzoo.evaluation.probe import (
+    GRID,
+    LabelledFeatures,
+    accuracies,
+    held_out,
+    probe,
+    read_features,
+    search,
+    write_features,
+)
+from clipzoo.io import WriteError
+from clipzoo.report.pages import write_report
+from clipzoo.runs.record import RunRecord, results
+from tests.support import damage
 from tests.support.classification import problem
+from tests.support.disks import fill, small_disk
+from tests.support.evaluation_sets import IMAGE_SIZE, batch_encoder, classes, config_of, model_of, write_sets
 
 NAMES = ["a", "b", "c", "d", "e"]
 
 
-def splits(**changes) -> dict[str, LabelledFeatures]:
+def splits() -> dict[str, LabelledFeatures]:
     features, labels = problem(samples=600)
     parts = {"train": slice(0, 300), "val": slice(300, 400), "test": slice(400, 600)}
-    return {**{name: LabelledFeatures(features[rows], labels[rows]) for name, rows in parts.items()}, **changes}
+    return {name: LabelledFeatures(features[rows], labels[rows]) for name, rows in parts.items()}
 
 
 def test_the_search_finds_a_c_as_good_as_its_neighbours_and_tests_the_refitted_model():
@@ -101,8 +122,8 @@ def test_a_share_of_every_class_is_held_out_as_a_function_of_the_seed():
     even = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 56, 8, 1]))
     assert torch.bincount(even[held_out(even, 0.5, seed=3)], minlength=4).tolist() == [50, 28, 4, 0]
     # WPSE, table 4: 128,116, 814, 368 and 306.
-    for size, classes in ((1_281_167, 1000), (8144, 196), (3680, 37), (3060, 102)):
-        assert int(held_out(torch.arange(size) % classes, 0.1, seed=0).sum()) == size // 10
+    for size, count in ((1_281_167, 1000), (8144, 196), (3680, 37), (3060, 102)):
+        assert int(held_out(torch.arange(size) % count, 0.1, seed=0).sum()) == size // 10
 
 
 def test_without_a_validation_split_c_is_chosen_on_a_share_of_train():
@@ -135,3 +156,85 @@ def test_features_that_are_not_finite_classes_without_samples_and_labels_without
     ):
         with pytest.raises(ValueError, match=message):
             probe(parts, names, "top1", 0.1, 0, "data")
+
+
+@torch.no_grad()
+def write(folder, key: str = "key") -> None:
+    data = classes().splits["test"]
+    write_features(model_of("clip"), data, "colours", "test", batch_encoder(), IMAGE_SIZE, folder, key)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("file", ["test.before.npy", "test.labels.npy", "test.key"])
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_damaged_features_are_computed_again(tmp_path, caplog, kind, file):
+    write(tmp_path)
+    before = read_features(tmp_path, "test", "before")
+    kind(tmp_path / file)
+    write(tmp_path)
+    again = read_features(tmp_path, "test", "before")
+    assert torch.equal(again.features, before.features) and torch.equal(again.labels, before.labels)
+    assert np.load(tmp_path / "test.before.npy").shape == tuple(before.features.shape)
+
+
+def test_undamaged_features_are_not_computed_again(tmp_path):
+    write(tmp_path)
+    changed = (tmp_path / "test.before.npy").stat().st_mtime_ns
+    write(tmp_path)
+    assert (tmp_path / "test.before.npy").stat().st_mtime_ns == changed
+    write(tmp_path, key="other")
+    assert (tmp_path / "test.before.npy").stat().st_mtime_ns != changed
+
+
+def test_a_disk_without_space_for_all_features_is_an_error_that_names_the_file(tmp_path):
+    with small_disk(tmp_path / "disk", size="1m") as disk:
+        (disk / "features").mkdir()
+        fill(disk, leave=8192)
+        with pytest.raises(
+            WriteError, match=r"test.*npy: No space left on device \(0.0 MB free on its disk\). Free some"
+        ):
+            write(disk / "features")
+        assert not (disk / "features" / "test.key").exists()
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """Evaluate a small model by a linear probe and write the results; return the run directory."""
+    write_sets(tmp_path / "datasets")
+    plain = config_of(
+        "clip", f"eval.root={tmp_path / 'datasets'}", "eval.linear_probe=[colours]", f"eval.image_size={IMAGE_SIZE}",
+        "eval.batch_size=8", "eval.workers=0",
+    )  # fmt: skip
+
+    def evaluate():
+        folder = tmp_path / "run"
+        metrics = build_part(plain["eval"]).run(model_of("clip"), folder / "evaluation", World())
+        results(folder, plain, None, [], {"steps": 1}, metrics).write(folder)
+        write_report(folder)
+        return folder
+
+    return evaluate
+
+
+@pytest.mark.medium
+def test_a_final_fit_that_does_not_converge_is_named_in_the_log_the_results_and_the_report(
+    evaluated, monkeypatch, capsys
+):
+    monkeypatch.setattr(LogisticRegression, "solve", partialmethod(LogisticRegression.solve, limit=1))
+    folder = evaluated()
+    names = ["linear_probe/colours/before", "linear_probe/colours/after"]
+    assert json.loads((folder / "results.json").read_text())["not_converged"] == names
+    assert RunRecord.read(folder).not_converged == tuple(names)
+    assert all(f"`{name}`" in (folder / "report.md").read_text() for name in names)
+    log = capsys.readouterr().err
+    for projection in ("before", "after"):
+        assert f"probe of colours, {projection} projection: the final fit at C=" in log
+    assert "did not converge in 1 iteration; its accuracy is approximate" in log
+
+
+@pytest.mark.medium
+def test_the_results_of_converged_fits_do_not_mention_convergence(evaluated, capsys):
+    folder = evaluated()
+    assert "not_converged" not in json.loads((folder / "results.json").read_text())
+    assert RunRecord.read(folder).not_converged == ()
+    assert "converge" not in capsys.readouterr().err + (folder / "report.md").read_text()

@@ -1,4 +1,4 @@
-"""Every kind of tower computes the gradients of one rank when ranks divide its blocks."""
+"""Every kind of tower computes the gradients of one rank when ranks divide its blocks; twins share their tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.build import build_head, build_objective
-from clipzoo.distributed.parallel import Parallel, Replicated
-from clipzoo.distributed.sharded import Sharded
+from clipzoo.distributed.parallel import Parallel, by_kind
+from clipzoo.distributed.sharded import Sharded, twin
 from clipzoo.distributed.world import World
-from clipzoo.encoders.base import Encoder
+from clipzoo.encoders.base import Encoder, call_as_forward
 from clipzoo.encoders.demo import DemoImageTower
 from clipzoo.encoders.huggingface import HuggingFaceText
 from clipzoo.encoders.image import ClipResNet, ClipViT, TimmTower
 from clipzoo.encoders.open_clip import OpenClipImage, OpenClipText
 from clipzoo.encoders.text import ClipTextTower
-from clipzoo.encoders.tuning import Lora
+from clipzoo.encoders.tuning import Lora, LowRank
 from clipzoo.model import Model
 from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Features, Progress
@@ -31,16 +31,14 @@ BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 T5 = {"d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 64, "num_layers": 2, "vocab_size": 99, "dropout_rate": 0.0}
 OPEN_CLIP_TEXT = {"width": 32, "heads": 2, "layers": 2, "vocab_size": 99, "context_length": LENGTH}
 OPEN_CLIP_IMAGE = {"width": 32, "head_width": 16, "layers": 2, "patch_size": 16, "image_size": SIDE}
-VIT = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+VIT, CONVNEXT = {"depth": 2, "embed_dim": 32, "num_heads": 2}, {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
 Kind = Callable[[], nn.Module]
 IMAGES: dict[str, Kind] = {
     "clip": lambda: ClipViT(SIDE, 16, 32, 2, 2, False),
     "clip, recomputed": lambda: ClipViT(SIDE, 16, 32, 2, 2, False, checkpoint=True),
     "clip's resnet, recomputed": lambda: ClipResNet(SIDE, (1, 1, 1, 1), 4, 2, checkpoint=True),
     "timm's vit with layer scale": lambda: TimmTower("vit_tiny_patch16_224", SIDE, False, {**VIT, "init_values": 0.1}),
-    "timm's convnext": lambda: TimmTower(
-        "convnext_atto", None, False, {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
-    ),
+    "timm's convnext": lambda: TimmTower("convnext_atto", None, False, CONVNEXT),
     "demo": lambda: DemoImageTower(SIDE, 32, 2),
     "open_clip": lambda: OpenClipImage("ViT-B-32", SIDE, OPEN_CLIP_IMAGE),
 }
@@ -96,17 +94,13 @@ def computed(image: str, text: str, world: World, is_sharded: bool) -> dict[str,
     """Return loss and gradients of a batch in evaluation mode, where batch norm sees no batch, and the embeddings."""
     torch.manual_seed(0)
     encoder = Towers(IMAGES[image](), TEXTS[text]())
-    sizes = {"image_width": encoder.image_width, "text_width": encoder.text_width, "embed_width": 8}
-    head, objective = (
-        composed("+head=clip", *("+encoder={image_width:1,text_width:1}",)),
-        composed("+objective=infonce"),
-    )
-    head["head"] |= sizes
+    head = composed("+head=clip", "+encoder={image_width:1,text_width:1}")
+    head["head"] |= {"image_width": encoder.image_width, "text_width": encoder.text_width, "embed_width": 8}
     model = Model(encoder, build_head(head)).double().eval()
     parallel: Parallel[Model] = (
-        Sharded(model, world, [model.head], world.size) if is_sharded else Replicated(model, world)
+        Sharded(model, world, [model.head], world.size) if is_sharded else Parallel(model, world)
     )
-    cache = GradientCache(model, build_objective(objective), world, parallel=parallel)
+    cache = GradientCache(model, build_objective(composed("+objective=infonce")), world, parallel=parallel)
     if "recomputed" in image + text:
         parallel.trained.train()
         for module in parallel.trained.modules():
@@ -136,3 +130,31 @@ def test_ranks_that_divide_the_blocks_of_any_tower_have_the_gradients_of_one():
             for name, value in expected.items():
                 # A bias before a norm has a gradient that is zero in theory.
                 torch.testing.assert_close(rank[name], value, rtol=1e-9, atol=1e-12, msg=f"{images[number]}: {name}")
+
+
+def test_a_twin_shares_every_tensor_and_the_kept_modules_and_no_other_module():
+    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "head": nn.Linear(4, 2)})
+    nn.utils.parametrize.register_parametrization(model["encoder"][0], "weight", LowRank(torch.zeros(4, 4), 1, 1.0))
+    other = twin(model, [model["head"]])
+    states = (module.state_dict(keep_vars=True).values() for module in (model, other))
+    for own, shared in zip(*states, strict=True):
+        assert own is shared
+    assert other["head"] is model["head"]
+    assert not set(model["encoder"].modules()) & set(other["encoder"].modules())
+    other["encoder"](torch.randn(3, 4))
+    assert model["encoder"][1].num_batches_tracked == 1
+
+
+def test_a_function_called_as_forward_runs_the_hooks_of_its_module():
+    layer, calls = nn.Linear(3, 3), []
+    inputs = torch.randn(2, 3)
+    expected = call_as_forward(layer, lambda module, x: module.weight @ x.mT, inputs)
+    layer.register_forward_pre_hook(lambda module, arguments: calls.append(len(arguments)))
+    assert torch.equal(call_as_forward(layer, lambda module, x: module.weight @ x.mT, inputs), expected)
+    assert calls == [1] and "forward" not in vars(layer)
+    assert layer(inputs).shape == (2, 3)
+
+
+def test_whole_tensors_are_of_one_kind():
+    tensors = [torch.zeros(2), torch.ones(3)]
+    assert by_kind(tensors) == [tensors] and by_kind([]) == []
