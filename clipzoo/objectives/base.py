@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Head, Paper
-from clipzoo.heads.cost import Shape
+from clipzoo.heads.base import Head, Paper, Shape
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clipzoo.heads.cost import FLOAT, Shape
+from clipzoo.heads.base import FLOAT, Shape
 from clipzoo.plan.cluster import Cluster, Setting, settings
 from clipzoo.plan.counts import Blocks, Counts, recomputation_keys
 
@@ -250,9 +250,9 @@ def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: S
             found.append(Transfer("gradients between the copies", between, ranks, hidden=True))
     found.append(Transfer("gradients of head and objective", _all_reduce(FLOAT * counts.trained_others, ranks), ranks))
     cost, others = counts.head.cost(shape), (ranks - 1) * shape.local
-    saved = FLOAT - 2 if plain["trainer"]["gather"] == "bf16" else 0
-    embeddings = cost.received(shape) - saved * others * cost.gathered
-    found.append(Transfer("embeddings and scores", embeddings, ranks))
+    # Embeddings, in the precision of the gather, and their gradients in float32.
+    entry = FLOAT + (2 if plain["trainer"]["gather"] == "bf16" else FLOAT)
+    found.append(Transfer("embeddings and scores", entry * others * cost.gathered + cost.exchanged, ranks))
     of_objective = counts.objective.cost(shape, 2 * FLOAT * cost.gathered, counts.sample)
     found.append(Transfer("objective", others * of_objective, ranks))
     return [transfer for transfer in found if transfer.received]
