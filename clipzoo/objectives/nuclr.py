@@ -97,9 +97,8 @@ class NUCLR(MovingAverageObjective):
         # Before the popularities of either modality change.
         zeta = samples.read(self.zeta).to(similarity.image_to_text.positives().dtype)  # [2, N]
         log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
-        both = [
-            scores.negatives(tau, log_ratio, zeta[1 - anchor]) for anchor, scores in enumerate(similarity.directions)
-        ]
+        directions = zip(similarity.directions, zeta.flip(0), strict=True)
+        both = [scores.negatives(tau, log_ratio, of_contrasts) for scores, of_contrasts in directions]
         terms, log_pulls = [], []
         for anchor, negatives in enumerate(both):
             log_u, contrast = self.track(anchor, samples, negatives.log_sum(), similarity.world), 1 - anchor
