@@ -9,22 +9,22 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks import ops
 from benchmarks.heads import HEADS, Contender, contender
 from benchmarks.loader import photographs
 from benchmarks.loader_process import our_data
-from benchmarks.measurement import Recorder, Run, extra_mib, seconds, wait_for, whole_mib
+from benchmarks.measurement import PRODUCTS, Recorder, Run, extra_mib, seconds, wait_for, whole_mib
 from benchmarks.probe import features as probe_features
-from clipzoo import Batch, World
+from clipzoo import World
 from clipzoo.config.compose import compose
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.distributed.launch import loader_workers
@@ -55,24 +55,19 @@ def machine(recorder: Recorder) -> None:
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
-    on_gpu = device.type == "cuda"
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES if _is_installed(name)}
-    facts = {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"}
-    if on_gpu:
+    facts = {"device": f"CPU, {torch.get_num_threads()} threads"}
+    if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts["memory"] = f"{properties.total_memory / 2**30:.0f} GiB"
-        facts["compute capability"] = f"{properties.major}.{properties.minor}"
-        facts["CUDA"] = str(torch.version.cuda)
-    cores = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    return {**facts, "host": cores, "Python": platform.python_version(), **versions}
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        facts = {
+            "device": torch.cuda.get_device_name(device), "memory": f"{properties.total_memory / 2**30:.0f} GiB",
+            "compute capability": f"{properties.major}.{properties.minor}", "CUDA": str(torch.version.cuda),
+        }  # fmt: skip
+    facts["host"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    facts["Python"] = platform.python_version()
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
+    return facts
 
 
 def _product(device: torch.device, size: int, dtype: torch.dtype, precision: str) -> dict[str, float]:
@@ -98,7 +93,8 @@ WITHOUT_PADDING = ("clip", "kme-captions", "open_clip")
 def heads(recorder: Recorder) -> None:
     """The steps of all heads, micro-batches on a GPU; open_clip's first, to which the others are compared."""
     batch, micro_batch = (8, None) if recorder.small else (2048, 256)
-    for table, names, tokens in (("heads", sorted(HEADS, key=_order), None), ("captions", WITHOUT_PADDING, 12)):
+    ordered = ["open_clip", "clip", *(name for name in HEADS if name not in ("open_clip", "clip"))]
+    for table, names, tokens in (("heads", ordered, None), ("captions", WITHOUT_PADDING, 12)):
         for name in names:
             options = step_options(recorder, batch=batch, micro_batch=micro_batch, caption_tokens=tokens)
             recorder.measure(table, name, partial(_step_row, name, options, recorder))
@@ -111,10 +107,6 @@ def compiled(recorder: Recorder) -> None:
             options = step_options(recorder, batch=8 if recorder.small else 256, compile=compile)
             title = f"{name}, {'compiled' if compile else 'eager'}"
             recorder.measure("compile", title, partial(_step_row, name, options, recorder))
-
-
-def _order(name: str) -> int:
-    return {"open_clip": 0, "clip": 1}.get(name, 2)
 
 
 def step_options(recorder: Recorder, **changes: Any) -> Namespace:
@@ -133,20 +125,12 @@ def _step_row(name: str, options: Namespace, recorder: Recorder) -> dict[str, An
     built: list[Contender] = []
     first: list[float] = []
 
-    def build() -> Any:
+    def build() -> Run:
         built.append(contender(name, options, recorder.device))
-        return first_step
+        return lambda: first.append(_timed(recorder, built[0].step)[1])
 
-    def first_step() -> None:
-        begin = time.perf_counter()
-        built[0].step()
-        wait_for(recorder.device)
-        first.append(time.perf_counter() - begin)
-
-    if recorder.device.type == "cuda":
-        mib = whole_mib(build, recorder.device)
-    else:
-        mib = None
+    mib = whole_mib(build, recorder.device) if recorder.device.type == "cuda" else None
+    if mib is None:
         build()()
     readings = [seconds(built[0].step, recorder.device) for _ in range(2 if recorder.small else REPEATS)]
     taken, tflop = statistics.median(readings), built[0].flops() / 1e12
@@ -157,8 +141,6 @@ def _step_row(name: str, options: Namespace, recorder: Recorder) -> dict[str, An
     }  # fmt: skip
 
 
-PRODUCTS = {"tf32": "high", "bf16": "medium"}
-"""Precision of products -> its name in torch.set_float32_matmul_precision."""
 WIDTH = 512
 
 
@@ -167,8 +149,8 @@ def scores(recorder: Recorder) -> None:
     torch.set_default_device(recorder.device)
     samples = 96 if recorder.small else 32_768
     flop = 3 * 2 * samples**2 * WIDTH
-    for products, setting in PRODUCTS.items():
-        torch.set_float32_matmul_precision(setting)
+    for products in ("tf32", "bf16"):
+        torch.set_float32_matmul_precision(PRODUCTS[products])
         for title, build in _objective_cases(samples).items():
             _contenders(recorder, "objectives", f"{title}, N = {samples}", build, products, flop)
         for title, build, flop_of_case in _score_cases(recorder.small):
@@ -302,25 +284,17 @@ def _search(recorder: Recorder, options: Namespace) -> dict[str, Any]:
 
 def _remaining_gradient(solution: Solution, train: LabelledFeatures, c: float) -> float:
     """Norm of the gradient of scikit-learn's objective in float64, relative to its norm at zero weights."""
-    solved, at_zero = (
-        _gradient(weight, bias, train, c)
-        for weight, bias in (
-            (solution.weight, solution.bias),
-            (torch.zeros_like(solution.weight), torch.zeros_like(solution.bias)),
-        )
-    )
-    return float(solved.norm() / at_zero.norm())
-
-
-def _gradient(weight: Tensor, bias: Tensor, train: LabelledFeatures, c: float) -> Tensor:
-    """[d + 1, k], the bias last."""
-    total = torch.cat([weight, torch.zeros_like(bias)[None]])
-    for rows, labels in zip(train.features.split(1 << 16), train.labels.split(1 << 16), strict=True):
-        rows = rows.double()
-        residual = torch.addmm(bias, rows, weight).softmax(dim=1)
-        residual[torch.arange(len(labels), device=labels.device), labels] -= 1
-        total += c * torch.cat([rows.mT @ residual, residual.sum(dim=0)[None]])
-    return total
+    norms = []
+    for factor in (1, 0):
+        weight, bias = factor * solution.weight, factor * solution.bias
+        gradient = torch.cat([weight, torch.zeros_like(bias)[None]])  # [d + 1, k], the bias last
+        for rows, labels in zip(train.features.split(1 << 16), train.labels.split(1 << 16), strict=True):
+            rows = rows.double()
+            residual = torch.addmm(bias, rows, weight).softmax(dim=1)
+            residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+            gradient += c * torch.cat([rows.mT @ residual, residual.sum(dim=0)[None]])
+        norms.append(gradient.norm())
+    return float(norms[0] / norms[1])
 
 
 def _timed(recorder: Recorder, function: Any) -> tuple[Any, float]:
@@ -344,65 +318,39 @@ def loader(recorder: Recorder) -> None:
     torch.set_float32_matmul_precision("medium")
     step = contender("clip", options, device).step
     with tempfile.TemporaryDirectory() as folder:
-        shards = photographs(Path(folder), 400, 300, samples)
-        batches = _batches(shards, encoder, size, workers)
+        loading = SimpleNamespace(
+            shards=photographs(Path(folder), 400, 300, samples), image_size=encoder["image_size"],
+            crop_scale=[0.5, 1.0], decode="exact", workers=workers,
+        )  # fmt: skip
+        data = our_data(loading, ClipTokenizer(encoder["context_length"]))
+        batches: Any = data.batches(
+            seed=0, global_batch=size, world=World(), start_step=0, stop_step=MANY, trim_text=True
+        )
         resident = next(batches).to(device)
         ahead = 2 * workers  # batches that the workers prepare while something else is measured
-        parts: dict[str, tuple[Callable[[], object], int]] = {
+        parts: dict[str, tuple[Run, int]] = {
             "step, batch on the device": (lambda: step(resident), 2),
             "loader alone": (lambda: next(batches), ahead),
             "loader and step": (lambda: step(next(batches).to(device)), ahead),
         }
-        times: dict[str, float] = {}
-        for name, (run, warm_up) in parts.items():
-            recorder.measure("loader", name, partial(_loading_row, recorder, name, run, warm_up, steps, size, times))
         if device.type == "cuda":
-            recorder.measure(
-                "loader", "copy of a pinned batch to the device", partial(_pinned_copy, resident, device, steps)
-            )
+            pinned = resident.map(lambda tensor: tensor.cpu()).pin_memory()
+            parts["copy of a pinned batch to the device"] = (lambda: pinned.to(device), 1)
+        times: dict[str, float] = {}
+
+        def row(name: str) -> dict[str, float]:
+            run, warm_up = parts[name]
+            for _ in range(warm_up):
+                run()
+            _, taken = _timed(recorder, lambda: [run() for _ in range(steps)])
+            times[name] = taken / steps
+            return {"seconds": times[name], "samples_per_second": size / times[name]}
+
+        for name in parts:
+            recorder.measure("loader", name, partial(row, name))
         batches.close()
     if len(times) == len(parts):
-        alone, loading, both = times.values()
-        hidden = (alone + loading - both) / min(alone, loading)
+        alone, only_loader, both, *_ = times.values()
+        hidden = (alone + only_loader - both) / min(alone, only_loader)
         facts = {"workers": workers, "hidden": max(0.0, min(1.0, hidden)), "batch": size, "encoder": options.encoder}
         recorder.add("overlap", "hidden share of the shorter of the two", facts)
-
-
-def _batches(shards: str, encoder: dict, batch: int, workers: int) -> Generator[Batch, None, None]:
-    options = SimpleNamespace(
-        shards=shards, image_size=encoder["image_size"], crop_scale=[0.5, 1.0], decode="exact", workers=workers
-    )
-    data = our_data(options, ClipTokenizer(encoder["context_length"]))
-    yield from data.batches(seed=0, global_batch=batch, world=World(), start_step=0, stop_step=MANY, trim_text=True)
-
-
-def _loading_row(
-    recorder: Recorder,
-    name: str,
-    run: Callable[[], object],
-    warm_up: int,
-    steps: int,
-    batch: int,
-    times: dict[str, float],
-) -> dict[str, float]:
-    for _ in range(warm_up):
-        run()
-    wait_for(recorder.device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        run()
-    wait_for(recorder.device)
-    times[name] = (time.perf_counter() - begin) / steps
-    return {"seconds": times[name], "samples_per_second": batch / times[name]}
-
-
-def _pinned_copy(batch: Batch, device: torch.device, steps: int) -> dict[str, float]:
-    pinned = batch.map(lambda tensor: tensor.cpu()).pin_memory()
-    pinned.to(device)
-    wait_for(device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        pinned.to(device)
-    wait_for(device)
-    taken = (time.perf_counter() - begin) / steps
-    return {"seconds": taken, "samples_per_second": len(batch) / taken}

@@ -12,8 +12,6 @@ open_clip's model is ours exported, with its own ClipLoss and, for micro-batches
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
-from benchmarks import publish
+from benchmarks import in_turn, log, medians, publish
 from benchmarks.measurement import seconds, whole_mib
 from clipzoo import Batch, Model, Progress, World
 from clipzoo.build import build_model, build_objective, build_part
@@ -89,22 +87,24 @@ def main(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
-    memory = {}
-    build = {name: partial(_step, name, options, device) for name in options.heads}
+    build = {name: lambda name=name: contender(name, options, device).step for name in options.heads}
     build[options.heads[0]]()()  # memory of what is loaded once belongs to no contender
+    memory = {}
     for name in options.heads:
         memory[name] = whole_mib(build[name], device)
-        print(f"{name}: {memory[name]:.0f} MiB", file=sys.stderr, flush=True)
+        log(f"{name}: {memory[name]:.0f} MiB")
     steps = {name: build[name]() for name in options.heads}
-    times = _interleaved(steps, options.rounds, device)
+    readings = in_turn(
+        {name: lambda step=step: seconds(step, device) for name, step in steps.items()}, options.rounds + 1
+    )
+    times = {name: values[1:] for name, values in readings.items()}  # the first round warms up
     result = _summary(options, memory, times, device)
-    publish(options, result, _table(result))
+    lines = [f"| head | seconds a step | of {result['base']}'s | peak MiB |", "| --- | ---: | ---: | ---: |"]
+    for name, row in result["rows"].items():
+        lines.append(f"| {name} | {row['seconds']:.3f} | {row['times_base']:.2f} | {row['peak_mib']} |")
+    publish(options, result, "\n".join(lines))
     if options.output:
         _draw(result, options.output.with_suffix(".png"))
-
-
-def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
-    return contender(name, options, device).step
 
 
 def contender(name: str, options: argparse.Namespace, device: torch.device) -> Contender:
@@ -214,41 +214,22 @@ def _accumulate(slices: list[slice], encode: Callable[..., tuple[Tensor, Tensor,
         loss_of(images, texts, scale).backward()
 
 
-def _interleaved(steps: dict[str, Step], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each round, interleaved; on a CPU those of the process, so that other processes do not count."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(-1, rounds):
-        for name, step in steps.items():
-            taken = seconds(step, device)
-            if turn >= 0:  # the first round warms up
-                times[name].append(taken)
-        print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-    return times
-
-
 def _summary(options: argparse.Namespace, memory: dict, times: dict, device: torch.device) -> dict[str, Any]:
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    base = next(name for name in ("clip", *medians) if name in medians)
+    middle = medians(times)
+    base = "clip" if "clip" in middle else next(iter(middle))
     rows = {
         name: {
-            "seconds": round(medians[name], 4),
+            "seconds": round(middle[name], 4),
             "readings": [round(value, 4) for value in times[name]],
             "peak_mib": round(memory[name]),
-            "times_base": round(medians[name] / medians[base], 3),
+            "times_base": round(middle[name] / middle[base], 3),
         }
-        for name in medians
+        for name in middle
     }
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} thread(s)"
     named = "encoder", "batch", "micro_batch", "caption_tokens", "precision", "head_products"
     sizes = {key: getattr(options, key) for key in named}
     return {"what": "training step", "device": where, "torch": torch.__version__, **sizes, "base": base, "rows": rows}
-
-
-def _table(result: dict[str, Any]) -> str:
-    lines = [f"| head | seconds a step | of {result['base']}'s | peak MiB |", "| --- | ---: | ---: | ---: |"]
-    for name, row in result["rows"].items():
-        lines.append(f"| {name} | {row['seconds']:.3f} | {row['times_base']:.2f} | {row['peak_mib']} |")
-    return "\n".join(lines)
 
 
 def _draw(result: dict[str, Any], path: Path) -> None:
