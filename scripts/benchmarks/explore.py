@@ -21,7 +21,7 @@ from benchmarks import built, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 from clipzoo.explore.app import ExploredModel
-from clipzoo.explore.index import BLOCK, SearchIndex, write_block, write_facts
+from clipzoo.explore.index import BLOCK, SearchIndex, facts_of, write_block, write_facts
 from clipzoo.loading import LoadedModel
 from clipzoo.types import Features
 
@@ -70,5 +70,6 @@ def _index(head: str, pictures: int, folder: Path) -> SearchIndex:
     embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
     for number, first in enumerate(range(0, pictures, BLOCK)):
         write_block(folder, number, embedding[: pictures - first])
-    write_facts(folder, loaded, head, "random", [str(row) for row in range(pictures)])
+    names = [str(row) for row in range(pictures)]
+    write_facts(folder, facts_of(loaded, head, "random", names), names)
     return SearchIndex(folder, loaded)
