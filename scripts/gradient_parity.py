@@ -16,7 +16,6 @@ the last step, from those of one process. The last row has the share of weights 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import pickle
 import socket
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -339,24 +339,17 @@ def _by_part(actual: Gradients, expected: Gradients) -> dict[str, float]:
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the first rank's `function(world, *arguments)`, called in `ranks` new processes."""
-    context = multiprocessing.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    answers: Any = context.SimpleQueue()
-    processes = [
-        context.Process(target=_rank, args=(answers, rank, ranks, port, function, arguments), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
+    answers: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    ended = multiprocessing.spawn(_rank, (answers, ranks, port, function, arguments), ranks, join=False, daemon=True)
     answer = pickle.loads(answers.get())
-    for process in processes:
-        process.join()
+    ended.join()
     return answer
 
 
-def _rank(answers: Any, rank: int, ranks: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
+def _rank(rank: int, answers: Any, ranks: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
     torch.set_num_threads(1)
     names = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})

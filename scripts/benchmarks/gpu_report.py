@@ -56,7 +56,7 @@ def write_report(folder: Path, facts: Mapping[str, Any], outcomes: Mapping[str, 
     for name, panels in BARS.items():
         measured = [row for row in tables.get(name, {}).values() if panels[0][1] in row]
         if measured:
-            _bars(folder / f"{name}.png", measured, panels)
+            bars(folder / f"{name}.png", measured, panels)
     machine = tables.get("machine", {}).get("device", {})
     title = f"# Benchmark of {machine.get('device', facts['device'])}"
     blocks = [title, _head(facts, machine), "## Parts", _parts(facts, outcomes)]
@@ -77,7 +77,7 @@ def _head(facts: Mapping[str, Any], machine: Row) -> str:
     return f"`{command}`, {facts['date']}, {facts['seconds']:.0f} s in all. {known}.{rehearsal}"
 
 
-def _bars(path: Path, rows: list[Row], panels: Iterable[Panel]) -> None:
+def bars(path: Path, rows: list[Row], panels: Iterable[Panel], title: str | None = None) -> None:
     """A bar for each row, in one panel for each quantity; quantities that were not measured are left out."""
     from matplotlib.figure import Figure
 
@@ -96,6 +96,8 @@ def _bars(path: Path, rows: list[Row], panels: Iterable[Panel]) -> None:
         label(axes, title)
         style(axes, grid="x")
     figure.axes[0].invert_yaxis()
+    if title:
+        figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=DPI)
 
 

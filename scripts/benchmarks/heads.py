@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -25,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
 from benchmarks import in_turn, log, medians, publish
+from benchmarks.gpu_report import bars
 from benchmarks.measurement import seconds, whole_mib
 from clipzoo import Batch, Model, Progress, World
 from clipzoo.build import build_model, build_objective, build_part
@@ -104,7 +104,12 @@ def main(options: argparse.Namespace) -> None:
         lines.append(f"| {name} | {row['seconds']:.3f} | {row['times_base']:.2f} | {row['peak_mib']} |")
     publish(options, result, "\n".join(lines))
     if options.output:
-        _draw(result, options.output.with_suffix(".png"))
+        panels = (
+            (f"step time, {result['base']} = 1", "times_base", 1, "%.2f"), ("peak memory, MiB", "peak_mib", 1, "%.0f"),
+        )  # fmt: skip
+        size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}, {result['device']}"
+        rows = [{"name": name, **row} for name, row in result["rows"].items()]
+        bars(options.output.with_suffix(".png"), rows, panels, size)
 
 
 def contender(name: str, options: argparse.Namespace, device: torch.device) -> Contender:
@@ -230,24 +235,3 @@ def _summary(options: argparse.Namespace, memory: dict, times: dict, device: tor
     named = "encoder", "batch", "micro_batch", "caption_tokens", "precision", "head_products"
     sizes = {key: getattr(options, key) for key in named}
     return {"what": "training step", "device": where, "torch": torch.__version__, **sizes, "base": base, "rows": rows}
-
-
-def _draw(result: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    rows = result["rows"]
-    figure = Figure(figsize=(8, 0.45 * len(rows) + 1.4), layout="constrained")
-    time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
-    for axes, key, title, form in (
-        (time_axes, "times_base", f"step time, {result['base']} = 1", "%.2f"),
-        (memory_axes, "peak_mib", "peak memory, MiB", "%.0f"),
-    ):
-        bars = axes.barh(list(rows), [row[key] for row in rows.values()], color="#4c72b0")
-        axes.bar_label(bars, fmt=form, padding=3)
-        axes.set_title(title, fontsize=10)
-        axes.margins(x=0.18)
-        axes.spines[["top", "right"]].set_visible(False)
-    time_axes.invert_yaxis()
-    size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}"
-    figure.suptitle(f"{size}, {result['device']}", fontsize=10)
-    figure.savefig(path, dpi=110)
