@@ -25,7 +25,7 @@ class VectorHead(Head[Tensor]):
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """[n, d] and [k, d] -> left [n, f] and right [k, f], such that left @ right.mT is the score, scale included.
 
-        A row of a factor depends on the same row of its argument alone, so that rows may be split and gathered.
+        A row of a factor depends only on the same row of its argument, so that rows may be split and gathered.
         """
 
     def search_factors(self, image: Tensor, text: Tensor, basis: None = None) -> tuple[Tensor, Tensor]:
@@ -75,10 +75,16 @@ class ProjectedHead(VectorHead):
         self.text_bias = nn.Parameter(torch.zeros(embed_width)) if bias and embed_width else None
 
     def embed_image(self, features: Features) -> Tensor:
-        return project(features.pooled, self.image_projection, self.image_bias)
+        return self.project(features.pooled, self.image_projection, self.image_bias)
 
     def embed_text(self, features: Features) -> Tensor:
-        return project(features.pooled, self.text_projection, self.text_bias)
+        return self.project(features.pooled, self.text_projection, self.text_bias)
+
+    def project(self, pooled: Tensor, matrix: Tensor | None, bias: Tensor | None) -> Tensor:
+        """[b, w] -> [b, d]."""
+        if matrix is None:
+            return pooled
+        return pooled @ matrix if bias is None else torch.addmm(bias, pooled, matrix)
 
 
 class UnitVectorHead(ProjectedHead):
@@ -87,22 +93,13 @@ class UnitVectorHead(ProjectedHead):
     image_projection: nn.Parameter
     text_projection: nn.Parameter
 
-    def embed_image(self, features: Features) -> Tensor:
-        return functional.normalize(super().embed_image(features), dim=-1)
-
-    def embed_text(self, features: Features) -> Tensor:
-        return functional.normalize(super().embed_text(features), dim=-1)
+    def project(self, pooled: Tensor, matrix: Tensor | None, bias: Tensor | None) -> Tensor:
+        """[b, w] -> [b, d], unit vectors."""
+        return functional.normalize(super().project(pooled, matrix, bias), dim=-1)
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] unit vectors -> [1, d], their normalised mean."""
         return functional.normalize(super().ensemble(prompts), dim=-1)
-
-
-def project(vectors: Tensor, matrix: Tensor | None, bias: Tensor | None = None) -> Tensor:
-    """[b, w] -> [b, d]; the vectors themselves without a matrix."""
-    if matrix is None:
-        return vectors
-    return vectors @ matrix if bias is None else torch.addmm(bias, vectors, matrix)
 
 
 def projection(width: int, embed_width: int) -> nn.Parameter:
