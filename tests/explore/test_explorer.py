@@ -27,7 +27,7 @@ def explorer(tmp_path_factory):
 def test_pictures_are_in_the_order_of_the_models_logits(place, explorer):
     model, images = explorer.models[place].model, explorer.collections[0].gallery.images
     expected = logits(model, [images[row] for row in range(len(images))], ["red thing"])[:, 0]
-    matches, best = explorer.answer(RED)[place]["matches"], expected.topk(12)
+    matches, best = explorer.answer(RED)[place]["matches"][:5], expected.topk(5)
     assert [match["row"] for match in matches] == best.indices.tolist()
     scores = torch.tensor([match["score"] for match in matches])
     torch.testing.assert_close(scores, best.values, atol=1e-3, rtol=1e-3)
