@@ -85,14 +85,14 @@ def run(options: argparse.Namespace, steps: Sequence[int | None]) -> None:
             collections = [collection_of_images(options.images, options.limit)]
         else:
             config = next((model.config for model in models if "eval" in model.config), {})
-            collections = collections_of(config, options.dataset, options.limit, say)
+            collections = collections_of(config, options.dataset, options.limit)
         parts = []
         for name, source, model, step in zip(names_of(options.models), options.models, models, steps, strict=True):
             # Sources may have one name; a path as a name would lead into the run.
             digest = hashlib.sha256(source.encode()).hexdigest()[:16]
             own = model.folder / "explore" if model.folder else Path(temporary) / digest
             cached = options.cache / digest if options.cache else own
-            parts.append(explored(name, source, model, collections, cached, say, step))
+            parts.append(explored(name, source, model, collections, cached, step))
         explorer = Explorer(parts, collections)
         if options.static is not None:
             write_whole(options.static / "index.html", explorer.static(options.captions))
@@ -141,13 +141,10 @@ class Collection:
         return len(self.gallery.names)
 
 
-def collections_of(
-    config: Mapping[str, Any], names: Sequence[str], limit: int, report: Callable[[str], None]
-) -> list[Collection]:
-    """Return the evaluation datasets of a run's configuration.
+def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) -> list[Collection]:
+    """Return the evaluation datasets of a run's configuration; missing ones are reported.
 
-    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset. report: receives a
-    line for each missing dataset.
+    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset.
 
     Raises:
         ConfigError: the configuration has no evaluation dataset, or none of these names, or all datasets are missing.
@@ -171,7 +168,7 @@ def collections_of(
     if not collections:
         raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run was found: {REMEDY}"]))
     for message in missing:
-        report(f"left out: {message}")
+        say(f"left out: {message}")
     return collections
 
 
@@ -409,13 +406,12 @@ def explored(
     model: LoadedModel,
     collections: Sequence[Collection],
     folder: Path,
-    report: Callable[[str], None],
     step: int | None = None,
 ) -> ExploredModel:
     """Return the model with an index of each collection, that of the first one already built.
 
     source: name by which `clipzoo.load` finds the model. folder: keeps the embeddings; those of other weights or
-    pictures are made again. report: receives lines of progress. step: of the model's checkpoint.
+    pictures are made again. step: of the model's checkpoint.
     """
 
     def build(number: int) -> SearchIndex:
@@ -423,7 +419,7 @@ def explored(
         place = below(folder, re.sub(r"[^\w.-]", "_", collection.name))
         index = build_index(
             model, source, collection.gallery, place, replace=True,
-            report=lambda line: report(f"{name}, {collection.name}: {line}"),
+            report=lambda line: say(f"{name}, {collection.name}: {line}"),
         )  # fmt: skip
         assert index is not None
         # The first search prepares the next ones.

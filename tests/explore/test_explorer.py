@@ -83,7 +83,7 @@ def test_a_map_has_a_point_and_a_class_for_each_picture(explorer):
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_map_of_few_pictures_has_two_coordinates(tmp_path, limit):
     parts = collections(tmp_path / "sets", limit)
-    explorer = Explorer([explored("clip", "clip", loaded("clip"), parts, tmp_path / "clip", lambda line: None)], parts)
+    explorer = Explorer([explored("clip", "clip", loaded("clip"), parts, tmp_path / "clip")], parts)
     assert torch.tensor(explorer.maps(0)["models"][0]["points"]).shape == (limit, 2)
 
 
@@ -97,9 +97,9 @@ def test_a_limit_takes_pictures_from_the_whole_dataset_with_their_own_captions(t
 
 def test_a_run_without_evaluation_data_is_told_what_to_give():
     with pytest.raises(ConfigError, match="no evaluation data .* give --images FOLDER"):
-        collections_of({"eval": {"root": "x", "retrieval": []}}, (), 10, print)
+        collections_of({"eval": {"root": "x", "retrieval": []}}, (), 10)
     with pytest.raises(ConfigError, match="--dataset sea is not an evaluation dataset .* has: scenes"):
-        collections_of({"eval": {"root": "x", "retrieval": ["scenes"]}}, ["sea"], 10, print)
+        collections_of({"eval": {"root": "x", "retrieval": ["scenes"]}}, ["sea"], 10)
 
 
 @pytest.mark.parametrize(
