@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -144,73 +144,61 @@ def _step_row(name: str, options: Namespace, recorder: Recorder) -> dict[str, An
 WIDTH = 512
 
 
+Case = tuple[str, str, Callable[[], dict[str, Run]], tuple[str, ...], float]
+"""Table, title, function that returns contenders, those to measure, and floating-point operations."""
+
+
 def scores(recorder: Recorder) -> None:
     """Only objectives and scores: tiles compared with the matrix and with open_clip's losses."""
     torch.set_default_device(recorder.device)
-    samples = 96 if recorder.small else 32_768
-    flop = 3 * 2 * samples**2 * WIDTH
     for products in ("tf32", "bf16"):
         torch.set_float32_matmul_precision(PRODUCTS[products])
-        for title, build in _objective_cases(samples).items():
-            _contenders(recorder, "objectives", f"{title}, N = {samples}", build, products, flop)
-        for title, build, flop_of_case in _score_cases(recorder.small):
-            _contenders(recorder, "scores", title, build, products, flop_of_case)
+        for table, title, build, names, flop in _cases(recorder.small):
+            try:
+                contenders = build()
+            except Exception:
+                recorder.measure(table, f"{title}, {products} products", build)  # fails again, and is a row
+                continue
+            # The others are measured if one runs out of memory.
+            for name in names:
+                facts = {"case": title, "products": products, "contender": name}
+                times = partial(_times, recorder, contenders[name], flop, facts)
+                recorder.measure(table, f"{title}, {products} products, {name}", times)
 
 
-def _objective_cases(samples: int) -> dict[str, Callable[[], dict[str, Run]]]:
-    def infonce() -> dict[str, Run]:
-        vectors = ops.vector_contenders(samples, WIDTH)
-        del vectors["clipzoo infoloob"]
-        return {**vectors, "matrix": ops.objective_contenders("infonce", samples, WIDTH)["matrix"]}
+def _cases(small: bool) -> Iterator[Case]:
+    samples = 96 if small else 32_768
+    of_objective = partial(ops.objective_contenders, samples=samples, width=WIDTH)
+    three, flop = ("clipzoo", "open_clip", "matrix"), 3 * 2 * samples**2 * WIDTH
+    for title, name, peers in (
+        ("InfoNCE", "infonce", ops.vector_contenders), ("SigLIP", "siglip", ops.siglip_contenders),
+    ):  # fmt: skip
 
-    return {
-        "InfoNCE": infonce,
-        "SigLIP": lambda: {**ops.siglip_contenders(samples, WIDTH),
-                           "matrix": ops.objective_contenders("siglip", samples, WIDTH)["matrix"]},
-        "NUCLR": lambda: ops.objective_contenders("nuclr", samples, WIDTH),
-    }  # fmt: skip
+        def build(name: str = name, peers: Callable[..., dict[str, Run]] = peers) -> dict[str, Run]:
+            return {**of_objective(name), **peers(samples, WIDTH)}
 
+        yield "objectives", f"{title}, N = {samples}", build, three, flop
+    yield "objectives", f"NUCLR, N = {samples}", partial(of_objective, "nuclr"), ("clipzoo", "matrix"), flop
 
-def _score_cases(small: bool) -> list[tuple[str, Callable[[], dict[str, Run]], float]]:
-    """Point sets: title, contenders, and the operations of a product of the scores and two of their gradient."""
     # Samples, image points, text points, of which valid, width; the naive form only fits where there are few samples.
-    cases = [(6, 5, 4, 3, 16, True)] if small else [
-        (64, 197, 77, 77, WIDTH, True), (2048, 197, 77, 12, WIDTH, False), (2048, 197, 77, 77, WIDTH, False),
-    ]  # fmt: skip
-    rows: list[tuple[str, Callable[[], dict[str, Run]], float]] = []
-    for samples, points, others, valid, width, naive in cases:
-        build = partial(ops.kme_contenders, samples, points, others, width, valid, 7.14)
-        title = f"KME, N = {samples}, {points} x {valid} points"
-        flop = 3 * 2.0 * samples**2 * points * valid * width
-        rows.append((title, partial(_kept, build, naive), flop))
+    # Compiled forms take long to compile. A product of the scores and two of their gradient.
+    large = [(64, 197, 77, 77, WIDTH), (2048, 197, 77, 12, WIDTH), (2048, 197, 77, 77, WIDTH)]
+    for sets, points, others, valid, width in [(6, 5, 4, 3, 16)] if small else large:
+        kme = partial(ops.kme_contenders, sets, points, others, width, valid, 7.14)
+        names = ("clipzoo", "naive") if sets <= 64 else ("clipzoo",)
+        flop = 6.0 * sets**2 * points * valid * width
+        yield "scores", f"KME, N = {sets}, {points} x {valid} points", kme, names, flop
+    # A product for the angles, again in the gradient, and one of the gradient.
     samples, points, width, count = (4, 5, 16, 32) if small else (2048, 197, WIDTH, 1024)
     waves = partial(ops.wave_contenders, samples, points, width, count)
     title = f"WPSE's features, {samples} x {points} points, D = {count}"
-    # A product for the angles, again in the gradient, and one of the gradient.
-    rows.append((title, partial(_kept, waves, True), 2 * 2.0 * samples * points * width * count))
-    return rows
+    yield "scores", title, waves, ("clipzoo", "naive"), 4.0 * samples * points * width * count
 
 
-def _contenders(
-    recorder: Recorder, table: str, title: str, build: Callable[[], dict[str, Run]], products: str, flop: float
-) -> None:
-    """Add a row for each contender; the others are measured if one runs out of memory."""
-    try:
-        contenders = build()
-    except Exception:
-        recorder.measure(table, f"{title}, {products} products", build)  # fails again, and is a row
-        return
-    for name, run in contenders.items():
-        autocast = name == "open_clip" and products == "bf16"
-        recorder.measure(
-            table, f"{title}, {products} products, {name}",
-            partial(_times, recorder, run, autocast, flop, {"case": title, "products": products, "contender": name}),
-        )  # fmt: skip
-
-
-def _times(recorder: Recorder, run: Run, autocast: bool, flop: float, facts: dict[str, str]) -> dict[str, Any]:
+def _times(recorder: Recorder, run: Run, flop: float, facts: dict[str, str]) -> dict[str, Any]:
     """Median of a few runs, forward and backward, and the peak memory without the inputs."""
     device = recorder.device
+    autocast = facts["contender"] == "open_clip" and facts["products"] == "bf16"
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
@@ -223,11 +211,6 @@ def _times(recorder: Recorder, run: Run, autocast: bool, flop: float, facts: dic
     return {
         **facts, "seconds": taken, "readings": readings, "extra_mib": mib, "tflops": flop / max(taken, 1e-9) / 1e12,
     }  # fmt: skip
-
-
-def _kept(build: Callable[[], dict[str, Run]], naive: bool) -> dict[str, Run]:
-    """Compiled forms take long to compile, and are left out."""
-    return {key: run for key, run in build().items() if key == "clipzoo" or (naive and key == "naive")}
 
 
 class _TimeIsUp(Exception):  # noqa: N818
