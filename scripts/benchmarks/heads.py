@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
@@ -191,10 +191,15 @@ def _open_clip(plain: dict[str, Any], batch: Batch, options: argparse.Namespace,
     def step() -> None:
         optimizer.zero_grad()
         parts = [slice(start, start + size) for start in range(0, options.batch, size)]
-        if len(parts) == 1:
-            loss_of(*encode(parts[0])).backward()
-        else:
-            _accumulate(parts, encode, loss_of)
+        # --accum-freq: features of all parts are cached; one part after the other is encoded again.
+        with torch.no_grad():
+            cached = [encode(rows)[:2] for rows in parts] if len(parts) > 1 else [()]
+        for index, rows in enumerate(parts):
+            image_part, text_part, scale = encode(rows)
+            sides = list(cached)
+            sides[index] = image_part, text_part
+            images, texts = (torch.cat(side) for side in zip(*sides, strict=True))
+            loss_of(images, texts, scale).backward()
         optimizer.step()
         with torch.no_grad():
             model.logit_scale.clamp_(0, 4.6052)
@@ -206,17 +211,6 @@ def _open_clip(plain: dict[str, Any], batch: Batch, options: argparse.Namespace,
         return 3 * (counter.get_total_flops() / 2 * len(batch) + 2 * len(batch) ** 2 * images.shape[1])
 
     return Contender(step, flops)
-
-
-def _accumulate(slices: list[slice], encode: Callable[..., tuple[Tensor, Tensor, Tensor]], loss_of: nn.Module) -> None:
-    """open_clip's --accum-freq: features of all parts are cached; one part after the other is encoded again."""
-    with torch.no_grad():
-        cached = [encode(rows)[:2] for rows in slices]
-    for index, rows in enumerate(slices):
-        image, text, scale = encode(rows)
-        images = torch.cat([image if other == index else cached[other][0] for other in range(len(slices))])
-        texts = torch.cat([text if other == index else cached[other][1] for other in range(len(slices))])
-        loss_of(images, texts, scale).backward()
 
 
 def _summary(options: argparse.Namespace, memory: dict, times: dict, device: torch.device) -> dict[str, Any]:
