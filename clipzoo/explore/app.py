@@ -299,11 +299,12 @@ class ExploredModel:
         }
 
 
+@dataclass(frozen=True)
 class Explorer:
     """Several models on the same collections of pictures, and the answers to the paths that the page asks for."""
 
-    def __init__(self, models: Sequence[ExploredModel], collections: Sequence[Collection]) -> None:
-        self.models, self.collections = models, collections
+    models: Sequence[ExploredModel]
+    collections: Sequence[Collection]
 
     def answer(self, path: str) -> Any:
         """Return the answer to a path, such as "search?collection=0&caption=a%20circle".
