@@ -265,9 +265,10 @@ def write_facts(folder: Path, facts: dict[str, Any], names: Sequence[str]) -> No
 
 def write_block(folder: Path, number: int, embedding: Embedding) -> None:
     """Write the embeddings of the images from `number * BLOCK` on."""
-    tensors = {"embedding": embedding}
     if isinstance(embedding, PointSet):
         tensors = {"points": embedding.points, "log_weights": embedding.log_weights}
+    else:
+        tensors = {"embedding": embedding}
     save_weights(tensors, _block(folder, number))
 
 

@@ -64,7 +64,8 @@ def fake_(module: nn.Module) -> None:
     """Replace all tensors of a module, in place, by new ones. Call it under FakeTensorMode."""
     replaced: dict[int, nn.Parameter] = {}
     for part in module.modules():
-        for tensors in (part._parameters, part._buffers):
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for tensors in tables:
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue

@@ -9,6 +9,7 @@ import argparse
 import resource
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnxruntime
@@ -37,9 +38,8 @@ def main(options: argparse.Namespace) -> None:
         }
         for run in runs.values():
             run()
-        ours, theirs = medians(
-            in_turn({name: lambda run=run: cpu_time(run) for name, run in runs.items()}, options.rounds)
-        ).values()
+        readings = in_turn({name: partial(cpu_time, run) for name, run in runs.items()}, options.rounds)
+    ours, theirs = medians(readings).values()
     print(f"torch {ours:.3f} s, onnxruntime {theirs:.3f} s per batch of {BATCH}: {ours / theirs:.2f} times as fast")
 
 

@@ -169,7 +169,7 @@ def scores(recorder: Recorder) -> None:
 def _cases(small: bool) -> Iterator[Case]:
     samples = 96 if small else 32_768
     of_objective = partial(ops.objective_contenders, samples=samples, width=WIDTH)
-    three, flop = ("clipzoo", "open_clip", "matrix"), 3 * 2 * samples**2 * WIDTH
+    three, flop = ("clipzoo", "open_clip", "matrix"), 6.0 * samples**2 * WIDTH
     for title, name, peers in (
         ("InfoNCE", "infonce", ops.vector_contenders), ("SigLIP", "siglip", ops.siglip_contenders),
     ):  # fmt: skip

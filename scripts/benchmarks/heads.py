@@ -87,16 +87,15 @@ def main(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
-    build = {name: lambda name=name: contender(name, options, device).step for name in options.heads}
+    build = {name: partial(_step, name, options, device) for name in options.heads}
     build[options.heads[0]]()()  # memory of what is loaded once belongs to no contender
     memory = {}
     for name in options.heads:
         memory[name] = whole_mib(build[name], device)
         log(f"{name}: {memory[name]:.0f} MiB")
     steps = {name: build[name]() for name in options.heads}
-    readings = in_turn(
-        {name: lambda step=step: seconds(step, device) for name, step in steps.items()}, options.rounds + 1
-    )
+    runs = {name: partial(seconds, step, device) for name, step in steps.items()}
+    readings = in_turn(runs, options.rounds + 1)
     times = {name: values[1:] for name, values in readings.items()}  # the first round warms up
     result = _summary(options, memory, times, device)
     lines = [f"| head | seconds a step | of {result['base']}'s | peak MiB |", "| --- | ---: | ---: | ---: |"]
@@ -110,6 +109,10 @@ def main(options: argparse.Namespace) -> None:
         size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}, {result['device']}"
         rows = [{"name": name, **row} for name, row in result["rows"].items()]
         bars(options.output.with_suffix(".png"), rows, panels, size)
+
+
+def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
+    return contender(name, options, device).step
 
 
 def contender(name: str, options: argparse.Namespace, device: torch.device) -> Contender:

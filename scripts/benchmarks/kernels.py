@@ -55,7 +55,11 @@ def measure(recorder: Recorder, operation: str, products: str) -> None:
         recorder.measure("kernels", name, partial(worst, CASES[operation], recorder, products, inputs))
     for check in CHECKS[operation]:
         title = f"{operation}, {products} products: {(check.__doc__ or '').strip().rstrip('.')}"
-        recorder.measure("checks", title, lambda check=check: {"proved": check(recorder.device)})
+        recorder.measure("checks", title, partial(_proved, check, recorder.device))
+
+
+def _proved(check: Callable[[torch.device], bool], device: torch.device) -> dict[str, Any]:
+    return {"proved": check(device)}
 
 
 def worst(make: Cases, recorder: Recorder, products: str, inputs: str) -> dict[str, Any]:
@@ -250,7 +254,7 @@ def _missing_sets(device: torch.device) -> bool:
     scores = kme_score(*leaves)
     some = scores[image_rows][:, text_rows]
     fewer = [tensor[kept].clone().requires_grad_() for tensor, kept in zip(sets[:4], rows, strict=True)]
-    expected = kme_score(*fewer, sets[4])
+    expected = kme_score(*[*fewer, sets[4]])
     gradients = torch.autograd.grad(some.sum(), leaves[:4])
     wanted = torch.autograd.grad(expected.sum(), fewer)
     return (
@@ -299,18 +303,20 @@ def _sums_nan(device: torch.device) -> bool:
     """NaN in an input shows in the sums."""
     shown = []
     for broken in range(2):
-        sides = vectors(5, 9, 8, "fp32", device)
-        sides[broken][1, 0] = math.nan
-        shown.append(bool(log_sum_exps(*sides, 0, 8)[broken][1].isnan()))
+        left, right = vectors(5, 9, 8, "fp32", device)
+        (left, right)[broken][1, 0] = math.nan
+        shown.append(bool(log_sum_exps(left, right, 0, 8)[broken][1].isnan()))
     return all(shown)
 
 
 def _lonely_row(device: torch.device) -> bool:
     """a row that has only its positive sums to -inf, with gradient 0."""
-    sides = [side.requires_grad_() for side in vectors(1, 1, 8, "fp32", device)]
-    rows, columns = log_sum_exps(*sides, 0, 8)
-    gradients = torch.autograd.grad(rows.sum() + columns.sum(), sides)
-    return all(bool((sums == -math.inf).all()) for sums in (rows, columns)) and not any(map(torch.any, gradients))
+    left, right = (side.requires_grad_() for side in vectors(1, 1, 8, "fp32", device))
+    rows, columns = log_sum_exps(left, right, 0, 8)
+    gradients = torch.autograd.grad(rows.sum() + columns.sum(), (left, right))
+    return all(bool((sums == -math.inf).all()) for sums in (rows, columns)) and not any(
+        bool(gradient.any()) for gradient in gradients
+    )
 
 
 def _without_gradients(device: torch.device) -> bool:
