@@ -17,7 +17,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks import PEER, ROOT
+from benchmarks import PEER, ROOT, install, log
 
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import VARIABLE
@@ -41,9 +41,11 @@ def main() -> int | None:
     os.environ.setdefault(VARIABLE, str(Path(__file__).parent / "benchmarks" / "conf"))
     words = sys.argv[1:]
     if set(words) <= set(BENCH):
-        prepare()
+        # The demo's shards, and the packages that open_clip's own training program needs.
+        subprocess.run([sys.executable, "-m", "clipzoo.cli", "world"], cwd=ROOT, check=True)
+        install(PEER, PEER_PACKAGES)
         for name in words or [name for name in BENCH if name != "evaluation" or TRAINED.exists()]:
-            print(f"== {name}", file=sys.stderr, flush=True)
+            log(f"== {name}")
             output = ROOT / "docs" / "benchmarks" / "readings" / f"{name}.json"
             subprocess.run([sys.executable, __file__, name, "--output", str(output)], cwd=ROOT, check=True)
         return None
@@ -67,14 +69,6 @@ def subject_parser(name: str) -> Parser:
         subject.add_options(parser)
     parser.add_argument("--output", type=Path, help="JSON file for the result; of gpu, the folder of the report")
     return parser
-
-
-def prepare() -> None:
-    """Write the demo's shards, and install the packages that open_clip's own training program needs."""
-    subprocess.run([sys.executable, "-m", "clipzoo.cli", "world"], cwd=ROOT, check=True)
-    if not PEER.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--target", str(PEER), *PEER_PACKAGES], check=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ python scripts/compatibility.py --check    write nothing; exit with 1 if the pag
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -63,6 +63,12 @@ def page(pairs: Mapping[tuple[str, str], Compatibility]) -> str:
     """Return the Markdown page for the compatibility of (objective, head) pairs."""
     heads = list(dict.fromkeys(head for _, head in pairs))
     objectives = list(dict.fromkeys(objective for objective, _ in pairs))
+    marks = {True: "**yes**", False: "*yes*"}
+    rows = [
+        [objective, *(marks[pair.published] if (pair := pairs[objective, head]).compatible else "no" for head in heads)]
+        for objective in objectives
+    ]
+    table = [["objective", *heads], ["---"] * (1 + len(heads)), *rows]
     lines = [
         "# Compatibility of heads and objectives",
         "",
@@ -73,33 +79,21 @@ def page(pairs: Mapping[tuple[str, str], Compatibility]) -> str:
         "**yes**: a paper trains this pair. *yes*: compatible, but in none of the papers; trains with a warning.",
         "no: refused with the reasons below.",
         "",
-        "| objective | " + " | ".join(heads) + " |",
-        "| --- |" + " --- |" * len(heads),
+        *(f"| {' | '.join(row)} |" for row in table),
     ]
-    for objective in objectives:
-        cells = [_cell(pairs[objective, head]) for head in heads]
-        lines.append(f"| {objective} | " + " | ".join(cells) + " |")
-    lines += ["", "## Reasons", "", *_grouped(pairs, lambda pair: pair.reasons)]
-    lines += ["", "## Warnings about compatible pairs", "", *_grouped(pairs, lambda pair: pair.warnings)]
+    for title, messages in (
+        ("Reasons", {key: pair.reasons for key, pair in pairs.items()}),
+        ("Warnings about compatible pairs", {key: pair.warnings for key, pair in pairs.items()}),
+    ):
+        # One line for each message about a head, with all objectives that it applies to.
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for (objective, head), texts in messages.items():
+            for text in texts:
+                general = text.replace(f"objective {objective} ", "the objective ")
+                grouped.setdefault((head, general), []).append(f"`{objective}`")
+        lines += ["", f"## {title}", ""]
+        lines += [f"- `head={head}` with {', '.join(names)}: {text}" for (head, text), names in sorted(grouped.items())]
     return "\n".join(lines) + "\n"
-
-
-def _grouped(
-    pairs: Mapping[tuple[str, str], Compatibility], choose: Callable[[Compatibility], Iterable[str]]
-) -> list[str]:
-    """Return one line for each message about a head, with all objectives that it applies to."""
-    objectives: dict[tuple[str, str], list[str]] = {}
-    for (objective, head), pair in pairs.items():
-        for message in choose(pair):
-            general = message.replace(f"objective {objective} ", "the objective ")
-            objectives.setdefault((head, general), []).append(f"`{objective}`")
-    return [f"- `head={head}` with {', '.join(names)}: {text}" for (head, text), names in sorted(objectives.items())]
-
-
-def _cell(pair: Compatibility) -> str:
-    if not pair.compatible:
-        return "no"
-    return "**yes**" if pair.published else "*yes*"
 
 
 def composed(*overrides: str) -> dict[str, Any]:

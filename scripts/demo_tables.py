@@ -70,45 +70,43 @@ COLUMNS = {
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("heads", "objectives"))
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--seeds", type=number_in(Count), default=None, help="default: 1 for heads, 3 for objectives")
-    parser.add_argument(
-        "--jobs",
-        type=number_in(Count),
-        default=os.cpu_count() or 1,
-        help="runs at a time (default: number of cores)",
-    )
+    jobs = "runs at a time (default: number of cores)"
+    parser.add_argument("--jobs", type=number_in(Count), default=os.cpu_count() or 1, help=jobs)
     options = parser.parse_args()
-    methods, budget = (HEADS, HEADS_BUDGET) if options.table == "heads" else (OBJECTIVES, OBJECTIVES_BUDGET)
+    methods, budget, seeds = TABLES[options.table]
     RUNS.mkdir(parents=True, exist_ok=True)
-    seeds = options.seeds or (1 if options.table == "heads" else 3)
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = {
-            name: [pool.submit(_run, options.table, name, f"{budget} {overrides}", seed) for seed in range(seeds)]
+            name: [
+                pool.submit(_run, options.table, name, f"{budget} {overrides}", seed)
+                for seed in range(options.seeds or seeds)
+            ]
             for name, overrides in methods.items()
         }
         rows = {name: [future.result() for future in futures] for name, futures in runs.items()}
     text = markdown(method_table(rows)) + "\n"
-    folder = ROOT / "docs" / "benchmarks"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"demo_{options.table}.md").write_text(text)
+    (ROOT / "docs" / "benchmarks" / f"demo_{options.table}.md").write_text(text)
     print(text)
+
+
+TABLES = {"heads": (HEADS, HEADS_BUDGET, 1), "objectives": (OBJECTIVES, OBJECTIVES_BUDGET, 3)}
+"""Methods, budget and number of seeds."""
 
 
 def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
     """A row per method: mean and deviation over seeds; speed and memory of the first seed."""
-    keys = [MetricKey.parse(key) for key in COLUMNS.values()]
     rows = []
     for name, records in runs.items():
-        cost = [f"{float(records[0].training[key]):.0f}" for key in ("samples_per_second", "peak_memory_mib")]
-        rows.append([name, *(_cell([record.metrics[key] for record in records]) for key in keys), *cost])
+        cells = [name]
+        for key in map(MetricKey.parse, COLUMNS.values()):
+            values = [record.metrics[key] for record in records]
+            deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.1f}{deviation}")
+        cells += [f"{float(records[0].training[key]):.0f}" for key in ("samples_per_second", "peak_memory_mib")]
+        rows.append(cells)
     return text_table(["method", *COLUMNS, "samples/s", "peak MiB"], rows, left=1)
-
-
-def _cell(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:

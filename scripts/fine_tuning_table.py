@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,9 +53,13 @@ def main() -> None:
             scores = accuracy(model, tests["new"], NEW), accuracy(model, tests["known"], KNOWN)
             results.setdefault(name, []).append(scores)
             print(f"seed {seed}  {name:16} new {scores[0]:5.1f}  known {scores[1]:5.1f}", flush=True)
+    # Means and 95 % intervals over seeds.
     print("\n| fine-tuning | new shapes | known shapes |\n| --- | --- | --- |")
     for name, values in results.items():
-        print(f"| {name} | {' | '.join(interval(column) for column in zip(*values, strict=True))} |")
+        columns = [np.array(column) for column in zip(*values, strict=True)]
+        halves = [T_95[options.seeds] * column.std(ddof=1) / options.seeds**0.5 for column in columns]
+        cells = [f"{column.mean():.1f} ± {half:.1f}" for column, half in zip(columns, halves, strict=True)]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 def ways() -> list[tuple[str, Tuning | None, float]]:
@@ -101,12 +104,6 @@ def accuracy(model: clipzoo.Model, data: Pairs, shapes: Sequence[str]) -> float:
     images = clipzoo.concatenate([model.encode_image(part) for part in data[0].split(100)])
     predicted = model.similarity(images, text).argmax(dim=1)
     return 100 * (predicted == torch.tensor(data[2])).double().mean().item()
-
-
-def interval(values: Sequence[float]) -> str:
-    """Mean and 95 % interval over seeds."""
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.fmean(values):.1f} ± {half:.1f}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ the last step, from those of one process. The last row has the share of weights 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import pickle
 import socket
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
 from clipzoo.distributed.parallel import Parallel
-from clipzoo.objectives.base import check_pair
+from clipzoo.objectives.base import Objective, check_pair
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.in_python import adam
 from clipzoo.training.parts import Optimizer
@@ -108,11 +108,7 @@ def training(
 
     group: number of ranks that divide the weights; None for DDP. recipe: of the optimizer; None for AdamW.
     """
-    plain = _config(*pair)
-    torch.manual_seed(0)
-    model = Model(BlockEncoder(), build.build_head(plain)).double()
-    objective = build.build_objective(plain).double()
-    objective.allocate(SAMPLES)
+    model, objective = _built(_config(*pair), block_encoder)
     share = BATCH // world.size
     parallel = _parallel(model, world, group)
     cache = GradientCache(model, objective, world, share // parts, parallel=parallel)
@@ -128,10 +124,36 @@ def training(
         with parallel.stepping(optimizer):
             optimizer.step()
         model.head.clamp_()
-    both = nn.ModuleDict({"model": parallel.trained, "objective": objective})
-    named = {name: parameter.grad for name, parameter in both.named_parameters() if parameter.grad is not None}
-    values |= {name: _whole(gradient).clone() for name, gradient in named.items()}
-    return values | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
+    return values | _gradients_and_state(parallel.trained, objective)
+
+
+def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
+    """Every parameter's gradient after two batches, on this rank's share in `parts` micro-batches; and the state."""
+    model, objective = _built(_config(*pair), small_encoder)
+    share = BATCH // world.size
+    cache = GradientCache(model, objective, world, share // parts)
+    for step in range(2):  # DDP rebuilds its buckets after the first; per-sample state matters in the second
+        model.zero_grad()
+        objective.zero_grad()
+        model.head.resample(step)
+        cache(_batch(step).split(share)[world.rank], Progress(step, 10, SAMPLES, BATCH))
+    return _gradients_and_state(model, objective)
+
+
+def _built(plain: dict[str, Any], encoder: Callable[[], Encoder]) -> tuple[Model, Objective]:
+    torch.manual_seed(0)
+    model = Model(encoder(), build.build_head(plain)).double()
+    objective = build.build_objective(plain).double()
+    objective.allocate(SAMPLES)
+    return model, objective
+
+
+def _gradients_and_state(model: nn.Module, objective: nn.Module) -> Gradients:
+    both = nn.ModuleDict({"model": model, "objective": objective})
+    named: dict[str, Any] = {name: p.grad for name, p in both.named_parameters() if p.grad is not None}
+    values = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in named.items()}
+    values |= {f"state {name}": value for name, value in objective.named_buffers()}
+    return {name: value.clone() for name, value in values.items()}
 
 
 def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
@@ -142,24 +164,6 @@ def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
         for objective in _names("objective")
         if check_pair(build.build_head(plain := _config(head, objective)), build.build_objective(plain)).compatible
     ]
-
-
-def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
-    """Every parameter's gradient after two batches, on this rank's share in `parts` micro-batches; and the state."""
-    plain = _config(*pair)
-    torch.manual_seed(0)
-    model = Model(SmallEncoder(), build.build_head(plain)).double()
-    objective = build.build_objective(plain).double()
-    objective.allocate(SAMPLES)
-    share = BATCH // world.size
-    cache = GradientCache(model, objective, world, share // parts)
-    both = nn.ModuleDict({"model": model, "objective": objective})
-    for step in range(2):  # DDP rebuilds its buckets after the first; per-sample state matters in the second
-        both.zero_grad()
-        model.head.resample(step)
-        cache(_batch(step).split(share)[world.rank], Progress(step, 10, SAMPLES, BATCH))
-    values = {name: parameter.grad.clone() for name, parameter in both.named_parameters() if parameter.grad is not None}
-    return values | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
 
 
 def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:
@@ -177,9 +181,8 @@ def bytes_of_encoder(group: int | None, world: World) -> int:
     """
     image, text = EVEN
     plain = _config("clip", "infonce")
-    head = build.build_head({**plain, "head": {**plain["head"], "image_width": image, "text_width": text}})
-    model = Model(BlockEncoder(EVEN, hidden=(64, 32)), head).double()
-    objective = build.build_objective(plain).double()
+    plain = {**plain, "head": {**plain["head"], "image_width": image, "text_width": text}}
+    model, objective = _built(plain, lambda: block_encoder(EVEN, hidden=(64, 32)))
     parallel = _parallel(model, world, group)
     cache = GradientCache(model, objective, world, parallel=parallel)
     optimizer = adam(1e-2).build(parallel.trained.encoder)
@@ -226,28 +229,38 @@ def table(columns: dict[str, dict[Pair, str]]) -> str:
     return "\n".join(lines)
 
 
-class SmallEncoder(Encoder):
-    """Two towers with tokens and captions of different lengths."""
+class TwoTowers(Encoder):
+    """Towers of tokens, and captions of different lengths. towers: [b, M, inputs] -> [b, M, width]."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: tuple[int, int], image_tower: nn.Module, text_tower: nn.Module) -> None:
         super().__init__()
-        self.image_width, self.text_width = IMAGE_WIDTH, TEXT_WIDTH
-        self.patches = nn.Linear(12, IMAGE_WIDTH)
-        self.words = nn.Embedding(END + 1, TEXT_WIDTH)
-        self.mix = nn.Linear(TEXT_WIDTH, TEXT_WIDTH)
+        self.image_width, self.text_width = widths
+        self.image_tower, self.text_tower = image_tower, text_tower
 
     def image(self, image: Tensor) -> Features:
-        tokens = self.patches(image.unflatten(2, (2, 2)).transpose(1, 2).flatten(2)).tanh()  # [b, 2, IMAGE_WIDTH]
+        tokens = self.image_tower(image.unflatten(2, (2, 2)).transpose(1, 2).flatten(2))  # [b, 2, image_width]
         return Features(tokens.mean(dim=1), tokens)
 
     def text(self, text: Tensor) -> Features:
         mask = (text == END).cumsum(dim=1) - (text == END).int() == 0
-        tokens = self.mix(self.words(text)).tanh()
+        tokens = self.text_tower(text)
         return Features((tokens * mask[..., None]).sum(dim=1), tokens, mask)
 
 
+def small_encoder() -> TwoTowers:
+    image = nn.Sequential(nn.Linear(12, IMAGE_WIDTH), nn.Tanh())
+    text = nn.Sequential(nn.Embedding(END + 1, TEXT_WIDTH), nn.Linear(TEXT_WIDTH, TEXT_WIDTH), nn.Tanh())
+    return TwoTowers((IMAGE_WIDTH, TEXT_WIDTH), image, text)
+
+
+def block_encoder(widths: tuple[int, int] = (IMAGE_WIDTH, TEXT_WIDTH), hidden: tuple[int, int] = (30, 22)) -> TwoTowers:
+    """Towers of residual blocks. hidden: widths inside of the blocks; four ranks do not divide the default sizes."""
+    image = BlockTower(nn.Linear(12, widths[0]), widths[0], hidden[0])
+    return TwoTowers(widths, image, BlockTower(nn.Embedding(END + 1, widths[1]), widths[1], hidden[1]))
+
+
 class BlockTower(nn.Module):
-    """A stem and three blocks. Shapes: [b, M, inputs] -> [b, M, width]."""
+    """A stem and three blocks."""
 
     def __init__(self, stem: nn.Module, width: int, hidden: int) -> None:
         super().__init__()
@@ -262,34 +275,12 @@ class BlockTower(nn.Module):
         return self.norm(states)
 
 
-class BlockEncoder(Encoder):
-    """Two towers of residual blocks with tokens and captions of different lengths.
-
-    widths, hidden: of the towers and inside of their blocks; four ranks do not divide the default sizes.
-    """
-
-    def __init__(self, widths: tuple[int, int] = (IMAGE_WIDTH, TEXT_WIDTH), hidden: tuple[int, int] = (30, 22)) -> None:
-        super().__init__()
-        self.image_width, self.text_width = image, text = widths
-        self.image_tower = BlockTower(nn.Linear(12, image), image, hidden[0])
-        self.text_tower = BlockTower(nn.Embedding(END + 1, text), text, hidden[1])
-
-    def image(self, image: Tensor) -> Features:
-        tokens = self.image_tower(image.unflatten(2, (2, 2)).transpose(1, 2).flatten(2))  # [b, 2, IMAGE_WIDTH]
-        return Features(tokens.mean(dim=1), tokens)
-
-    def text(self, text: Tensor) -> Features:
-        mask = (text == END).cumsum(dim=1) - (text == END).int() == 0
-        tokens = self.text_tower(text)
-        return Features((tokens * mask[..., None]).sum(dim=1), tokens, mask)
-
-
 class OpenClipLike(nn.Module):
     """The inputs of open_clip's losses: unit vectors of both towers and the scale."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = SmallEncoder()
+        self.encoder = small_encoder()
         self.image_projection = nn.Linear(IMAGE_WIDTH, 8, bias=False)
         self.text_projection = nn.Linear(TEXT_WIDTH, 8, bias=False)
         self.logit_scale = nn.Parameter(torch.tensor(2.6593))
@@ -327,10 +318,6 @@ def _part(group: str, name: str) -> dict[str, Any]:
     return {group: plain[group], "seed": 0}
 
 
-def _whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.stem.startswith("_"))
 
@@ -352,24 +339,17 @@ def _by_part(actual: Gradients, expected: Gradients) -> dict[str, float]:
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the first rank's `function(world, *arguments)`, called in `ranks` new processes."""
-    context = multiprocessing.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    answers: Any = context.SimpleQueue()
-    processes = [
-        context.Process(target=_rank, args=(answers, rank, ranks, port, function, arguments), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
+    answers: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    ended = multiprocessing.spawn(_rank, (answers, ranks, port, function, arguments), ranks, join=False, daemon=True)
     answer = pickle.loads(answers.get())
-    for process in processes:
-        process.join()
+    ended.join()
     return answer
 
 
-def _rank(answers: Any, rank: int, ranks: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
+def _rank(rank: int, answers: Any, ranks: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
     torch.set_num_threads(1)
     names = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})

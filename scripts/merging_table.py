@@ -22,7 +22,6 @@ from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.heads.kme import KmeHead
-from clipzoo.loading import LoadedModel
 from clipzoo.report.render import markdown, text_table
 
 IMAGES = 250
@@ -46,29 +45,24 @@ def main() -> None:
     head.merge = None
     everything = head.embed_image(model.image_features(pixels[:1])).points.shape[1]
     exact = model.similarity(model.encode_image(pixels), text)
+    size = model.config["encoder"]["image_size"]
+    encoder = BatchEncoder(build_part(model.config["eval"]["tokenizer"]), size, "bicubic", 256, 0, "float32")
     rows = []
     for count in (None, *(count for count in options.counts if count < everything)):
         head.merge = count
         error = exact - model.similarity(model.encode_image(pixels), text)
         bound = float(head.logs().get("merge_error", torch.zeros(())))
         numbers = [f"{float(error.mean()):.4f}", f"{float(error.max()):.4f}", f"{bound:.4f}"]
-        name = f"{everything}, exact" if count is None else str(count)
-        rows.append([name, *numbers, *(f"{value:.1f}" for value in _accuracy(model, options.root, scenes))])
+        for name in ("shapes", "colours"):
+            dataset = open_benchmark(name, options.root, "slip")
+            assert isinstance(dataset, ClassificationDataset)
+            numbers.append(f"{zero_shot(model, dataset, 'test', encoder, size, 1).metrics['top1']:.1f}")
+        recalls = retrieval(model, scenes, encoder, 1, False).metrics
+        numbers += [f"{recalls[way]['recall_at_1']:.1f}" for way in ("image_to_text", "text_to_image")]
+        rows.append([f"{everything}, exact" if count is None else str(count), *numbers])
     header = ["points", "mean error", "largest", "merge_error", "shapes", "colours", "image to text @1", "to image @1"]
     print(markdown(text_table(header, rows, left=1)), flush=True)
     print(f"exact scores: standard deviation {float(exact.std()):.2f}; gamma {float(head.gamma):.2f}")
-
-
-def _accuracy(model: LoadedModel, root: Path, scenes: RetrievalDataset) -> list[float]:
-    size = model.config["encoder"]["image_size"]
-    encoder = BatchEncoder(build_part(model.config["eval"]["tokenizer"]), size, "bicubic", 256, 0, "float32")
-    results = []
-    for name in ("shapes", "colours"):
-        dataset = open_benchmark(name, root, "slip")
-        assert isinstance(dataset, ClassificationDataset)
-        results.append(zero_shot(model, dataset, "test", encoder, size, 1).metrics["top1"])
-    found = retrieval(model, scenes, encoder, 1, False).metrics
-    return [*results, found["image_to_text"]["recall_at_1"], found["text_to_image"]["recall_at_1"]]
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import TrainingLog
 from clipzoo.training.diagnostics import unit_vectors
+from clipzoo.types import Embedding
 
 if TYPE_CHECKING:
     import uvicorn
@@ -79,7 +80,20 @@ MOST_LETTERS, MOST_VALUES = 500, 400
 def run(options: argparse.Namespace, steps: Sequence[int | None]) -> None:
     """Serve the page of `clipzoo explore`, or write it. steps: of the checkpoints that are loaded; None without one."""
     with tempfile.TemporaryDirectory() as temporary:
-        explorer = _explorer(options, steps, Path(temporary))
+        models = [load(source, trust=options.trust) for source in options.models]
+        if options.images is not None:
+            collections = [collection_of_images(options.images, options.limit)]
+        else:
+            config = next((model.config for model in models if "eval" in model.config), {})
+            collections = collections_of(config, options.dataset, options.limit)
+        parts = []
+        for name, source, model, step in zip(names_of(options.models), options.models, models, steps, strict=True):
+            # Sources may have one name; a path as a name would lead into the run.
+            digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+            own = model.folder / "explore" if model.folder else Path(temporary) / digest
+            cached = options.cache / digest if options.cache else own
+            parts.append(explored(name, source, model, collections, cached, step))
+        explorer = Explorer(parts, collections)
         if options.static is not None:
             write_whole(options.static / "index.html", explorer.static(options.captions))
             print(options.static / "index.html")
@@ -94,23 +108,6 @@ def run(options: argparse.Namespace, steps: Sequence[int | None]) -> None:
         with listener(options.port) as listening, suppress(KeyboardInterrupt):
             print(f"http://{ADDRESS}:{listening.getsockname()[1]} (on this machine only; Ctrl-C ends it)", flush=True)
             running.run(sockets=[listening])
-
-
-def _explorer(options: argparse.Namespace, steps: Sequence[int | None], temporary: Path) -> Explorer:
-    models = [load(source, trust=options.trust) for source in options.models]
-    if options.images is not None:
-        collections = [collection_of_images(options.images, options.limit)]
-    else:
-        config = next((model.config for model in models if "eval" in model.config), {})
-        collections = collections_of(config, options.dataset, options.limit, say)
-    parts = []
-    for name, source, model, step in zip(names_of(options.models), options.models, models, steps, strict=True):
-        # Sources may have one name; a path as a name would lead into the run.
-        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-        own = model.folder / "explore" if model.folder else temporary / digest
-        cached = options.cache / digest if options.cache else own
-        parts.append(explored(name, source, model, collections, cached, say, step))
-    return Explorer(parts, collections)
 
 
 def names_of(sources: Sequence[str]) -> list[str]:
@@ -144,13 +141,10 @@ class Collection:
         return len(self.gallery.names)
 
 
-def collections_of(
-    config: Mapping[str, Any], names: Sequence[str], limit: int, report: Callable[[str], None]
-) -> list[Collection]:
-    """Return the evaluation datasets of a run's configuration.
+def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) -> list[Collection]:
+    """Return the evaluation datasets of a run's configuration; missing ones are reported.
 
-    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset. report: receives a
-    line for each missing dataset.
+    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset.
 
     Raises:
         ConfigError: the configuration has no evaluation dataset, or none of these names, or all datasets are missing.
@@ -174,7 +168,7 @@ def collections_of(
     if not collections:
         raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run was found: {REMEDY}"]))
     for message in missing:
-        report(f"left out: {message}")
+        say(f"left out: {message}")
     return collections
 
 
@@ -205,29 +199,23 @@ class Rows:
 def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection:
     if isinstance(dataset, ClassificationDataset):
         split = dataset.splits["test"]
-        gallery, rows = _gallery(dataset, root, len(split), lambda row: split[row][0], limit)
-        prompts = [dataset.templates[0].replace("{c}", name) for name in dataset.class_names]
-        labels = [int(split.labels[row]) for row in rows]
-        return Collection(
-            dataset.name, gallery, len(split), choices=prompts, labels=labels, class_names=dataset.class_names
-        )
-    gallery, rows = _gallery(dataset, root, len(dataset.images), dataset.images.__getitem__, limit)
-    place = {row: index for index, row in enumerate(rows)}
-    captions: dict[int, list[str]] = {}
-    for caption, image in zip(dataset.captions, dataset.caption_image, strict=True):
-        if (index := place.get(int(image))) is not None:
-            captions.setdefault(index, []).append(caption)
-    choices = list(dict.fromkeys(texts[0] for texts in captions.values()))
-    return Collection(dataset.name, gallery, len(dataset.images), captions, choices)
-
-
-def _gallery(
-    dataset: EvaluationDataset, root: str, count: int, image: Callable[[int], Image], limit: int
-) -> tuple[Gallery, list[int]]:
-    """Return at most `limit` of the `count` images of a dataset, evenly spaced, and their rows."""
+        count, image = len(split), lambda row: split[row][0]
+    else:
+        count, image = len(dataset.images), dataset.images.__getitem__
     rows = _spaced(count, limit)
     source = hashlib.sha256(f"{root} {dataset_key('', dataset)} {count}".encode()).hexdigest()
-    return Gallery(source, [str(row) for row in rows], Rows(image, rows)), rows
+    gallery = Gallery(source, [str(row) for row in rows], Rows(image, rows))
+    if isinstance(dataset, ClassificationDataset):
+        prompts = [dataset.templates[0].replace("{c}", name) for name in dataset.class_names]
+        labels = [int(split.labels[row]) for row in rows]
+        return Collection(dataset.name, gallery, count, {}, prompts, labels, dataset.class_names)
+    places = {row: place for place, row in enumerate(rows)}
+    captions: dict[int, list[str]] = {}
+    for caption, row in zip(dataset.captions, map(int, dataset.caption_image), strict=True):
+        if row in places:
+            captions.setdefault(places[row], []).append(caption)
+    choices = list(dict.fromkeys(texts[0] for texts in captions.values()))
+    return Collection(dataset.name, gallery, count, captions, choices)
 
 
 def _spaced(count: int, limit: int) -> list[int]:
@@ -255,7 +243,6 @@ class ExploredModel:
         """Pictures with the highest scores, best first, and for CLOOB the pictures that the caption retrieves."""
         index = self.index(collection)
         text = index.embed(caption)
-        matches = [_match(*match) for match in index.nearest(text, count, CANDIDATES)]
         memory = None
         with torch.no_grad(), exact_products():
             weights = self.model.head.memory_weights(text, index.images)
@@ -264,13 +251,13 @@ class ExploredModel:
             retrieved = [{"row": row, "weight": round(float(weights[0, row]), 6)} for row in order]
             # 1 / sum_i w_i^2 is the number of equally weighted pictures with this sum.
             memory = {"retrieved": retrieved, "patterns": round(float(1 / weights[0].square().sum()), 1)}
-        return {"model": self.name, "matches": matches, "memory": memory}
+        return {"model": self.name, "matches": _matches(index, text, count), "memory": memory}
 
     def neighbours(self, collection: int, row: int, count: int) -> Answer:
         """Pictures that are most similar to one, without itself."""
         index = self.index(collection)
-        matches = index.nearest(index.images[row : row + 1], count + 1, CANDIDATES)
-        return {"model": self.name, "matches": [_match(*match) for match in matches if match[0] != row][:count]}
+        matches = _matches(index, index.images[row : row + 1], count + 1)
+        return {"model": self.name, "matches": [match for match in matches if match["row"] != row][:count]}
 
     def curves(self) -> Answer:
         """Curves of the model's run, and the run's state in words."""
@@ -312,11 +299,12 @@ class ExploredModel:
         }
 
 
+@dataclass(frozen=True)
 class Explorer:
     """Several models on the same collections of pictures, and the answers to the paths that the page asks for."""
 
-    def __init__(self, models: Sequence[ExploredModel], collections: Sequence[Collection]) -> None:
-        self.models, self.collections = models, collections
+    models: Sequence[ExploredModel]
+    collections: Sequence[Collection]
 
     def answer(self, path: str) -> Any:
         """Return the answer to a path, such as "search?collection=0&caption=a%20circle".
@@ -334,10 +322,11 @@ class Explorer:
         if name == "maps":
             return self.maps(collection)
         if name == "search":
-            return self.search(collection, _caption(query), MATCHES)
+            caption = _caption(query)
+            return [model.ranked(collection, caption, MATCHES) for model in self.models]
         row = _number(query, "row", len(self.collections[collection]))
         if name == "picture":
-            return self.picture(collection, row, NEIGHBOURS)
+            return self.picture(collection, row)
         if name == "parts":
             return self.parts(collection, row, _caption(query))
         raise ConfigError(f"there is no answer to {name!r}")
@@ -363,17 +352,13 @@ class Explorer:
             for collection in self.collections
         ]  # fmt: skip
 
-    def search(self, collection: int, caption: str, count: int) -> list[Answer]:
-        """Pictures by caption, one answer per model."""
-        return [model.ranked(collection, caption, count) for model in self.models]
-
-    def picture(self, collection: int, row: int, count: int) -> Answer:
+    def picture(self, collection: int, row: int) -> Answer:
         """Captions, class and neighbours of a picture."""
         pictures = self.collections[collection]
         label = pictures.class_names[pictures.labels[row]] if pictures.labels else None
         return {
             "name": pictures.gallery.names[row], "captions": list(pictures.captions.get(row, ())), "class": label,
-            "neighbours": [model.neighbours(collection, row, count) for model in self.models],
+            "neighbours": [model.neighbours(collection, row, NEIGHBOURS) for model in self.models],
         }  # fmt: skip
 
     def parts(self, collection: int, row: int, caption: str) -> list[Answer]:
@@ -422,13 +407,12 @@ def explored(
     model: LoadedModel,
     collections: Sequence[Collection],
     folder: Path,
-    report: Callable[[str], None],
     step: int | None = None,
 ) -> ExploredModel:
     """Return the model with an index of each collection, that of the first one already built.
 
     source: name by which `clipzoo.load` finds the model. folder: keeps the embeddings; those of other weights or
-    pictures are made again. report: receives lines of progress. step: of the model's checkpoint.
+    pictures are made again. step: of the model's checkpoint.
     """
 
     def build(number: int) -> SearchIndex:
@@ -436,7 +420,7 @@ def explored(
         place = below(folder, re.sub(r"[^\w.-]", "_", collection.name))
         index = build_index(
             model, source, collection.gallery, place, replace=True,
-            report=lambda line: report(f"{name}, {collection.name}: {line}"),
+            report=lambda line: say(f"{name}, {collection.name}: {line}"),
         )  # fmt: skip
         assert index is not None
         # The first search prepares the next ones.
@@ -448,8 +432,8 @@ def explored(
     return explored
 
 
-def _match(row: int, score: float) -> Mapping[str, float]:
-    return {"row": row, "score": round(score, 4)}
+def _matches(index: SearchIndex, query: Embedding, count: int) -> list[dict[str, float]]:
+    return [{"row": row, "score": round(score, 4)} for row, score in index.nearest(query, count, CANDIDATES)]
 
 
 def _mapped(count: int) -> Tensor:
@@ -472,8 +456,15 @@ def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any
         parts = model.head.score_parts(image_features, text_features)
     if parts is None or image_features.tokens is None:
         return None
-    prefix, side = _grid(image_features.tokens.shape[1])
-    values, text_weights, words = parts.values[0].double(), parts.text_weights[0], _words(model, ids[0].tolist())
+    prefix, side = grid(image_features.tokens.shape[1])
+    # Texts of the tokens up to the end of the caption.
+    tokenizer: Any = model.tokenizer
+    tokens = ids[0].tolist()
+    end = tokens.index(tokenizer.end_token) + 1 if tokenizer.end_token in tokens else len(tokens)
+    words = [f"token {place}" for place in range(1, end + 1)]
+    if hasattr(tokenizer, "pieces"):
+        words = [piece.strip() for piece in tokenizer.pieces(tokens[:end])]
+    values, text_weights = parts.values[0].double(), parts.text_weights[0]
     # Padding that is part of the score is one column.
     padding = values[:, len(words) :].sum(dim=1, keepdim=True)
     values, weights = values[:, : len(words)], text_weights[: len(words)].tolist()
@@ -489,20 +480,11 @@ def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any
     }  # fmt: skip
 
 
-def _grid(tokens: int) -> tuple[int, int]:
+def grid(tokens: int) -> tuple[int, int]:
     """Return the number of tokens before the patches, and the side of the square of patches; 0, 0 without a square."""
     side = math.isqrt(tokens)
     prefix = tokens - side * side
     return (prefix, side) if prefix <= min(MOST_PREFIX, side) else (0, 0)
-
-
-def _words(model: LoadedModel, ids: list[int]) -> list[str]:
-    """Return the text of each token up to the end of the caption."""
-    tokenizer: Any = model.tokenizer
-    end = ids.index(tokenizer.end_token) + 1 if tokenizer.end_token in ids else len(ids)
-    if not hasattr(tokenizer, "pieces"):
-        return [f"token {place}" for place in range(1, end + 1)]
-    return [piece.strip() for piece in tokenizer.pieces(ids[:end])]
 
 
 def thinned(curve: Curve, main: bool) -> dict[str, Any]:

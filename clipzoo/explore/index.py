@@ -73,7 +73,8 @@ class SearchIndex:
         """
         self.folder = Path(folder)
         facts = _facts(self.folder)
-        missing = math.ceil(facts["count"] / BLOCK) - len(list((self.folder / "blocks").glob("*.safetensors")))
+        blocks = math.ceil(facts["count"] / BLOCK)
+        missing = blocks - len(list((self.folder / "blocks").glob("*.safetensors")))
         if missing > 0:
             raise ConfigError(f"{folder} lacks {missing} blocks: run the same clipzoo index again to complete it")
         self.names: list[str] = io.read_json(self.folder / NAMES, LONGEST_NAME * facts["count"], REMEDY, list)
@@ -82,9 +83,9 @@ class SearchIndex:
         self.model = model or load(facts["model"], trust=trust)
         if model_key(self.model, ()) != facts["key"]:
             raise ConfigError(f"{folder} was built with other weights of {facts['model']}: {REMEDY}")
-        blocks = [_read(path) for path in _blocks(self.folder, facts)]
+        embeddings = [_read(_block(self.folder, number)) for number in range(blocks)]
         with one_message(f"{folder} is damaged", REMEDY):
-            self.images = concatenate(blocks)
+            self.images = concatenate(embeddings)
             # Fails for embeddings of another width or type.
             self._score(self.embed("a picture"), torch.arange(1))
         if not len(self.images) == len(self.names) == facts["count"]:
@@ -106,8 +107,8 @@ class SearchIndex:
         candidates: for a head whose score is no inner product (KME-CLIP), number of images with the best approximate
             scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
         """
-        found = [self.nearest(self.embed(query), count, candidates) for query in as_captions(captions)]
-        return [[Match(self.names[row], score) for row, score in rows] for rows in found]
+        rows = [self.nearest(self.embed(caption), count, candidates) for caption in as_captions(captions)]
+        return [[Match(self.names[row], score) for row, score in best] for best in rows]
 
     def nearest(self, query: Embedding, count: int = 10, candidates: int | None = None) -> list[tuple[int, float]]:
         """Return rows and logits of the images that are most similar to an embedding, best first.
@@ -222,41 +223,57 @@ def build_index(
         ConfigError: the folder has an index of other images or of another model, and replace is False.
     """
     folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
-    facts = {
-        "model": source, "images": gallery.source, "count": len(gallery.names), "block": BLOCK,
-        "key": model_key(model, ()), "names": _digest(gallery.names),
-    }  # fmt: skip
-    world.run_on_first(lambda: _claim(folder, facts, gallery.names, replace))
-    paths = _blocks(folder, facts)
-    own = [number for number in range(world.rank, len(paths), world.size) if not paths[number].exists()]
+    facts = facts_of(model, source, gallery.source, gallery.names)
+
+    def claim() -> None:
+        before = _facts(folder) if (folder / FILE).exists() else None
+        different = [key for key in ("images", "names", "key", "block") if before and before[key] != facts[key]]
+        if different and not replace:
+            what = "another model" if different == ["key"] else "other images"
+            raise ConfigError(f"{folder} has an index of {what}: give another --output, or remove the folder")
+        if different:
+            shutil.rmtree(folder)
+        if different or before is None:
+            write_facts(folder, facts, gallery.names)
+
+    world.run_on_first(claim)
+    blocks = range(world.rank, math.ceil(len(gallery.names) / BLOCK), world.size)
+    own = [number for number in blocks if not _block(folder, number).exists()]
     for done, number in enumerate(own, start=1):
-        save_weights(_tensors(_embedded(model, gallery, number)), paths[number])
+        rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
+        pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
+        with torch.no_grad(), exact_products():
+            write_block(folder, number, model.encode_image(pixels))
         report(f"{done} of {len(own)} blocks of {number_of(BLOCK, 'image')}")
     world.barrier()
     return SearchIndex(folder, model) if world.is_first else None
 
 
-def _claim(folder: Path, facts: dict[str, Any], names: list[str], replace: bool) -> None:
-    if (folder / FILE).exists():
-        before = _facts(folder)
-        different = [key for key in ("images", "names", "key", "block") if before[key] != facts[key]]
-        if different and replace:
-            shutil.rmtree(folder)
-        elif different:
-            what = "another model" if different == ["key"] else "other images"
-            raise ConfigError(f"{folder} has an index of {what}: give another --output, or remove the folder")
-        else:
-            return
+# Files of an index.
+
+
+def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what index.json holds. source, images: where the model and the images are from."""
+    sizes = {"count": len(names), "block": BLOCK}
+    return {"model": source, "images": images, **sizes, "key": model_key(model, ()), "names": _digest(names)}
+
+
+def write_facts(folder: Path, facts: dict[str, Any], names: Sequence[str]) -> None:
     io.write_json(folder / NAMES, names)
     io.write_json(folder / FILE, facts)
 
 
-@torch.no_grad()
-def _embedded(model: LoadedModel, gallery: Gallery, number: int) -> Embedding:
-    rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
-    pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
-    with exact_products():
-        return model.encode_image(pixels)
+def write_block(folder: Path, number: int, embedding: Embedding) -> None:
+    """Write the embeddings of the images from `number * BLOCK` on."""
+    if isinstance(embedding, PointSet):
+        tensors = {"points": embedding.points, "log_weights": embedding.log_weights}
+    else:
+        tensors = {"embedding": embedding}
+    save_weights(tensors, _block(folder, number))
+
+
+def _block(folder: Path, number: int) -> Path:
+    return folder / "blocks" / f"{number:05d}.safetensors"
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -269,17 +286,6 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 def _digest(names: Sequence[object]) -> str:
     return hashlib.sha256("\n".join(map(str, names)).encode(errors="surrogateescape")).hexdigest()
-
-
-def _blocks(folder: Path, facts: dict[str, Any]) -> list[Path]:
-    count = math.ceil(facts["count"] / facts["block"])
-    return [folder / "blocks" / f"{number:05d}.safetensors" for number in range(count)]
-
-
-def _tensors(embedding: Embedding) -> dict[str, Tensor]:
-    if isinstance(embedding, PointSet):
-        return {"points": embedding.points, "log_weights": embedding.log_weights}
-    return {"embedding": embedding}
 
 
 def _read(path: Path) -> Embedding:

@@ -11,46 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.cost import Cost, Shape, cost_of_vectors, projections
-from clipzoo.heads.scores import DenseScores
+from clipzoo.heads.scores import DenseScores, automatic_tile
 from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper to cite. key: of its BibTeX entry. venue: conference; None for a preprint."""
-
-    key: str
-    title: str
-    authors: str | None = None
-    venue: str | None = None
-    year: int | None = None
-
-    @property
-    def bibtex(self) -> str:
-        fields = {"title": f"{{{self.title}}}", "author": self.authors, "booktitle": self.venue, "year": self.year}
-        lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value is not None)
-        return f"@{'inproceedings' if self.venue else 'misc'}{{{self.key},\n{lines}\n}}"
-
-
-@dataclass(frozen=True)
-class ScoreParts:
-    """Terms of the scores of b pairs, one for each point of the image and each point of the caption.
-
-    values: [b, M, L]; padding has the value 0. is_logarithm: the score is the logarithm of their sum, as in KME-CLIP.
-    image_weights, text_weights: [b, M] and [b, L], weights of the points.
-    """
-
-    values: Tensor
-    image_weights: Tensor
-    text_weights: Tensor
-    is_logarithm: bool = False
-
-    @property
-    def score(self) -> Tensor:
-        """Scores of the pairs, [b]."""
-        total = self.values.sum(dim=(1, 2))
-        return total.log() if self.is_logarithm else total
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -70,7 +32,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     stochastic: bool = False
     """True if the head draws random features: `resample` then changes the scores."""
     learnable_temperature: bool = False
-    """True if a parameter scales the scores; objectives with a temperature of their own refuse such heads."""
+    """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
     """True if the score is the inner product of `search_factors`."""
     compares_within: bool = True
@@ -90,7 +52,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
     @abstractmethod
     def score(self, image: EmbeddingKind, text: EmbeddingKind) -> Tensor:
-        """n image and k text embeddings -> logits [n, k]. Each logit depends on its own two rows alone."""
+        """n image and k text embeddings -> logits [n, k]. Each logit depends only on its own two rows."""
 
     @abstractmethod
     def ensemble(self, prompts: EmbeddingKind) -> EmbeddingKind:
@@ -99,6 +61,43 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     @abstractmethod
     def probe(self, features: Features, where: str) -> Tensor:
         """Image features -> inputs of a linear probe, [b, w]. where: "before" or "after" the projection."""
+
+    def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
+        """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.
+
+        tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
+        """
+        return self.similarity(self.embed_image(image), self.embed_text(text), world, tile)
+
+    def similarity(
+        self, image: EmbeddingKind, text: EmbeddingKind, world: World = World(), tile: int | None = None
+    ) -> Similarity:
+        """Local embeddings -> similarities to the global batch; arguments as for `forward`."""
+        all_texts = gather_embedding(text, world, world.gather_dtype)
+        # Each rank scores its own images with all texts; the other direction is the same matrix, redistributed.
+        image_to_text = self.score(image, all_texts)
+        first = world.rank * len(image)
+        return Similarity(
+            DenseScores(image_to_text, first),
+            DenseScores(world.transpose(image_to_text), first),
+            lambda: DenseScores(self.score(image, gather_embedding(image, world, world.gather_dtype)), first),
+            lambda: DenseScores(self.score(text, all_texts), first),
+            world,
+        )
+
+    def resample(self, index: int) -> None:
+        """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.
+
+        index: number of the draw; the trainer passes the step, evaluation the draw.
+        """
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Clamp parameters to their range after an optimizer step."""
+
+    def logs(self) -> Mapping[str, Tensor]:
+        """Return scalars to log, such as the temperature."""
+        return {}
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
@@ -131,43 +130,106 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         """
         raise ConfigError(f"{type(self).__name__} defines no search_factors: search without candidates")
 
-    def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
-        """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.
 
-        tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
-        """
-        return self.similarity(self.embed_image(image), self.embed_text(text), world, tile)
+@dataclass(frozen=True)
+class ScoreParts:
+    """Terms of the scores of b pairs, one for each point of the image and each point of the caption.
 
-    def similarity(
-        self, image: EmbeddingKind, text: EmbeddingKind, world: World = World(), tile: int | None = None
-    ) -> Similarity:
-        """Local embeddings -> similarities to the global batch; arguments as for `forward`."""
+    values: [b, M, L]; padding has the value 0. is_logarithm: the score is the logarithm of their sum, as in KME-CLIP.
+    image_weights, text_weights: [b, M] and [b, L], weights of the points.
+    """
 
-        def gather(embedding: EmbeddingKind) -> EmbeddingKind:
-            return gather_embedding(embedding, world, world.gather_dtype)
+    values: Tensor
+    image_weights: Tensor
+    text_weights: Tensor
+    is_logarithm: bool = False
 
-        all_texts = gather(text)
-        first = world.rank * len(image)
-        # Each rank scores its own images with all texts; the other direction is the same matrix, redistributed.
-        image_to_text = self.score(image, all_texts)
-        return Similarity(
-            DenseScores(image_to_text, first),
-            DenseScores(world.transpose(image_to_text), first),
-            within_image=lambda: DenseScores(self.score(image, gather(image)), first),
-            within_text=lambda: DenseScores(self.score(text, all_texts), first),
-            world=world,
-        )
+    @property
+    def score(self) -> Tensor:
+        """Scores of the pairs, [b]."""
+        total = self.values.sum(dim=(1, 2))
+        return total.log() if self.is_logarithm else total
 
-    def resample(self, index: int) -> None:
-        """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.
 
-        index: number of the draw; the trainer passes the step, evaluation the draw.
-        """
+@dataclass(frozen=True)
+class Paper:
+    """A paper to cite. key: of its BibTeX entry. venue: conference; None for a preprint."""
 
-    @torch.no_grad()
-    def clamp_(self) -> None:
-        """Clamp parameters to their range after an optimizer step."""
+    key: str
+    title: str
+    authors: str | None = None
+    venue: str | None = None
+    year: int | None = None
 
-    def logs(self) -> Mapping[str, Tensor]:
-        """Return scalars to log, such as the temperature."""
-        return {}
+    @property
+    def bibtex(self) -> str:
+        fields = {"title": f"{{{self.title}}}", "author": self.authors, "booktitle": self.venue, "year": self.year}
+        lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value is not None)
+        return f"@{'inproceedings' if self.venue else 'misc'}{{{self.key},\n{lines}\n}}"
+
+
+# Cost of a head in a training step: floating-point operations, bytes that ranks exchange, memory of scores.
+
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a step: local batch, ranks, widths, points per image and caption, random features of WPSE."""
+
+    local: int
+    ranks: int
+    image_width: int = 768
+    text_width: int = 512
+    width: int = 512
+    features: int = 1024
+    image_points: int = 197
+    text_points: int = 77
+
+    @property
+    def batch(self) -> int:
+        return self.local * self.ranks
+
+    @property
+    def tiled(self) -> bool:
+        return automatic_tile(self.local, self.batch) is not None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a step for one rank, forward and backward.
+
+    flops: floating-point operations. gathered: numbers of a sample that all ranks receive, and whose gradient returns.
+    exchanged: bytes that are sent to other ranks and not gathered. scores: bytes of scores held at once. points: bytes
+    of projected points and their gradients.
+    """
+
+    flops: float
+    gathered: float
+    exchanged: float
+    scores: float
+    points: float = 0.0
+
+
+def cost_of_vectors(shape: Shape, width: int, flops: float, points: float = 0.0) -> Cost:
+    """Cost of scores that are inner products: text vectors and their gradients, a matrix or tiles computed twice.
+
+    A matrix is transposed for the captions, and its gradient back; of tiles only sums travel. flops, points: those of
+    the projections.
+    """
+    product = 2 * shape.local * shape.batch * width
+    points += 2 * shape.batch * width * FLOAT
+    if shape.tiled:
+        sums = 4 * (shape.ranks - 1) * shape.local * 2
+        return Cost(flops + 4 * product, width, sums, 1024 * 1024 * FLOAT, points)
+    return Cost(flops + 3 * product, width, transposed(shape), 3 * shape.local * shape.batch * FLOAT, points)
+
+
+def projections(shape: Shape, image_points: int = 1, text_points: int = 1) -> float:
+    """FLOPs of the projections of the features of both modalities."""
+    return 6 * shape.local * (image_points * shape.image_width + text_points * shape.text_width) * shape.width
+
+
+def transposed(shape: Shape) -> float:
+    """Bytes received when a matrix [b, N] is transposed, and its gradient back."""
+    return 2 * (shape.ranks - 1) * shape.local * shape.local * FLOAT

@@ -8,8 +8,7 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.heads.base import Paper
-from clipzoo.heads.cost import FLOAT, Cost, Shape, cost_of_vectors, projections
+from clipzoo.heads.base import FLOAT, Cost, Paper, Shape, cost_of_vectors, projections
 from clipzoo.heads.vector import UnitVectorHead
 from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, World, checked, gather_embedding
 
@@ -51,22 +50,18 @@ class CloobHead(UnitVectorHead):
         hopfield_start: NonNegativeCount = 0,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
-        self._inverse_temperature = inverse_temperature
-        self._hopfield = hopfield
-        self._beta = beta
-        self._hopfield_start = hopfield_start
-        self._step = 0
+        self._inverse_temperature, self._beta = inverse_temperature, beta
+        self._hopfield, self._hopfield_start, self._step = hopfield, hopfield_start, 0
         self.score_range = -inverse_temperature, inverse_temperature
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
         """Four retrievals from N patterns by memory-efficient attention, then two one-way products."""
         retrieve = 4 * (4 + 10) * shape.local * shape.batch * shape.width
-        way = cost_of_vectors(shape, shape.width, 0.0)
-        exchanged = way.exchanged if shape.tiled else 0.0
-        points = 4 * shape.batch * shape.width * FLOAT
-        flops = projections(shape) + retrieve + 2 * way.flops
-        return Cost(flops, 4 * shape.width, exchanged, way.scores, points)
+        product = cost_of_vectors(shape, shape.width, 0.0)
+        flops = projections(shape) + retrieve + 2 * product.flops
+        exchanged = product.exchanged if shape.tiled else 0.0
+        return Cost(flops, 4 * shape.width, exchanged, product.scores, points=4 * shape.batch * shape.width * FLOAT)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self._inverse_temperature * image, text
@@ -88,8 +83,8 @@ class CloobHead(UnitVectorHead):
         if not self._hopfield or self._step < self._hopfield_start:
             return super().similarity(image, text, world, tile)
         images, texts = (gather_embedding(embedding, world, world.gather_dtype) for embedding in (image, text))
-        image_of_image, image_of_text = self._retrieve(image, images), self._retrieve(text, images)  # U_x, U_y
-        text_of_image, text_of_text = self._retrieve(image, texts), self._retrieve(text, texts)  # V_x, V_y
+        image_of_image, image_of_text = self.retrieve(image, images), self.retrieve(text, images)  # U_x, U_y
+        text_of_image, text_of_text = self.retrieve(image, texts), self.retrieve(text, texts)  # V_x, V_y
         return Similarity(
             self.anchored(image_of_image, image_of_text, world, tile),
             self.anchored(text_of_text, text_of_image, world, tile),
@@ -98,7 +93,7 @@ class CloobHead(UnitVectorHead):
             world=world,
         )
 
-    def _retrieve(self, query: Tensor, memory: Tensor) -> Tensor:
+    def retrieve(self, query: Tensor, memory: Tensor) -> Tensor:
         """[b, d] and [N, d] -> [b, d], one normalised update of the Hopfield network (eq. 9 and 10).
 
         This is attention with one head, which torch computes without the matrix of attention weights [b, N].

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.heads.base import Head, Paper, ScoreParts
-from clipzoo.heads.cost import FLOAT, Cost, Shape, transposed
+from clipzoo.heads.base import FLOAT, Cost, Head, Paper, ScoreParts, Shape, projections, transposed
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
@@ -64,13 +64,11 @@ class KmeHead(Head[PointSet]):
         The products are the forward pass, its recomputation and two gradients. A CPU recomputes one tile less. Ranks
         gather captions with their padding; only `text_points` of them are multiplied.
         """
-        tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
-        project = 6 * shape.local * tokens * shape.width
-        meet = 4 * 2 * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+        products = 4 * 2 * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+        flops = projections(shape, shape.image_points, shape.text_points) + products
         gathered = shape.text_points * (shape.width + 1)
-        matrix = shape.local * shape.batch * FLOAT
         points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
-        return Cost(project + meet, gathered, transposed(shape), 3 * matrix, points)
+        return Cost(flops, gathered, transposed(shape), 3 * shape.local * shape.batch * FLOAT, points)
 
     @property
     def gamma(self) -> Tensor:
@@ -79,10 +77,9 @@ class KmeHead(Head[PointSet]):
 
     def embed_image(self, features: Features) -> PointSet:
         points = _point_set(self.image, features)
-        if self.merge is None:
-            return points
-        points = merged(points, self.merge)
-        self._spread = spread(points.map(Tensor.detach))
+        if self.merge is not None:
+            points = merged(points, self.merge)
+            self._spread = spread(points.map(Tensor.detach))
         return points
 
     def embed_text(self, features: Features) -> PointSet:
@@ -93,14 +90,14 @@ class KmeHead(Head[PointSet]):
 
     def score_parts(self, image: Features, text: Features) -> ScoreParts:
         """w_i w'_j exp(-gamma |v_i - u_j|^2); merged points share the term of their group by weight."""
-        every, left, right = _point_set(self.image, image), self.embed_image(image), self.embed_text(text)
+        unmerged, left, right = _point_set(self.image, image), self.embed_image(image), self.embed_text(text)
         exponents = 2 * self.gamma * (left.points @ right.points.mT - 1)
         values = (exponents + left.log_weights[:, :, None] + right.log_weights[:, None]).exp()  # [b, M, L]
-        if left.points.shape != every.points.shape:
-            owner = groups(every, left.points.shape[1])
-            shares = (every.log_weights - left.log_weights.gather(1, owner)).exp().nan_to_num(0.0)
+        if left.points.shape != unmerged.points.shape:
+            owner = groups(unmerged, left.points.shape[1])
+            shares = (unmerged.log_weights - left.log_weights.gather(1, owner)).exp().nan_to_num(0.0)
             values = values.gather(1, owner[:, :, None].expand(-1, -1, values.shape[2])) * shares[:, :, None]
-        return ScoreParts(values, every.log_weights.exp(), right.log_weights.exp(), is_logarithm=True)
+        return ScoreParts(values, unmerged.log_weights.exp(), right.log_weights.exp(), is_logarithm=True)
 
     def search_basis(self, images: PointSet) -> tuple[Tensor, Tensor]:
         """Return LANDMARKS points z of the images [l, d], drawn by weight, and R^-1 [l, l], where k(z, z) = R^T R."""
@@ -144,22 +141,24 @@ class KmeHead(Head[PointSet]):
 
         The paper probes before the projection only, because the embedding has infinitely many dimensions.
         """
-        tokens, present = self.image.select(features)
-        weights = _softplus(self.image.raw_weights(tokens)).masked_fill(~present, 0.0)
+        tokens, raw_weights, present = self.image.select(features)
+        weights = _softplus(raw_weights).masked_fill(~present, 0.0)
         return weighted_sum(weights, tokens if where == "before" else self.image.points(tokens))
 
     def logs(self) -> Mapping[str, Tensor]:
         gamma = self.gamma.detach()
-        if self._spread is None:
-            return {"gamma": gamma}
         # A bound of the error to second order: half the variance of 2 gamma v.u in a group.
-        return {"gamma": gamma, "merge_error": 2 * gamma.square() * self._spread}
+        error = {} if self._spread is None else {"merge_error": 2 * gamma.square() * self._spread}
+        return {"gamma": gamma, **error}
 
 
 def _point_set(side: TokenPoints, features: Features) -> PointSet:
-    tokens, present = side.select(features)
-    log_weights = log_softplus(side.raw_weights(tokens)).masked_fill(~present, -math.inf)
-    return PointSet(side.points(tokens), log_weights)
+    tokens, raw_weights, present = side.select(features)
+    return PointSet(side.points(tokens), log_softplus(raw_weights).masked_fill(~present, -math.inf))
+
+
+_softplus = partial(functional.softplus, threshold=40)
+"""softplus, exact: torch returns its argument above a threshold, 20 by default, where the error is 2e-9."""
 
 
 def log_softplus(raw: Tensor) -> Tensor:
@@ -168,11 +167,6 @@ def log_softplus(raw: Tensor) -> Tensor:
     # For low a, log(1 + t) = t - t^2 / 2 with t = e^a. Clamping keeps both branches finite everywhere.
     tail = raw - raw.clamp(max=0.0).exp() / 2
     return torch.where(raw <= low, tail, _softplus(raw.clamp(min=low)).log())
-
-
-def _softplus(raw: Tensor) -> Tensor:
-    """softplus, exact: torch returns its argument above a threshold, 20 by default, where the error is 2e-9."""
-    return functional.softplus(raw, threshold=40)
 
 
 # Merge nearby points of a weighted set, an approximation that makes KME-CLIP's score cheaper.
@@ -188,47 +182,7 @@ def merged(points: PointSet, count: int) -> PointSet:
     Differentiable in points and weights; the choice of the groups has no gradient. A round merges at most half of the
     points (bipartite matching as in ToMe, Bolya et al. 2023).
     """
-    if points.points.shape[1] <= count:
-        return points
-    return PointSet(*_joined(points.points, points.log_weights, groups(points, count), count))
-
-
-def groups(points: PointSet, count: int) -> Tensor:
-    """Return the group of each point, [b, M], 0 to count - 1. There are more than `count` points, unit vectors."""
-    exact = points.points.detach(), points.log_weights.detach()
-    units, log_weights = exact
-    owner = torch.arange(units.shape[1], device=units.device).expand_as(log_weights)
-    while True:
-        remaining = max(count, units.shape[1] - units.shape[1] // 2)
-        owner = _groups(units, log_weights, units.shape[1] - remaining).gather(1, owner)
-        if remaining == count:
-            return owner
-        means, log_weights = _joined(*exact, owner, remaining)
-        units = functional.normalize(means, dim=-1)
-
-
-def _joined(vectors: Tensor, log_weights: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Points of the groups: weighted means and log total weights. owner: [b, M], the group of each point, none empty.
-
-    Sums of weighted rows read each point once; a product with a matrix [count, M] per sample took twice as long.
-    """
-    samples, _, width = vectors.shape
-    first = torch.arange(samples, device=owner.device)[:, None]
-    group = (owner + count * first).flatten()
-    ordered, members = group.sort(stable=True)
-    starts = torch.searchsorted(ordered, torch.arange(samples * count, device=owner.device))
-    logs = log_weights.flatten()
-    # The bound is for groups without present points: -inf minus -inf would be NaN.
-    largest = functional.embedding_bag(members, logs.detach()[:, None], starts, mode="max").squeeze(1)
-    largest = largest.clamp(min=torch.finfo(logs.dtype).min)
-    weights = (logs - largest[group]).exp()
-    totals = functional.embedding_bag(members, weights[:, None], starts, mode="sum").squeeze(1)
-    present = totals > 0
-    totals = totals.where(present, 1.0)
-    shares = (weights / totals[group])[members]
-    means = functional.embedding_bag(members, vectors.reshape(-1, width), starts, mode="sum", per_sample_weights=shares)
-    joint = (totals.log() + largest).masked_fill(~present, -torch.inf)
-    return means.view(samples, count, width), joint.view(samples, count)
+    return points if points.points.shape[1] <= count else _joined(points, groups(points, count), count)
 
 
 def spread(points: PointSet) -> Tensor:
@@ -237,18 +191,52 @@ def spread(points: PointSet) -> Tensor:
     return (weights * (1 - points.points.square().sum(dim=2))).sum(dim=1).mean()
 
 
-def _groups(units: Tensor, log_weights: Tensor, count: int) -> Tensor:
-    """[b, M, d], [b, M] -> groups [b, M], 0 to M - count - 1: `count` even points join their nearest odd one."""
-    cosines = units[:, ::2] @ units[:, 1::2].mT
-    absent = log_weights == -torch.inf
-    # Absent points join any other first: this changes nothing.
-    best, partner = cosines.masked_fill(absent[:, 1::2].unsqueeze(1), -2.0).max(dim=2)
-    order = best.masked_fill(absent[:, ::2], torch.inf).argsort(dim=1, descending=True)
-    joining, kept = order[:, :count], order[:, count:]
-    evens, odds = cosines.shape[1:]
-    # Groups: the odd points, then the even points that stay.
-    group = torch.empty_like(order).scatter_(1, joining, partner.gather(1, joining))
-    group.scatter_(1, kept, torch.arange(odds, odds + evens - count, device=order.device).expand_as(kept))
-    owner = torch.empty_like(absent, dtype=torch.int64)
-    owner[:, ::2], owner[:, 1::2] = group, torch.arange(odds, device=order.device)
-    return owner
+def groups(points: PointSet, count: int) -> Tensor:
+    """Return the group of each point, [b, M], 0 to count - 1. There are more than `count` points, unit vectors."""
+    points = remaining = points.map(Tensor.detach)
+    owner = torch.arange(points.points.shape[1], device=points.points.device).expand_as(points.log_weights)
+    while True:
+        # `joining` even points join their nearest odd one; absent points, which changes nothing, join before others.
+        units, absent = remaining.points, remaining.log_weights == -torch.inf
+        size = max(count, units.shape[1] - units.shape[1] // 2)
+        joining = units.shape[1] - size
+        cosines = units[:, ::2] @ units[:, 1::2].mT
+        best, partner = cosines.masked_fill(absent[:, 1::2].unsqueeze(1), -2.0).max(dim=2)
+        order = best.masked_fill(absent[:, ::2], torch.inf).argsort(dim=1, descending=True)
+        # Groups: the odd points, then the even points that stay.
+        evens, odds = cosines.shape[1:]
+        of_evens = torch.empty_like(order).scatter_(1, order[:, :joining], partner.gather(1, order[:, :joining]))
+        staying = torch.arange(odds, odds + evens - joining, device=order.device)
+        of_evens.scatter_(1, order[:, joining:], staying.expand_as(order[:, joining:]))
+        group = torch.empty_like(absent, dtype=torch.int64)
+        group[:, ::2], group[:, 1::2] = of_evens, torch.arange(odds, device=order.device)
+        owner = group.gather(1, owner)
+        if size == count:
+            return owner
+        means = _joined(points, owner, size)
+        remaining = PointSet(functional.normalize(means.points, dim=-1), means.log_weights)
+
+
+def _joined(points: PointSet, owner: Tensor, count: int) -> PointSet:
+    """Points of the groups: weighted means and log total weights. owner: [b, M], the group of each point, none empty.
+
+    Sums of weighted rows read each point once; a product with a matrix [count, M] per sample took twice as long.
+    """
+    samples, _, width = points.points.shape
+    first = torch.arange(samples, device=owner.device)[:, None]
+    group = (owner + count * first).flatten()
+    ordered, members = group.sort(stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(samples * count, device=owner.device))
+    logs = points.log_weights.flatten()
+    # The bound is for groups without present points: -inf minus -inf would be NaN.
+    largest = functional.embedding_bag(members, logs.detach()[:, None], starts, mode="max").squeeze(1)
+    largest = largest.clamp(min=torch.finfo(logs.dtype).min)
+    weights = (logs - largest[group]).exp()
+    totals = functional.embedding_bag(members, weights[:, None], starts, mode="sum").squeeze(1)
+    present = totals > 0
+    totals = totals.where(present, 1.0)
+    shares = (weights / totals[group])[members]
+    vectors = points.points.reshape(-1, width)
+    means = functional.embedding_bag(members, vectors, starts, mode="sum", per_sample_weights=shares)
+    joint = (totals.log() + largest).masked_fill(~present, -torch.inf)
+    return PointSet(means.view(samples, count, width), joint.view(samples, count))

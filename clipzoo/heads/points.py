@@ -30,8 +30,12 @@ class TokenPoints(nn.Module):
         self._first = first
         self._padding = padding
 
-    def select(self, features: Features) -> tuple[Tensor, Tensor]:
-        """Return the tokens [b, M, w] and a mask [b, M], True for points."""
+    def select(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens [b, M, w], their weights before the head's activation [b, M] and a mask [b, M] of points.
+
+        Raises:
+            ConfigError: the encoder has no tokens, or fewer than `first`.
+        """
         if features.tokens is None:
             raise ConfigError(
                 "the head takes the tokens of the encoder as points, and this encoder has none: choose another"
@@ -41,17 +45,14 @@ class TokenPoints(nn.Module):
             raise ConfigError(
                 f"{self._key} is {self._first}, but the encoder has {number_of(tokens.shape[1], 'token')}: lower it"
             )
+        weights = (tokens @ self.weight_projection).squeeze(-1)
         if features.mask is None or self._padding:
-            return tokens, torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return tokens, features.mask[:, : self._first]
+            return tokens, weights, torch.ones_like(weights, dtype=torch.bool)
+        return tokens, weights, features.mask[:, : self._first]
 
     def points(self, tokens: Tensor) -> Tensor:
         """[b, M, w] -> [b, M, d], unit vectors."""
         return functional.normalize(tokens @ self.projection, dim=-1, eps=EPSILON)
-
-    def raw_weights(self, tokens: Tensor) -> Tensor:
-        """[b, M, w] -> [b, M], before the head's activation."""
-        return (tokens @ self.weight_projection).squeeze(-1)
 
 
 def weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:

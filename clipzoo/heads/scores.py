@@ -87,107 +87,13 @@ class DenseNegatives(Negatives):
         return (self._log_terms - log_denominator[:, None]).exp()
 
 
-class Pairs:
-    """Factors of the local images [b, f] and of all ranks' texts [N, f], and sums that both directions use.
-
-    one_direction: the columns are not summed; only results of the rows are used.
-    """
-
-    def __init__(self, left: Tensor, right: Tensor, tile: int, world: World, one_direction: bool = False) -> None:
-        self.left, self.right, self.tile, self.world = left, right, tile, world
-        self.first_positive = world.rank * len(left)
-        self._both = not one_direction
-        self._scaled: tuple[Callable[[Tensor], Tensor], Pairs] | None = None
-        self._entropy: tuple[Tensor, Tensor, Tensor] | None = None
-        self._sums: dict[bool, NegativeSums] = {}
-
-    @property
-    def own_right(self) -> Tensor:
-        """Factors of the local texts, [b, f]."""
-        return self.right[self.first_positive : self.first_positive + len(self.left)]
-
-    @cached_property
-    def positives(self) -> Tensor:
-        """Scores of the positives, [b]."""
-        return (self.left * self.own_right).sum(dim=1)
-
-    @cached_property
-    def excluded(self) -> tuple[Tensor, Tensor]:
-        """Log-sum-exps without the positive: local images over all texts [b], and local texts over all images [b]."""
-        rows, columns = log_sum_exps(self.left, self.right, self.first_positive, self.tile, self._both)
-        return rows, reduce(torch.logaddexp, self.exchanged(columns))
-
-    @cached_property
-    def matrix(self) -> Tensor:
-        """Scores of the local images with all texts, [b, N]."""
-        return self.left @ self.right.mT
-
-    def exchanged(self, columns: Tensor) -> Tensor:
-        """[N], sums over the local images -> [ranks, b], sums of the local texts over each rank's images."""
-        return self.world.exchange(columns.unflatten(0, (-1, len(self.left))))
-
-    def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Pairs:
-        """Return the pairs with scaled scores; the second direction that asks gets the same ones."""
-        if self._scaled is None or self._scaled[0] != scaling:
-            self._scaled = scaling, Pairs(scaling(self.left), self.right, self.tile, self.world, not self._both)
-        return self._scaled[1]
-
-    def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """See `Scores.binary_cross_entropy`. Both directions have the same pairs, and this rank's part of their sum."""
-        if self._entropy is None or self._entropy[0] is not scale or self._entropy[1] is not bias:
-            loss = sigmoid_loss(self.left, self.right, scale, bias, self.first_positive, self.tile)
-            self._entropy = scale, bias, loss / len(self.left)
-        return self._entropy[2]
-
-    def negative_sums(self, of_texts: bool, exponents: Exponents, pulls: bool = False) -> NegativeSums:
-        """Return the sums that this side's exponents take part in; one pass serves a request of each side.
-
-        pulls: sums of the pulls, which have no gradient, in a pass of their own.
-        """
-        sums = self._sums.get(pulls)
-        if sums is None or not sums.add(of_texts, exponents):
-            sums = self._sums[pulls] = NegativeSums(self, differentiable=not pulls)
-            sums.add(of_texts, exponents)
-        return sums
-
-
-class NegativeSums:
-    """Log-sum-exps over the negatives, and the mean scores under their softmax, computed when they are first used."""
-
-    def __init__(self, pairs: Pairs, differentiable: bool) -> None:
-        self._pairs = pairs
-        self._differentiable = differentiable
-        self._sides: dict[bool, Exponents] = {}
-
-    def add(self, of_texts: bool, exponents: Exponents) -> bool:
-        """Take part in the pass; False if it is too late or the side already does."""
-        if "_results" in self.__dict__ or of_texts in self._sides:
-            return False
-        self._sides[of_texts] = exponents
-        return True
-
-    def of(self, of_texts: bool) -> tuple[Tensor, Tensor]:
-        """Return the log-sum-exps, differentiable, and the means of one side, [b] each."""
-        return self._results[of_texts]
-
-    @cached_property
-    def _results(self) -> Sequence[tuple[Tensor, Tensor]]:
-        pairs = self._pairs
-        left, right = (pairs.left, pairs.right) if self._differentiable else (pairs.left.detach(), pairs.right.detach())
-        rows, row_means, columns, column_means = negative_sums(
-            left, right, pairs.first_positive, pairs.tile, self._sides.get(False), self._sides.get(True)
-        )
-        if True not in self._sides:
-            return ((rows, row_means),)
-        parts, means = pairs.exchanged(columns), pairs.exchanged(column_means)
-        sums = reduce(torch.logaddexp, parts)
-        shares = (parts - sums.clamp(min=torch.finfo(sums.dtype).min)).exp().detach()
-        return (rows, row_means), (sums, (shares * means).sum(dim=0))
+TILED_FROM = 2**25
+"""Entries of the local similarity matrix from which scores are computed in tiles, 128 MiB in fp32."""
 
 
 def automatic_tile(local_batch: int, global_batch: int) -> int | None:
-    """Return None (a matrix) if the local [b, N] takes less than 128 MiB in fp32; otherwise the rows of a tile."""
-    return 1024 if local_batch * global_batch >= 2**25 else None
+    """Return None for a local matrix [b, N] of less than TILED_FROM entries; otherwise the rows of a tile."""
+    return 1024 if local_batch * global_batch >= TILED_FROM else None
 
 
 def tiled_scores(left: Tensor, right: Tensor, tile: int, world: World = World()) -> tuple[Scores, Scores]:
@@ -203,6 +109,92 @@ def tiled_scores(left: Tensor, right: Tensor, tile: int, world: World = World())
 def tiled_anchors(left: Tensor, right: Tensor, tile: int, world: World = World()) -> Scores:
     """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f] -> scores of one direction."""
     return TiledScores(Pairs(left, right, tile, world, one_direction=True), of_texts=False)
+
+
+class Pairs:
+    """Factors of the local images [b, f] and of all ranks' texts [N, f], and results that both directions use.
+
+    one_direction: the columns are not summed; only results of the rows are used.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, tile: int, world: World, one_direction: bool = False) -> None:
+        self.left, self.right, self.tile, self.world = left, right, tile, world
+        self.first_positive = world.rank * len(left)
+        self.own = slice(self.first_positive, self.first_positive + len(left))  # columns of the local texts
+        self._one_direction = one_direction
+        self._scaled: dict[Callable[[Tensor], Tensor], Pairs] = {}
+        self._entropies: dict[tuple[Tensor, Tensor], Tensor] = {}
+        self._sums: dict[bool, NegativeSums] = {}
+
+    @cached_property
+    def positives(self) -> Tensor:
+        """Scores of the positives, [b]."""
+        return (self.left * self.right[self.own]).sum(dim=1)
+
+    @cached_property
+    def excluded(self) -> tuple[Tensor, Tensor]:
+        """Log-sum-exps without the positive: local images over all texts [b], and local texts over all images [b]."""
+        rows, columns = log_sum_exps(self.left, self.right, self.first_positive, self.tile, not self._one_direction)
+        return rows, reduce(torch.logaddexp, self.exchanged(columns))
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """Scores of the local images with all texts, [b, N]."""
+        return self.left @ self.right.mT
+
+    def exchanged(self, columns: Tensor) -> Tensor:
+        """[N], sums over the local images -> [ranks, b], sums of the local texts over each rank's images."""
+        return self.world.exchange(columns.unflatten(0, (-1, len(self.left))))
+
+    def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Pairs:
+        """Return the pairs with scaled scores; the second direction that asks gets the same ones."""
+        if scaling not in self._scaled:
+            self._scaled[scaling] = Pairs(scaling(self.left), self.right, self.tile, self.world, self._one_direction)
+        return self._scaled[scaling]
+
+    def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
+        """See `Scores.binary_cross_entropy`. Both directions have the same pairs, and this rank's part of their sum."""
+        if (scale, bias) not in self._entropies:
+            loss = sigmoid_loss(self.left, self.right, scale, bias, self.first_positive, self.tile)
+            self._entropies[scale, bias] = loss / len(self.left)
+        return self._entropies[scale, bias]
+
+    def negative_sums(self, of_texts: bool, exponents: Exponents, pulls: bool = False) -> NegativeSums:
+        """Return the sums that this side's exponents take part in; one pass serves a request of each side.
+
+        pulls: sums of the pulls, which have no gradient, in a pass of their own.
+        """
+        sums = self._sums.get(pulls)
+        if sums is None or of_texts in sums.sides or "results" in vars(sums):  # the side takes part, or it is too late
+            sums = self._sums[pulls] = NegativeSums(self, differentiable=not pulls)
+        sums.sides[of_texts] = exponents
+        return sums
+
+
+class NegativeSums:
+    """Log-sum-exps over the negatives, and the mean scores under their softmax, computed when they are first used.
+
+    sides: exponents of the images (False) and of the texts (True) that take part in the pass.
+    """
+
+    def __init__(self, pairs: Pairs, differentiable: bool) -> None:
+        self._pairs, self._differentiable = pairs, differentiable
+        self.sides: dict[bool, Exponents] = {}
+
+    @cached_property
+    def results(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Log-sum-exps, differentiable, and means of the images and of the texts, [b] each."""
+        pairs = self._pairs
+        left, right = (pairs.left, pairs.right) if self._differentiable else (pairs.left.detach(), pairs.right.detach())
+        rows, row_means, columns, column_means = negative_sums(
+            left, right, pairs.first_positive, pairs.tile, self.sides.get(False), self.sides.get(True)
+        )
+        if True not in self.sides:
+            return ((rows, row_means),)
+        parts, means = pairs.exchanged(columns), pairs.exchanged(column_means)
+        sums = reduce(torch.logaddexp, parts)
+        shares = (parts - sums.clamp(min=torch.finfo(sums.dtype).min)).exp().detach()
+        return (rows, row_means), (sums, (shares * means).sum(dim=0))
 
 
 class TiledScores(Scores):
@@ -230,7 +222,10 @@ class TiledScores(Scores):
             return (self.dense() - other.dense()).square().sum(dim=1)
         # s - t is the product of (anchors of s, -anchors of t) with (contrasts of s, contrasts of t), and the sum of
         # squares over the contrasts a quadratic form. In float64: the terms cancel as the scores become alike.
-        (anchors, contrasts), (other_anchors, other_contrasts) = self._factors(), other._factors()
+        (anchors, contrasts), (other_anchors, other_contrasts) = (
+            (pairs.right[pairs.own], pairs.world.gather(pairs.left)) if of_texts else (pairs.left, pairs.right)
+            for pairs, of_texts in ((self.pairs, self.of_texts), (other.pairs, other.of_texts))
+        )
         left = torch.cat([anchors, -other_anchors], dim=1).double()
         right = torch.cat([contrasts, other_contrasts], dim=1).double()
         return ((left @ (right.mT @ right)) * left).sum(dim=1).to(anchors.dtype)
@@ -242,11 +237,6 @@ class TiledScores(Scores):
         """[b, N]; of the texts, this rank's rows of the transpose of the global matrix."""
         return self.pairs.world.transpose(self.pairs.matrix) if self.of_texts else self.pairs.matrix
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f]."""
-        pairs = self.pairs
-        return (pairs.own_right, pairs.world.gather(pairs.left)) if self.of_texts else (pairs.left, pairs.right)
-
 
 class TiledNegatives(Negatives):
     """Terms of the negatives that are summed in tiles."""
@@ -254,48 +244,44 @@ class TiledNegatives(Negatives):
     def __init__(
         self, scores: TiledScores, temperature: float | Tensor, log_factor: float, offset: Tensor | None
     ) -> None:
-        self._pairs, self._of_texts, self._log_factor, self._offset = scores.pairs, scores.of_texts, log_factor, offset
-        positives = scores.positives()
-        self._own = slice(scores.first_positive, scores.first_positive + len(positives))
-        self._temperatures = torch.as_tensor(temperature, dtype=positives.dtype, device=positives.device).expand(
-            scores.columns
-        )
-        self._tau = self._temperatures[self._own]  # of the local anchors, [b]
+        pairs, positives = scores.pairs, scores.positives()
+        self._pairs, self._of_texts, self._log_factor = pairs, scores.of_texts, log_factor
+        self._offset = None if offset is None else offset.to(positives.dtype)
+        temperatures = torch.as_tensor(temperature, dtype=positives.dtype, device=positives.device)
+        self._temperatures = temperatures.expand(scores.columns)
+        self._tau = self._temperatures[pairs.own]  # of the local anchors, [b]
         # Image anchors are rows: this rank's, over all texts. Text anchors are columns: all of them, over this rank's.
-        anchors, contrasts = (slice(None), self._own) if self._of_texts else (self._own, slice(None))
-        exponents = Exponents(
-            1 / self._temperatures[anchors], None if offset is None else -offset.to(positives.dtype)[contrasts]
-        )
-        self._sums = self._pairs.negative_sums(self._of_texts, exponents)
+        anchors, contrasts = (slice(None), pairs.own) if self._of_texts else (pairs.own, slice(None))
+        bias = None if self._offset is None else -self._offset[contrasts]
+        self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias))
 
     def log_sum(self) -> Tensor:
-        positives = self._pairs.positives.detach()
-        return self._sums.of(self._of_texts)[0].detach() - positives / self._tau + self._log_factor
+        sums, _ = self._sums.results[self._of_texts]
+        return sums.detach() - self._pairs.positives.detach() / self._tau + self._log_factor
 
     def surrogate(self, log_denominator: Tensor) -> Tensor:
         weights = (self.log_sum() - log_denominator).exp()
-        sums, means = self._sums.of(self._of_texts)
-        positives = self._pairs.positives
+        sums, means = self._sums.results[self._of_texts]
         # The gradient of tau * log-sum-exp is that of the scores under the softmax; the value is their mean.
         scores = self._tau * sums
         scores = means + (scores - scores.detach())
-        return (weights * torch.where(means.isfinite(), scores - positives, 0.0)).mean()
+        return (weights * torch.where(means.isfinite(), scores - self._pairs.positives, 0.0)).mean()
 
     def mean_difference(self, log_denominator: Tensor) -> Tensor:
         weights = (self.log_sum() - log_denominator).exp()
-        return weights * (self._sums.of(self._of_texts)[1] - self._pairs.positives.detach()) / self._tau
+        return weights * (self._sums.results[self._of_texts][1] - self._pairs.positives.detach()) / self._tau
 
     def log_pull(self, log_denominator: Tensor, world: World) -> Callable[[], Tensor]:
-        pairs, own_tau = self._pairs, self._tau
+        pairs = self._pairs
         # A sum over the anchors: exp((s_ij + bias_i) / tau), anchored on the contrasts j.
-        bias = -pairs.positives.detach() - own_tau * log_denominator
-        contrasts = self._own if self._of_texts else slice(None)
+        bias = -pairs.positives.detach() - self._tau * log_denominator
+        contrasts = pairs.own if self._of_texts else slice(None)
         exponents = Exponents(1 / self._temperatures[contrasts], world.gather(bias) if self._of_texts else bias)
         sums = pairs.negative_sums(not self._of_texts, exponents, pulls=True)
-        offset = 0.0 if self._offset is None else self._offset.to(bias.dtype)[self._own] / own_tau
+        offset = 0.0 if self._offset is None else self._offset[pairs.own] / self._tau
 
         def pulls() -> Tensor:
-            of_negatives = sums.of(not self._of_texts)[0]
+            of_negatives, _ = sums.results[not self._of_texts]
             return world.gather(torch.logaddexp(of_negatives, -log_denominator) - offset)
 
         return pulls

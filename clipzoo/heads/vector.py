@@ -25,7 +25,7 @@ class VectorHead(Head[Tensor]):
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """[n, d] and [k, d] -> left [n, f] and right [k, f], such that left @ right.mT is the score, scale included.
 
-        A row of a factor depends on the same row of its argument alone, so that rows may be split and gathered.
+        A row of a factor depends only on the same row of its argument, so that rows may be split and gathered.
         """
 
     def search_factors(self, image: Tensor, text: Tensor, basis: None = None) -> tuple[Tensor, Tensor]:
@@ -61,29 +61,45 @@ class VectorHead(Head[Tensor]):
         return DenseScores(self.score(anchors, all_contrasts), world.rank * len(anchors))
 
 
-class UnitVectorHead(VectorHead):
-    """Base class of heads with normalised linear projections of the pooled features; `bias` adds a vector to each."""
+class ProjectedHead(VectorHead):
+    """Base class of heads with linear projections of the pooled features; `bias` adds a vector to each.
 
-    def __init__(self, image_width: int, text_width: int, embed_width: int, bias: bool = False) -> None:
+    embed_width: d; None leaves the features as they are.
+    """
+
+    def __init__(self, image_width: int, text_width: int, embed_width: int | None, bias: bool = False) -> None:
         super().__init__()
-        self.image_projection = projection(image_width, embed_width)
-        self.text_projection = projection(text_width, embed_width)
-        self.image_bias = nn.Parameter(torch.zeros(embed_width)) if bias else None
-        self.text_bias = nn.Parameter(torch.zeros(embed_width)) if bias else None
+        self.image_projection = None if embed_width is None else projection(image_width, embed_width)
+        self.text_projection = None if embed_width is None else projection(text_width, embed_width)
+        self.image_bias = nn.Parameter(torch.zeros(embed_width)) if bias and embed_width else None
+        self.text_bias = nn.Parameter(torch.zeros(embed_width)) if bias and embed_width else None
 
     def embed_image(self, features: Features) -> Tensor:
-        return functional.normalize(_projected(features.pooled, self.image_projection, self.image_bias), dim=-1)
+        return self.project(features.pooled, self.image_projection, self.image_bias)
 
     def embed_text(self, features: Features) -> Tensor:
-        return functional.normalize(_projected(features.pooled, self.text_projection, self.text_bias), dim=-1)
+        return self.project(features.pooled, self.text_projection, self.text_bias)
+
+    def project(self, pooled: Tensor, matrix: Tensor | None, bias: Tensor | None) -> Tensor:
+        """[b, w] -> [b, d]."""
+        if matrix is None:
+            return pooled
+        return pooled @ matrix if bias is None else torch.addmm(bias, pooled, matrix)
+
+
+class UnitVectorHead(ProjectedHead):
+    """Base class of heads with normalised linear projections of the pooled features."""
+
+    image_projection: nn.Parameter
+    text_projection: nn.Parameter
+
+    def project(self, pooled: Tensor, matrix: Tensor | None, bias: Tensor | None) -> Tensor:
+        """[b, w] -> [b, d], unit vectors."""
+        return functional.normalize(super().project(pooled, matrix, bias), dim=-1)
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] unit vectors -> [1, d], their normalised mean."""
         return functional.normalize(super().ensemble(prompts), dim=-1)
-
-
-def _projected(pooled: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    return pooled @ matrix if bias is None else torch.addmm(bias, pooled, matrix)
 
 
 def projection(width: int, embed_width: int) -> nn.Parameter:
@@ -177,7 +193,7 @@ PERSPECTIVE = Paper(
 
 
 @checked
-class InnerProductHead(VectorHead):
+class InnerProductHead(ProjectedHead):
     """logits = <g_u, g_v> / temperature (eq. 25).
 
     image_width, text_width: widths of the pooled features.
@@ -196,16 +212,8 @@ class InnerProductHead(VectorHead):
     }
 
     def __init__(self, image_width: Count, text_width: Count, embed_width: Count | None, temperature: Scale) -> None:
-        super().__init__()
-        self.image_projection = None if embed_width is None else projection(image_width, embed_width)
-        self.text_projection = None if embed_width is None else projection(text_width, embed_width)
+        super().__init__(image_width, text_width, embed_width)
         self._temperature = temperature
-
-    def embed_image(self, features: Features) -> Tensor:
-        return features.pooled if self.image_projection is None else features.pooled @ self.image_projection
-
-    def embed_text(self, features: Features) -> Tensor:
-        return features.pooled if self.text_projection is None else features.pooled @ self.text_projection
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return image / self._temperature, text
@@ -225,17 +233,17 @@ class DistanceHead(InnerProductHead):
         return super().similarity(image - center, text - center, world, tile)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries."""
-        ones = [vectors.new_ones(len(vectors), 2) for vectors in (image, text)]
-        left = torch.cat([image / self._temperature, self._norms(image), ones[0]], dim=1)
-        return left, torch.cat([text, ones[1], self._norms(text)], dim=1)
+        """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries.
 
-    def _norms(self, vectors: Tensor) -> Tensor:
-        """[b, d] -> [b, 2], two numbers whose sum is -|v|^2 / (2 temperature).
-
-        The first is exact in bf16, the second is the remainder: a GPU may multiply fp32 matrices in tf32 or bf16, and
-        rounding a norm of some hundreds would change all logits of a row by 0.1 to 1.
+        Two of them sum to -|u|^2 / (2 temperature), the other two to that of v. The first is exact in bf16, the second
+        is the remainder: a GPU may multiply fp32 matrices in tf32 or bf16, and rounding a norm of some hundreds would
+        change all logits of a row by 0.1 to 1.
         """
-        whole = -vectors.square().sum(dim=1, keepdim=True) / (2 * self._temperature)
-        coarse = whole.detach().to(torch.bfloat16).to(whole.dtype)
-        return torch.cat([coarse, whole - coarse], dim=1)
+        norms = []
+        for vectors in (image, text):
+            whole = -vectors.square().sum(dim=1, keepdim=True) / (2 * self._temperature)
+            coarse = whole.detach().to(torch.bfloat16).to(whole.dtype)
+            norms.append(torch.cat([coarse, whole - coarse], dim=1))
+        of_image, of_text = norms
+        left = torch.cat([image / self._temperature, of_image, torch.ones_like(of_image)], dim=1)
+        return left, torch.cat([text, torch.ones_like(of_text), of_text], dim=1)

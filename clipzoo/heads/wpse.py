@@ -5,73 +5,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from numpy.random import SeedSequence
 from torch import Generator, Tensor, nn
 
-from clipzoo.heads.base import Paper, ScoreParts
-from clipzoo.heads.cost import FLOAT, Cost, Shape, cost_of_vectors
+from clipzoo.heads.base import FLOAT, Cost, Paper, ScoreParts, Shape, cost_of_vectors, projections
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.ops.features import pooled_waves
 from clipzoo.types import Count, Features, Part, Positive, Range, Scale, Seed, Weight, checked
-
-# Shift-invariant kernels: exact values, and random frequencies of their Fourier features.
-
-
-class Kernel(Part, ABC):
-    """k(u, v), a function of |u - v| with k(u, u) = 1."""
-
-    @abstractmethod
-    def value(self, squared_distance: Tensor) -> Tensor:
-        """|u - v|^2 -> k(u, v), elementwise."""
-
-    @abstractmethod
-    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
-        """Draw omega from the spectral distribution, [D, d] float32: E cos(omega . (u - v)) = k(u, v)."""
-
-
-@checked
-class GaussianKernel(Kernel):
-    """exp(-r^2 / 2 width^2); omega ~ N(0, width^-2).
-
-    width: width of the kernel, in the units of the distance r.
-    """
-
-    def __init__(self, width: Scale) -> None:
-        self._width = width
-
-    def value(self, squared_distance: Tensor) -> Tensor:
-        return torch.exp(-squared_distance / (2 * self._width**2))
-
-    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
-        return _normal(features, dimensions, generator) / self._width
-
-
-@checked
-class InverseMultiquadricKernel(Kernel):
-    """width / sqrt(width^2 + r^2); omega = (g / width) h, g ~ N(0, 1) and h ~ N(0, I) for every feature.
-
-    The kernel is a mixture of Gaussian kernels of width `width / |g|`, since E exp(-t g^2) = (1 + 2 t)^-1/2. Sampling
-    is therefore exact in any dimension and needs no tabulated Bessel density, as in WPSE's released code.
-
-    width: width of the kernel, in the units of the distance r.
-    """
-
-    def __init__(self, width: Scale) -> None:
-        self._width = width
-
-    def value(self, squared_distance: Tensor) -> Tensor:
-        return (1 + squared_distance / self._width**2).rsqrt()
-
-    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
-        return _normal(features, 1, generator) / self._width * _normal(features, dimensions, generator)
-
-
-def _normal(rows: int, columns: int, generator: Generator) -> Tensor:
-    return torch.randn(rows, columns, generator=generator, device="cpu", dtype=torch.float32)
 
 
 @checked
@@ -124,12 +69,9 @@ class WpseHead(VectorHead):
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
         """Token projections, random features (forward, recomputed, gradient), then a product at width d + D."""
-        tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
-        points = shape.image_points + shape.text_points
-        project = 6 * shape.local * tokens * shape.width
-        waves = 6 * shape.local * points * shape.width * shape.features
-        held = 2 * shape.local * points * shape.width * FLOAT
-        return cost_of_vectors(shape, shape.width + shape.features, project + waves, held)
+        points = shape.local * (shape.image_points + shape.text_points)
+        flops = projections(shape, shape.image_points, shape.text_points) + 6 * points * shape.width * shape.features
+        return cost_of_vectors(shape, shape.width + shape.features, flops, 2 * points * shape.width * FLOAT)
 
     def __init__(
         self,
@@ -157,22 +99,17 @@ class WpseHead(VectorHead):
         self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)
         self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
         self.scale = nn.Parameter(torch.tensor(1 / temperature))
-        self._alpha = alpha
-        self._kernel = kernel
+        self._alpha, self._kernel, self._seed, self._embed_width = alpha, kernel, seed, embed_width
         self._features = {True: features, False: evaluation_features}
         self._activation = torch.tanh if weights == "signed" else torch.sigmoid
-        self._weight_bound = weight_bound
+        self._weight_bound, self._mean = weight_bound, reduction == "mean"
         # Added to raw weights, in units of the bound: raw weight 0 then gives the initial weight.
-        self._weight_shift = (
-            0.0 if initial_weight is None else math.log(initial_weight / (weight_bound - initial_weight))
-        )
-        self._mean = reduction == "mean"
+        initial = weight_bound / 2 if initial_weight is None else initial_weight
+        self._weight_shift = math.log(initial / (weight_bound - initial))
         # |v| = 1 and |z(v)|^2 <= 2.
         bound = max_scale * weight_bound**2 * (alpha[0] + 2 * alpha[1]) if self._mean else math.inf
         self.score_range = -bound, bound
         self._scale_range = min_scale, max_scale
-        self._embed_width = embed_width
-        self._seed = seed
         # Buffers, to move with the head; not saved, because a draw is a function of seed and index.
         self.register_buffer("frequencies", torch.empty(0, embed_width), persistent=False)
         self.register_buffer("phases", torch.empty(0), persistent=False)
@@ -184,6 +121,27 @@ class WpseHead(VectorHead):
     def embed_text(self, features: Features) -> Tensor:
         return self._embed(self.text, features)
 
+    def _embed(self, side: TokenPoints, features: Features) -> Tensor:
+        """Return embeddings [b, d + D]; a part of weight zero is left out."""
+        tokens, weights = self._weighted(side, features)
+        points = side.points(tokens)
+        linear, nonlinear = self._alpha
+        parts = []
+        if linear > 0:
+            parts.append(math.sqrt(linear) * weighted_sum(weights, points))
+        if nonlinear > 0:
+            waves = pooled_waves(points, weights, self.frequencies, self.phases)
+            parts.append(math.sqrt(2 * nonlinear / len(self.phases)) * waves)
+        return torch.cat(parts, dim=1)
+
+    def _weighted(self, side: TokenPoints, features: Features) -> tuple[Tensor, Tensor]:
+        """Return the tokens [b, M, w] and the weights of their points [b, M], zero for padding."""
+        tokens, raw_weights, present = side.select(features)
+        weights = self._weight_bound * self._activation(raw_weights / self._weight_bound + self._weight_shift)
+        weights = weights.masked_fill(~present, 0.0)
+        # Without points the mean is zero, like the sum.
+        return tokens, weights / present.sum(dim=1, keepdim=True).clamp(min=1) if self._mean else weights
+
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.scale * image, text
 
@@ -191,19 +149,21 @@ class WpseHead(VectorHead):
         """Before the projection: the weighted sum of the tokens, without random features."""
         if where == "after":
             return self.embed_image(features)
-        tokens, present = self.image.select(features)
-        return weighted_sum(self._weights(self.image, tokens, present), tokens)
+        tokens, weights = self._weighted(self.image, features)
+        return weighted_sum(weights, tokens)
 
     def score_parts(self, image: Features, text: Features) -> ScoreParts:
         """scale * w_i w'_j (a1 <v_i, u_j> + a2 <z(v_i), z(u_j)>), the terms of eq. 8."""
-        (left, left_weights), (right, right_weights) = self._points(self.image, image), self._points(self.text, text)
+        image_tokens, image_weights = self._weighted(self.image, image)
+        text_tokens, text_weights = self._weighted(self.text, text)
+        left, right = self.image.points(image_tokens), self.text.points(text_tokens)
         linear, nonlinear = self._alpha
         kernel = linear * (left @ right.mT)  # [b, M, L]
         if nonlinear > 0:
             waves = [torch.cos(points @ self.frequencies.mT + self.phases) for points in (left, right)]
             kernel = kernel + 2 * nonlinear / len(self.phases) * (waves[0] @ waves[1].mT)
-        values = self.scale * left_weights[:, :, None] * right_weights[:, None] * kernel
-        return ScoreParts(values, left_weights, right_weights)
+        values = self.scale * image_weights[:, :, None] * text_weights[:, None] * kernel
+        return ScoreParts(values, image_weights, text_weights)
 
     def resample(self, index: int) -> None:
         if not self.stochastic:
@@ -213,8 +173,10 @@ class WpseHead(VectorHead):
         generator = torch.Generator("cpu").manual_seed(int(entropy[0]))
         frequencies = self._kernel.frequencies(self._features[self.training], self._embed_width, generator)
         phases = 2 * math.pi * torch.rand(len(frequencies), generator=generator, device="cpu")
-        self.frequencies = _to_device_of(frequencies, self.frequencies)
-        self.phases = _to_device_of(phases, self.phases)
+        for name, values in (("frequencies", frequencies), ("phases", phases)):
+            # From pinned memory, numbers are copied without waiting for the GPU to finish the previous step.
+            values = values.pin_memory() if self.frequencies.is_cuda else values
+            setattr(self, name, values.to(self.frequencies, non_blocking=True))
 
     def train(self, mode: bool = True) -> WpseHead:
         """Draw number 0 when the mode changes: evaluation does not depend on the training step."""
@@ -231,34 +193,53 @@ class WpseHead(VectorHead):
     def logs(self) -> Mapping[str, Tensor]:
         return {"temperature": 1 / self.scale.detach()}
 
-    def _embed(self, side: TokenPoints, features: Features) -> Tensor:
-        """Return embeddings [b, d + D]; a part of weight zero is left out."""
-        points, weights = self._points(side, features)
-        linear, nonlinear = self._alpha
-        parts = []
-        if linear > 0:
-            parts.append(math.sqrt(linear) * weighted_sum(weights, points))
-        if nonlinear > 0:
-            waves = pooled_waves(points, weights, self.frequencies, self.phases)
-            parts.append(math.sqrt(2 * nonlinear / len(self.phases)) * waves)
-        return torch.cat(parts, dim=1)
 
-    def _points(self, side: TokenPoints, features: Features) -> tuple[Tensor, Tensor]:
-        """Return the points [b, M, d] and their weights [b, M]."""
-        tokens, present = side.select(features)
-        return side.points(tokens), self._weights(side, tokens, present)
-
-    def _weights(self, side: TokenPoints, tokens: Tensor, present: Tensor) -> Tensor:
-        """Return the weights [b, M], zero for padding; divided by the number of points if the reduction is a mean."""
-        weights = self._weight_bound * self._activation(
-            side.raw_weights(tokens) / self._weight_bound + self._weight_shift
-        )
-        weights = weights.masked_fill(~present, 0.0)
-        # Without points the mean is zero, like the sum.
-        return weights / present.sum(dim=1, keepdim=True).clamp(min=1) if self._mean else weights
+# Shift-invariant kernels: exact values, and random frequencies of their Fourier features.
 
 
-def _to_device_of(values: Tensor, like: Tensor) -> Tensor:
-    """Convert to the device and type of `like`, without waiting for the GPU to finish the previous step."""
-    pinned = values.pin_memory() if like.is_cuda else values
-    return pinned.to(like, non_blocking=True)
+class Kernel(Part, ABC):
+    """k(u, v), a function of r = |u - v| with k(u, u) = 1.
+
+    width: width of the kernel, in the units of the distance r.
+    """
+
+    def __init__(self, width: Scale) -> None:
+        self._width = width
+
+    @abstractmethod
+    def value(self, squared_distance: Tensor) -> Tensor:
+        """r^2 -> k(u, v), elementwise."""
+
+    @abstractmethod
+    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
+        """Draw omega from the spectral distribution, [D, d] float32: E cos(omega . (u - v)) = k(u, v)."""
+
+
+@checked
+class GaussianKernel(Kernel):
+    """exp(-r^2 / 2 width^2); omega ~ N(0, width^-2)."""
+
+    def value(self, squared_distance: Tensor) -> Tensor:
+        return torch.exp(-squared_distance / (2 * self._width**2))
+
+    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
+        return _normal(features, dimensions, generator=generator) / self._width
+
+
+@checked
+class InverseMultiquadricKernel(Kernel):
+    """width / sqrt(width^2 + r^2); omega = (g / width) h, g ~ N(0, 1) and h ~ N(0, I) for every feature.
+
+    The kernel is a mixture of Gaussian kernels of width `width / |g|`, since E exp(-t g^2) = (1 + 2 t)^-1/2. Sampling
+    is therefore exact in any dimension and needs no tabulated Bessel density, as in WPSE's released code.
+    """
+
+    def value(self, squared_distance: Tensor) -> Tensor:
+        return (1 + squared_distance / self._width**2).rsqrt()
+
+    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
+        scales = _normal(features, 1, generator=generator) / self._width
+        return scales * _normal(features, dimensions, generator=generator)
+
+
+_normal = partial(torch.randn, device="cpu", dtype=torch.float32)

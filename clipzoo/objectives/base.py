@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Head, Paper
-from clipzoo.heads.cost import Shape
+from clipzoo.heads.base import Head, Paper, Shape
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 log = logging.getLogger(__name__)
-NAMES = ("image_to_text", "text_to_image")
 StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: the shape of the whole, the first indices of the part, its shape."""
 
@@ -77,17 +75,28 @@ class Objective(nn.Module):
 
     def check(self, head: Head) -> list[str]:
         """Return the reasons why this objective cannot train this head, with the keys to change; empty if it can."""
-        return plain_cosines(head, self.name) if self.own_temperature else []
+        reasons = []
+        if self.own_temperature and head.learnable_temperature:
+            reasons.append(
+                f"objective {self.name} has its own temperature, and head {type(head).__name__} learns another: "
+                "use head=cosine"
+            )
+        if self.own_temperature and not has_cosine_range(head):
+            low, high = head.score_range
+            reasons.append(
+                f"objective {self.name} divides cosines in [-1, 1] by its own temperature, and the scores of head "
+                f"{type(head).__name__} lie in [{low:g}, {high:g}]: use head=cosine"
+            )
+        return reasons
 
     def warnings(self, head: Head) -> list[str]:
         """Return warnings about a compatible pair of head and objective."""
-        warnings = []
-        if not self.own_temperature and are_cosines(head.score_range):
-            warnings.append(
-                f"objective {self.name} has no temperature, and head {type(head).__name__} gives it plain "
-                "cosines, which are too flat to train well: use head=clip, or give this head a temperature"
-            )
-        return warnings
+        if self.own_temperature or not has_cosine_range(head):
+            return []
+        return [
+            f"objective {self.name} has no temperature, and head {type(head).__name__} gives it plain cosines, which "
+            "are too flat to train well: use head=clip, or give this head a temperature"
+        ]
 
     def allocate(self, samples: int) -> None:
         """Allocate the per-sample state for a dataset of `samples` samples. No-op for objectives without state."""
@@ -100,21 +109,20 @@ class Objective(nn.Module):
     def value_of_unseen(self, similarity: Similarity, progress: Progress) -> Tensor:
         """Return the objective's value, [], for the N pairs of one rank's batch that are not in the dataset.
 
-        Nothing of the objective changes. Such pairs have no state of their own; they get the initial one, as samples
-        of the dataset do when they come first: a moving average is the estimate of this batch (SogCLR, iSogCLR,
-        NUCLR), a temperature is the initial one (iSogCLR), and so is a popularity (NUCLR). State that is not of a
-        sample, such as NUCLR's xi, is that of the training.
+        Nothing of the objective changes. Such pairs get the initial state, as samples of the dataset do when they come
+        first: a moving average is the estimate of this batch, a temperature (iSogCLR) and a popularity (NUCLR) are the
+        initial ones. State that is not of a sample, such as NUCLR's xi, is that of the training.
 
         Raises:
             ConfigError: the objective reads the raw images and captions.
         """
         self.require_value_of_unseen()
-        scores = similarity.image_to_text.positives()
-        ids = torch.arange(len(scores), device=scores.device)
+        positives = similarity.image_to_text.positives()
+        ids = torch.arange(len(positives), device=positives.device)
         training = self.training
         self.eval()
         try:
-            state = self.initial_state(len(scores))
+            state = self.initial_state(len(ids))
             loss: Loss = functional_call(self, state, (similarity, Batch(ids, ids, ids), progress))
         finally:
             self.train(training)
@@ -143,34 +151,17 @@ class Objective(nn.Module):
 # Compatibility of heads and objectives, decided from the attributes that both declare.
 
 
-def plain_cosines(head: Head, objective: str) -> list[str]:
-    """Return the reasons why the head's scores are not plain cosines, with the keys to change; empty if they are."""
-    reasons = []
-    if head.learnable_temperature:
-        reasons.append(
-            f"objective {objective} has its own temperature, and head {type(head).__name__} learns another: "
-            "use head=cosine"
-        )
+def has_cosine_range(head: Head) -> bool:
+    """Return True if the head's scores lie within [-1, 1]; exp(log(1)) in fp32 may differ from 1."""
     low, high = head.score_range
-    if not are_cosines(head.score_range):
-        reasons.append(
-            f"objective {objective} divides cosines in [-1, 1] by its own temperature, and the scores of head "
-            f"{type(head).__name__} lie in [{low:g}, {high:g}]: use head=cosine"
-        )
-    return reasons
-
-
-def are_cosines(score_range: tuple[float, float]) -> bool:
-    """Return True if the range lies within [-1, 1]; exp(log(1)) in fp32 may differ from 1."""
-    return score_range[0] >= -1 - 1e-5 and score_range[1] <= 1 + 1e-5
+    return low >= -1 - 1e-5 and high <= 1 + 1e-5
 
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Compatibility of an objective with a head.
+    """Compatibility of an objective with a head; `reasons` is empty if it can train it, with the keys to change if not.
 
-    reasons: why it cannot, with the keys to change. published: True if a paper trains this pair.
-    warnings: what is worth knowing about a compatible pair.
+    published: True if a paper trains this pair. warnings: of a compatible pair.
     """
 
     reasons: tuple[str, ...]
@@ -210,11 +201,15 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
     weights: of image_to_text and text_to_image; a direction of weight zero is not computed.
     losses: one function for both directions, or one per direction: scores -> scalar, the mean over the local anchors.
     """
+    weighted, logs = [], {}
     both = losses if len(losses) == 2 else losses * 2
-    directions = zip(NAMES, weights, both, similarity.directions, strict=True)
-    terms = {name: (weight, loss(scores)) for name, weight, loss, scores in directions if weight}
-    weighted = [weight * value for weight, value in terms.values()]
-    return Loss(sum(weighted[1:], weighted[0]), {f"loss_{name}": value.detach() for name, (_, value) in terms.items()})
+    names = "loss_image_to_text", "loss_text_to_image"
+    for name, weight, loss, scores in zip(names, weights, both, similarity.directions, strict=True):
+        if weight:
+            value = loss(scores)
+            weighted.append(weight * value)
+            logs[name] = value.detach()
+    return Loss(sum(weighted[1:], weighted[0]), logs)
 
 
 # Inverse temperature of an objective.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.objectives.infonce import cross_entropy
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
+from clipzoo.types import Batch, Loss, Progress, Similarity, Weight, checked
 
 
 @checked
@@ -31,9 +29,5 @@ class Conditional(Objective):
         self._weights = lambda_v / 2, lambda_u / 2
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        return weighted_loss(similarity, self._weights, negative_log_density)
-
-
-def negative_log_density(scores: Scores) -> Tensor:
-    """Return the mean over the local anchors of -log rho(positive | anchor)."""
-    return cross_entropy(scores) - math.log(scores.columns)
+        # The mean over the anchors of -log rho(positive | anchor).
+        return weighted_loss(similarity, self._weights, lambda scores: cross_entropy(scores) - math.log(scores.columns))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from clipzoo.heads.base import Head, Paper
-from clipzoo.heads.cost import Shape
+from clipzoo.heads.base import Head, Paper, Shape
 from clipzoo.objectives.base import LogitScale, Objective
 from clipzoo.objectives.infonce import cross_entropy
-from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
+from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Similarity, Weight, checked
 
 
 @checked
@@ -45,8 +42,7 @@ class CyCLIP(Objective):
     ) -> None:
         super().__init__()
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
-        self._in_modal = in_modal
-        self._cross_modal = cross_modal
+        self._in_modal, self._cross_modal = in_modal, cross_modal
 
     @classmethod
     def cost(cls, shape: Shape, embedding: float, views: float) -> float:
@@ -58,15 +54,12 @@ class CyCLIP(Objective):
         scale = self.scale()
         first, second = (cross_entropy(scores.scaled(scale.mul)) for scores in similarity.directions)
         contrastive = (first + second) / 2
-        cross_modal = _disagreement(image_to_text, text_to_image)
+        # Squared differences, summed over the N scores of an anchor and averaged over the local anchors.
+        cross_modal = image_to_text.squared_distance(text_to_image).mean()
         assert similarity.within_image is not None and similarity.within_text is not None, "check() refuses such heads"
-        in_modal = _disagreement(similarity.within_image(), similarity.within_text())
-        logs = {
-            "loss_contrastive": contrastive.detach(),
-            "loss_cross_modal": cross_modal.detach(),
-            "loss_in_modal": in_modal.detach(),
-            "logit_scale": scale.detach(),
-        }
+        in_modal = similarity.within_image().squared_distance(similarity.within_text()).mean()
+        terms = {"contrastive": contrastive, "cross_modal": cross_modal, "in_modal": in_modal}
+        logs = {f"loss_{name}": term.detach() for name, term in terms.items()} | {"logit_scale": scale.detach()}
         return Loss(contrastive + self._cross_modal * cross_modal + self._in_modal * in_modal, logs)
 
     def check(self, head: Head) -> list[str]:
@@ -77,8 +70,3 @@ class CyCLIP(Objective):
                 "use head=cosine"
             )
         return reasons
-
-
-def _disagreement(first: Scores, second: Scores) -> Tensor:
-    """Return the squared differences, summed over the N scores of an anchor and averaged over the local anchors."""
-    return first.squared_distance(second).mean()

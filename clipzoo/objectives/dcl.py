@@ -39,35 +39,26 @@ class DCL(Objective):
 
     def __init__(self, temperature: Scale, tau_plus: Decay, image_to_text: Weight, text_to_image: Weight) -> None:
         super().__init__()
-        self._temperature = temperature
-        self._tau_plus = tau_plus
+        self._temperature, self._tau_plus = temperature, tau_plus
         self._weights = image_to_text, text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        return weighted_loss(similarity, self._weights, self._debiased)
+        def tempered(cosines: Tensor) -> Tensor:
+            return cosines / self._temperature
 
-    def _tempered(self, cosines: Tensor) -> Tensor:
-        return cosines / self._temperature
+        def debiased(scores: Scores) -> Tensor:
+            scaled, count = scores.scaled(tempered), scores.columns - 1
+            positives, negatives = scaled.positives(), scaled.log_sum_exp(exclude_positive=True)
+            if self._tau_plus > 0:
+                # log(exp(negatives) - count tau_plus exp(positives)); -inf without gradient for a negative difference.
+                gap = positives + math.log(count * self._tau_plus) - negatives
+                # The branch that is not selected must stay finite, or its zero gradient becomes NaN.
+                difference = negatives + torch.log(-torch.expm1(torch.where(gap < 0, gap, -1.0)))
+                negatives = torch.where(gap < 0, difference, float("-inf"))
+            # maximum, not clamp: below the floor only the positive has a gradient.
+            log_floor = math.log(count) - 1 / self._temperature
+            negatives = negatives - math.log1p(-self._tau_plus)
+            negatives = torch.maximum(negatives, negatives.new_full((), log_floor))
+            return (torch.logaddexp(positives, negatives) - positives).mean()
 
-    def _debiased(self, scores: Scores) -> Tensor:
-        scaled = scores.scaled(self._tempered)
-        positives = scaled.positives()
-        negatives = scaled.log_sum_exp(exclude_positive=True)
-        count = scores.columns - 1
-        log_floor = math.log(count) - 1 / self._temperature
-        if self._tau_plus == 0:
-            corrected = negatives
-        else:
-            corrected = _log_difference(negatives, positives + math.log(count * self._tau_plus))
-        # maximum, not clamp: below the floor the gradient passes through the positive alone.
-        corrected = torch.maximum(corrected - math.log1p(-self._tau_plus), corrected.new_full((), log_floor))
-        return (torch.logaddexp(positives, corrected) - positives).mean()
-
-
-def _log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
-    """log(exp(larger) - exp(smaller)), -inf without gradient where the difference is not positive."""
-    gap = smaller - larger
-    positive = gap < 0
-    # The branch that is not selected must stay finite, or its zero gradient becomes NaN.
-    difference = larger + torch.log(-torch.expm1(torch.where(positive, gap, -1.0)))
-    return torch.where(positive, difference, float("-inf"))
+        return weighted_loss(similarity, self._weights, debiased)

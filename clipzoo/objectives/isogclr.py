@@ -7,23 +7,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.heads.base import Paper
-from clipzoo.heads.cost import Shape
-from clipzoo.objectives.per_sample import IMAGE, TEXT, MovingAverageObjective, SampleRows, both_anchors
-from clipzoo.types import (
-    Batch,
-    Loss,
-    Negatives,
-    Positive,
-    Probability,
-    Progress,
-    Scale,
-    Scores,
-    Share,
-    Similarity,
-    Weight,
-    checked,
-)
+from clipzoo.heads.base import Paper, Shape
+from clipzoo.objectives.per_sample import IMAGE, TEXT, MovingAverageObjective, sum_over_anchors
+from clipzoo.types import Batch, Loss, Positive, Probability, Progress, Scale, Share, Similarity, Weight, checked
 
 
 @checked
@@ -69,10 +55,7 @@ class ISogCLR(MovingAverageObjective):
         maximum_temperature: Scale,
     ) -> None:
         super().__init__(gamma, tau=temperature, tau_momentum=0.0)
-        self._rho = rho
-        self._eta = eta
-        self._momentum = momentum
-        self._gradient_clip = gradient_clip
+        self._rho, self._eta, self._momentum, self._gradient_clip = rho, eta, momentum, gradient_clip
         self._range = minimum_temperature, maximum_temperature
 
     @classmethod
@@ -81,21 +64,25 @@ class ISogCLR(MovingAverageObjective):
         return 24
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        samples = self.rows(batch, similarity.world)
+        world = similarity.world
+        samples = self.rows(batch, world)
         # Before the temperatures of either modality change.
         tau = samples.read(self.tau).to(similarity.image_to_text.positives().dtype)  # [2, N]
-
-        def negatives(anchor: int, scores: Scores) -> Negatives:
-            return scores.negatives(tau[anchor], -math.log(len(samples) - 1))
-
-        def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            log_u = self.track(anchor, samples, terms.log_sum(), similarity.world)[rows]
+        log_factor = -math.log(len(samples) - 1)
+        both = [scores.negatives(tau[anchor], log_factor) for anchor, scores in enumerate(similarity.directions)]
+        terms = []
+        for anchor, negatives in enumerate(both):
+            log_u = self.track(anchor, samples, negatives.log_sum(), world)
             if self.training:
-                gradient = log_u + self._rho - terms.mean_difference(log_u)
-                self._update_tau(anchor, samples, similarity.world.gather(gradient), tau[anchor])
-            return terms.surrogate(log_u), (tau[anchor, rows] * (log_u + self._rho)).mean()
-
-        loss = both_anchors(similarity, negatives, direction)
+                # A step of SGD with momentum for the temperatures of the global batch.
+                gradient = world.gather(log_u + self._rho - negatives.mean_difference(log_u))
+                gradient = gradient.clamp(-self._gradient_clip, self._gradient_clip)
+                before = samples.read(self.tau_momentum)[anchor].to(gradient.dtype)
+                step = (1 - self._momentum) * before + self._momentum * gradient
+                samples.write(self.tau_momentum, anchor, step)
+                samples.write(self.tau, anchor, (tau[anchor] - self._eta * step).clamp(*self._range))
+            terms.append((negatives.surrogate(log_u), (tau[anchor, samples.own] * (log_u + self._rho)).mean()))
+        loss = sum_over_anchors(*terms)
         means = samples.read(self.tau).mean(dim=1)
         logs = {"temperature_image_mean": means[IMAGE], "temperature_text_mean": means[TEXT]}
         return Loss(loss.total, {**loss.logs, **logs})
@@ -103,11 +90,3 @@ class ISogCLR(MovingAverageObjective):
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return the temperatures."""
         return self.only_seen("temperature", self.tau)
-
-    def _update_tau(self, modality: int, samples: SampleRows, gradient: Tensor, tau: Tensor) -> None:
-        """Take one step of SGD with momentum. gradient: [N], of the objective by the temperatures."""
-        before = samples.read(self.tau_momentum)[modality].to(gradient.dtype)
-        clipped = gradient.clamp(-self._gradient_clip, self._gradient_clip)
-        step = (1 - self._momentum) * before + self._momentum * clipped
-        samples.write(self.tau_momentum, modality, step)
-        samples.write(self.tau, modality, (tau - self._eta * step).clamp(*self._range))

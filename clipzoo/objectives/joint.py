@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from torch import Tensor
 
-from clipzoo.heads.cost import Shape
+from clipzoo.heads.base import Shape
 from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.objectives.base import Objective, weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
 class Joint(Objective):
@@ -29,10 +28,9 @@ class Joint(Objective):
         return 16
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        return weighted_loss(similarity, (0.5, 0.5), partial(negative_log_density, world=similarity.world))
+        def negative_log_density(scores: Scores) -> Tensor:
+            """The mean over the local pairs of -log rho(u, v), with the gradient through all ranks' partition sums."""
+            log_partition = similarity.world.gather(scores.log_sum_exp()).logsumexp(dim=0)
+            return log_partition - 2 * math.log(scores.columns) - scores.positives().mean()
 
-
-def negative_log_density(scores: Scores, world: World) -> Tensor:
-    """Return the mean over the local pairs of -log rho(u, v); the gradient passes through all ranks' partition sums."""
-    log_partition = world.gather(scores.log_sum_exp()).logsumexp(dim=0) - 2 * math.log(scores.columns)
-    return log_partition - scores.positives().mean()
+        return weighted_loss(similarity, (0.5, 0.5), negative_log_density)

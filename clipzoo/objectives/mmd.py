@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.heads.cost import FLOAT, Shape
+from clipzoo.heads.base import FLOAT, Shape
 from clipzoo.heads.vector import PERSPECTIVE
 from clipzoo.heads.wpse import Kernel
 from clipzoo.objectives.base import Objective, weighted_loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.per_sample import NEVER, MovingAverageObjective, SampleRows, both_anchors
+from clipzoo.objectives.per_sample import NEVER, MovingAverageObjective, sum_over_anchors
 from clipzoo.types import (
     Batch,
     Loss,
-    Negatives,
     NonNegativeCount,
     Probability,
     Progress,
     Range,
     Scale,
-    Scores,
     Share,
     Similarity,
     Weight,
@@ -83,18 +81,13 @@ class NUCLR(MovingAverageObjective):
     ) -> None:
         super().__init__(gamma, zeta=zeta, zeta_momentum=NEVER)
         self.register_buffer("xi", torch.full((2,), xi))
-        self._temperature = temperature
-        self._first_xi = xi
-        self._eta = eta
-        self._eta_factors = eta_image_factor, 1.0
-        self._momentum = momentum
-        self._frozen_epochs = frozen_epochs
-        self._learn_zeta = learn_zeta
-        self._positive_by_xi = positive == "xi"
-        self._xi_each_step = xi_update == "step"
+        self._temperature, self._first_xi, self._momentum = temperature, xi, momentum
+        self._eta, self._eta_factors = eta, (eta_image_factor, 1.0)
+        self._frozen_epochs, self._learn_zeta = frozen_epochs, learn_zeta
+        self._positive_by_xi, self._xi_each_step = positive == "xi", xi_update == "step"
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        samples = self.rows(batch, similarity.world)
+        samples, tau = self.rows(batch, similarity.world), self._temperature
         begins_epoch = (
             progress.step > 0 and progress.completed() > replace(progress, step=progress.step - 1).completed()
         )
@@ -104,28 +97,33 @@ class NUCLR(MovingAverageObjective):
         # Before the popularities of either modality change.
         zeta = samples.read(self.zeta).to(similarity.image_to_text.positives().dtype)  # [2, N]
         log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
-
-        def negatives(anchor: int, scores: Scores) -> Negatives:
-            return scores.negatives(self._temperature, log_ratio, zeta[1 - anchor])
-
-        pulls: dict[int, Callable[[], Tensor]] = {}
-
-        def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            log_u = self.track(anchor, samples, terms.log_sum(), similarity.world)[rows]
-            contrast = 1 - anchor
-            own_strength = -zeta[contrast, rows] / self._temperature
-            xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
+        directions = zip(similarity.directions, zeta.flip(0), strict=True)
+        both = [scores.negatives(tau, log_ratio, of_contrasts) for scores, of_contrasts in directions]
+        terms, log_pulls = [], []
+        for anchor, negatives in enumerate(both):
+            log_u, contrast = self.track(anchor, samples, negatives.log_sum(), similarity.world), 1 - anchor
+            own_strength = -zeta[contrast, samples.own] / tau
+            xi_strength = -self.xi[contrast].to(log_u.dtype) / tau
             log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
             if self.training and rate > 0:
                 # The gradient of the popularity always weighs the positive by its zeta, and includes the diagonal.
-                pulls[contrast] = terms.log_pull(torch.logaddexp(own_strength, log_u), similarity.world)
-            return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
+                log_pulls.append(negatives.log_pull(torch.logaddexp(own_strength, log_u), similarity.world))
+            terms.append((negatives.surrogate(log_denominator), tau * log_denominator.mean()))
 
-        loss = both_anchors(similarity, negatives, direction)
-        for contrast, log_pull in pulls.items():
-            self._update_zeta(contrast, samples, log_pull(), zeta[contrast], rate * self._eta_factors[contrast])
+        # A step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch. The pull
+        # is the log of the sum over anchors i of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i), [N].
+        for anchor, log_pull in enumerate(log_pulls):
+            contrast = 1 - anchor
+            gradient = 1 - (log_pull() + math.log(self.samples / len(samples))).exp()
+            before = samples.read(self.zeta_momentum)[contrast].to(gradient.dtype)
+            blended = (1 - self._momentum) * before + self._momentum * gradient
+            step = torch.where(before == NEVER, gradient, blended)
+            samples.write(self.zeta_momentum, contrast, step)
+            samples.write(self.zeta, contrast, zeta[contrast] - rate * self._eta_factors[contrast] * step)
         if self.training and self._xi_each_step:
             self.xi.copy_(torch.maximum(self.xi, self.largest(self.zeta, magnitude=True)))
+
+        loss = sum_over_anchors(*terms)
         logs = {**loss.logs, "zeta_rate": self.zeta.new_full((), rate)}
         for name, values, xi in zip(("image", "text"), samples.read(self.zeta), self.xi, strict=True):
             logs |= {f"zeta_{name}_mean": values.mean(), f"zeta_{name}_min": values.min()}
@@ -135,18 +133,6 @@ class NUCLR(MovingAverageObjective):
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return the log popularity, zeta / tau."""
         return self.only_seen("log_popularity", self.zeta / self._temperature)
-
-    def _update_zeta(self, modality: int, samples: SampleRows, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
-        """Take one step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.
-
-        log_pull: [N], log of the sum over anchors i of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i).
-        """
-        gradient = 1 - (log_pull + math.log(self.samples / len(samples))).exp()
-        before = samples.read(self.zeta_momentum)[modality].to(gradient.dtype)
-        blended = (1 - self._momentum) * before + self._momentum * gradient
-        step = torch.where(before == NEVER, gradient, blended)
-        samples.write(self.zeta_momentum, modality, step)
-        samples.write(self.zeta, modality, zeta - rate * step)
 
 
 def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,56 +11,9 @@ import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.heads.cost import Shape
+from clipzoo.heads.base import Shape
 from clipzoo.objectives.base import Objective, StateShare
-from clipzoo.types import Batch, Loss, Negatives, Scores, Share, Similarity, World
-
-# Rows of per-sample state: those of the samples of a global batch.
-
-
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by size in bytes."""
-
-
-@dataclass(frozen=True)
-class SampleRows:
-    """The rows of a global batch in buffers [2, n] that every rank holds whole. ids: of its samples, [N]."""
-
-    ids: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, buffer: Tensor) -> Tensor:
-        """Return the state of both modalities, [2, N]."""
-        return buffer[:, self.ids]
-
-    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
-        """Store the state of one modality. values: [N], the same on all ranks."""
-        buffer[modality, self.ids] = values.to(buffer.dtype)
-
-
-@dataclass(frozen=True)
-class SharedRows(SampleRows):
-    """The rows of a global batch in buffers of which every rank holds the part of its own samples.
-
-    rows: positions in the batch of the samples that this rank holds. columns: their positions in its buffers.
-    """
-
-    world: World
-    rows: Tensor
-    columns: Tensor
-
-    def read(self, buffer: Tensor) -> Tensor:
-        # One rank has the bits of a value, the others zeros: the sum is exact for every value.
-        bits = BITS[buffer.element_size()]
-        values = torch.zeros(2, len(self.ids), dtype=bits, device=buffer.device)
-        values[:, self.rows] = buffer[:, self.columns].view(bits)
-        return self.world.sum(values).view(buffer.dtype)
-
-    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
-        buffer[modality, self.columns] = values[self.rows].to(buffer.dtype)
-
+from clipzoo.types import Batch, Loss, Share, World
 
 IMAGE, TEXT = 0, 1
 NEVER = math.inf
@@ -128,12 +81,13 @@ class PerSampleObjective(Objective):
                 f"sample {int(ordered[1:][repeated][0])} is twice in one global batch of {len(ordered)}, and its state "
                 "cannot be updated twice at once: the dataset (data._target_) must not repeat a sample id within a step"
             )
+        own = slice(world.rank * len(batch), (world.rank + 1) * len(batch))
         # State is whole on one rank, also in `value_of_unseen` of a training that divides it.
         if 1 in (self._world.size, world.size):
-            return SampleRows(ids)
+            return SampleRows(ids, own)
         first, end = self._own
         rows = ((ids >= first) & (ids < end)).nonzero().flatten()
-        return SharedRows(ids, world, rows, ids[rows] - first)
+        return SharedRows(ids, own, world, rows, ids[rows] - first)
 
     def largest(self, values: Tensor, magnitude: bool = False) -> Tensor:
         """[2, n] -> [2], the maximum over the samples of all ranks. magnitude: of the absolute values."""
@@ -151,6 +105,57 @@ def _check_sizes(module: torch.nn.Module, state: Mapping[str, Any], prefix: str,
                 f"{name} in the checkpoint is for {stored.shape[-1]} samples, the dataset has {buffer.shape[-1]}: "
                 "data.shards has changed since; pass another name=... to start a new run"
             )
+
+
+# Rows of per-sample state: those of the samples of a global batch.
+
+
+@dataclass(frozen=True)
+class SampleRows:
+    """The rows of a global batch in buffers [2, n] that every rank holds whole.
+
+    ids: of its samples, [N]. own: positions of this rank's samples.
+    """
+
+    ids: Tensor
+    own: slice
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, buffer: Tensor) -> Tensor:
+        """Return the state of both modalities, [2, N]."""
+        return buffer[:, self.ids]
+
+    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
+        """Store the state of one modality. values: [N], the same on all ranks."""
+        buffer[modality, self.ids] = values.to(buffer.dtype)
+
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by size in bytes."""
+
+
+@dataclass(frozen=True)
+class SharedRows(SampleRows):
+    """The rows of a global batch in buffers of which every rank holds a part.
+
+    rows: positions in the batch of the samples whose state this rank holds. columns: their positions in its buffers.
+    """
+
+    world: World
+    rows: Tensor
+    columns: Tensor
+
+    def read(self, buffer: Tensor) -> Tensor:
+        # One rank has the bits of a value, the others zeros: the sum is exact for every value.
+        bits = BITS[buffer.element_size()]
+        values = torch.zeros(2, len(self.ids), dtype=bits, device=buffer.device)
+        values[:, self.rows] = buffer[:, self.columns].view(bits)
+        return self.world.sum(values).view(buffer.dtype)
+
+    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
+        buffer[modality, self.columns] = values[self.rows].to(buffer.dtype)
 
 
 # Moving-average estimator of SogCLR, iSogCLR and NUCLR, in the log domain.
@@ -181,13 +186,16 @@ class MovingAverageObjective(PerSampleObjective):
         return 16
 
     def track(self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World) -> Tensor:
-        """Log batch estimates of local anchors, [b] -> log u of all ranks' anchors, [N], stored in training mode."""
+        """Log batch estimates of local anchors, [b] -> their log u, [b]; stored for all ranks' in training mode."""
         log_new = world.gather(log_estimates)
         log_old = samples.read(self.log_u)[modality].to(log_new.dtype)
-        log_u = torch.where(log_old == NEVER, log_new, _log_blend(log_old, log_new, self._gamma))
+        blended = log_new
+        if self._gamma < 1:
+            blended = torch.logaddexp(log_old + math.log1p(-self._gamma), log_new + math.log(self._gamma))
+        log_u = torch.where(log_old == NEVER, log_new, blended)
         if self.training:
             samples.write(self.log_u, modality, log_u)
-        return log_u
+        return log_u[samples.own]
 
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
@@ -195,33 +203,8 @@ class MovingAverageObjective(PerSampleObjective):
         return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
 
 
-def both_anchors(
-    similarity: Similarity,
-    negatives: Callable[[int, Scores], Negatives],
-    direction: Callable[[int, slice, Negatives], tuple[Tensor, Tensor]],
-) -> Loss:
-    """Return the sum of the losses of image anchors and of text anchors.
-
-    negatives: function of the anchors' modality and scores.
-    direction: function of the anchors' modality, their rows among those of all ranks, and their negatives -> surrogate
-        loss and value of the objective.
-    """
-    terms = [negatives(anchor, scores) for anchor, scores in zip((IMAGE, TEXT), similarity.directions, strict=True)]
-    # This rank's anchors among those of all ranks.
-    first, own = similarity.image_to_text.first_positive, similarity.image_to_text.positives()
-    rows = slice(first, first + len(own))
-    image_loss, image_objective = direction(IMAGE, rows, terms[IMAGE])
-    text_loss, text_objective = direction(TEXT, rows, terms[TEXT])
-    logs = {
-        "objective": image_objective + text_objective,
-        "objective_image_anchors": image_objective,
-        "objective_text_anchors": text_objective,
-    }
-    return Loss(image_loss + text_loss, logs)
-
-
-def _log_blend(log_old: Tensor, log_new: Tensor, weight: float) -> Tensor:
-    """log( (1 - weight) old + weight new )."""
-    if weight == 1:
-        return log_new
-    return torch.logaddexp(log_old + math.log1p(-weight), log_new + math.log(weight))
+def sum_over_anchors(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Loss:
+    """Surrogate loss and value of the objective of image anchors and of text anchors -> their sum, values as logs."""
+    (image_loss, image_value), (text_loss, text_value) = images, texts
+    values = {"objective_image_anchors": image_value, "objective_text_anchors": text_value}
+    return Loss(image_loss + text_loss, {"objective": image_value + text_value, **values})

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.per_sample import MovingAverageObjective, both_anchors
-from clipzoo.types import Batch, Loss, Negatives, Progress, Scale, Scores, Share, Similarity, checked
+from clipzoo.objectives.per_sample import MovingAverageObjective, sum_over_anchors
+from clipzoo.types import Batch, Loss, Progress, Scale, Share, Similarity, checked
 
 
 @checked
@@ -34,22 +34,19 @@ class SogCLR(MovingAverageObjective):
 
     def __init__(self, temperature: Scale, gamma: Share, positive_in_denominator: bool) -> None:
         super().__init__(gamma)
-        self._temperature = temperature
-        self._positive_in_denominator = positive_in_denominator
+        self._temperature, self._positive_in_denominator = temperature, positive_in_denominator
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         samples = self.rows(batch, similarity.world)
         log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
-
-        def negatives(anchor: int, scores: Scores) -> Negatives:
-            return scores.negatives(self._temperature, log_ratio)
-
-        def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            log_u = self.track(anchor, samples, terms.log_sum(), similarity.world)[rows]
-            log_denominator = torch.logaddexp(log_u, log_u.new_zeros(())) if self._positive_in_denominator else log_u
-            return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
-
-        return both_anchors(similarity, negatives, direction)
+        both = [scores.negatives(self._temperature, log_ratio) for scores in similarity.directions]
+        terms = []
+        for anchor, negatives in enumerate(both):
+            log_denominator = self.track(anchor, samples, negatives.log_sum(), similarity.world)
+            if self._positive_in_denominator:
+                log_denominator = torch.logaddexp(log_denominator, log_denominator.new_zeros(()))
+            terms.append((negatives.surrogate(log_denominator), self._temperature * log_denominator.mean()))
+        return sum_over_anchors(*terms)
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return log u: high for samples that resemble their negatives."""

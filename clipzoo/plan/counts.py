@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clipzoo.build import build_model, build_parts, parameters_of
 from clipzoo.heads.base import Head
-from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.gradients import PairEncoder
 from clipzoo.training.tuned import TunedModel
@@ -65,17 +64,15 @@ def fake_(module: nn.Module) -> None:
     """Replace all tensors of a module, in place, by new ones. Call it under FakeTensorMode."""
     replaced: dict[int, nn.Parameter] = {}
     for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                new = nn.Parameter(_fake(parameter), parameter.requires_grad)
-                part._parameters[name] = replaced.setdefault(id(parameter), new)
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = _fake(buffer)
-
-
-def _fake(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for tensors in tables:
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                new = torch.empty(tensor.shape, dtype=tensor.dtype)
+                if isinstance(tensor, nn.Parameter):
+                    new = replaced.setdefault(id(tensor), nn.Parameter(new, tensor.requires_grad))
+                tensors[name] = new
 
 
 SAMPLES = 2, 4
@@ -153,15 +150,27 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         objective.allocate(samples)
         model = build_model(plain, parts.head, trust)
         TunedModel(model, objective, parts.tuning, plain["seed"])
-        image, text, points = _flops(model, plain)
-    autocast = parts.settings.autocast_dtype
-    encoder = model.encoder
+        # FLOPs of a forward pass of one image and of one caption, and their numbers of tokens.
+        batch = batch_of(plain, 1, "meta")
+        flops, points = [], []
+        for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
+            with FlopCounterMode(display=False) as counter:
+                features = encode(view)
+            flops.append(float(counter.get_total_flops()))
+            points.append(1 if features.tokens is None else features.tokens.shape[1])
+
+    # Bytes of state that the optimizer keeps for a parameter, counted on a small matrix.
+    layer = nn.Linear(64, 64, bias=False)
+    optimizer = parts.optimizer.build(layer)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    values = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    of_optimizer = sum(value.nbytes for value in values if value.ndim) / layer.weight.numel()
+
+    autocast, encoder = parts.settings.autocast_dtype, model.encoder
     image_tower, text_tower = (encoder.towers.get(view, encoder) for view in ("image", "text"))
-    trains = [_trained(tower) > 0 for tower in (image_tower, text_tower)]
-    all_blocks = PairEncoder(model, autocast, compile=False).blocks()
-    activations = {
-        recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
-    }
+    passes = [3 if _trained(tower) else 1 for tower in (image_tower, text_tower)]
+    blocks = PairEncoder(model, autocast, compile=False).blocks()
     return Counts(
         head=model.head,
         objective=objective,
@@ -169,17 +178,17 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         others=parameters_of(model.head) + parameters_of(objective),
         trained_encoder=_trained(encoder),
         trained_others=_trained(model.head) + _trained(objective),
-        outside=parameters_of(encoder) - _blocks(encoder, all_blocks).total,
-        image_blocks=_blocks(image_tower, all_blocks),
-        text_blocks=_blocks(text_tower, all_blocks),
+        outside=parameters_of(encoder) - _blocks(encoder, blocks).total,
+        image_blocks=_blocks(image_tower, blocks),
+        text_blocks=_blocks(text_tower, blocks),
         largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
-        optimizer=_optimizer_bytes(parts.optimizer),
+        optimizer=of_optimizer,
         state=_buffer_bytes(objective) - others_before,
         buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
-        forward_flops=image + text,
-        step_flops=sum(flops * (3 if trained else 1) for flops, trained in zip((image, text), trains, strict=True)),
+        forward_flops=sum(flops),
+        step_flops=sum(count * number for count, number in zip(flops, passes, strict=True)),
         sample=3 * plain["encoder"]["image_size"] ** 2 + 8 * plain["encoder"]["context_length"],
-        activations=activations,
+        activations={on: _activations(with_recomputation(plain, on), autocast, trust) for on in (False, True)},
         image_points=points[0],
         text_points=points[1],
     )
@@ -188,11 +197,10 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
 def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, Any]:
     """Return the configuration with activation checkpointing off, or on: of all towers unless it is on for some."""
     changed = copy.deepcopy(dict(plain))
-    if recomputed and recomputes(plain):
-        return changed
-    for key in recomputation_keys(plain):
-        *path, name = key.split(".")
-        reduce(getitem, path, changed)[name] = recomputed
+    if not (recomputed and recomputes(plain)):
+        for key in recomputation_keys(plain):
+            *path, name = key.split(".")
+            reduce(getitem, path, changed)[name] = recomputed
     return changed
 
 
@@ -204,16 +212,14 @@ def recomputes(plain: Mapping[str, Any]) -> bool:
 def recomputation_keys(plain: Mapping[str, Any]) -> list[str]:
     """Return the keys of the configuration that switch activation checkpointing."""
 
-    def find(node: Any, path: str) -> list[str]:
-        if not isinstance(node, Mapping):
-            return []
-        return [
-            key
-            for name, value in node.items()
-            for key in ([f"{path}.{name}"] if name == "checkpoint" else find(value, f"{path}.{name}"))
-        ]
+    def find(node: Mapping[str, Any], path: str) -> Iterator[str]:
+        for name, value in node.items():
+            if name == "checkpoint":
+                yield f"{path}.{name}"
+            elif isinstance(value, Mapping):
+                yield from find(value, f"{path}.{name}")
 
-    return find(plain["encoder"], "encoder")
+    return list(find(plain["encoder"], "encoder"))
 
 
 def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:
@@ -253,30 +259,6 @@ def _blocks(tower: nn.Module, all_blocks: list[nn.Module]) -> Blocks:
     modules = set(tower.modules())
     sizes = [parameters_of(block) for block in all_blocks if block in modules]
     return Blocks(max(sizes, default=0), sum(sizes))
-
-
-def _flops(model: Model, plain: Mapping[str, Any]) -> tuple[float, float, tuple[int, int]]:
-    """Return the FLOPs of a forward pass of one image and of one caption, and their numbers of tokens."""
-    batch = batch_of(plain, 1, "meta")
-    flops, points = [], []
-    for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
-        with FlopCounterMode(display=False) as counter:
-            features = encode(view)
-        flops.append(float(counter.get_total_flops()))
-        points.append(1 if features.tokens is None else features.tokens.shape[1])
-    return flops[0], flops[1], (points[0], points[1])
-
-
-def _optimizer_bytes(recipe: Any) -> float:
-    """Return the bytes of state that the optimizer keeps for a parameter, counted on a small matrix."""
-    layer = nn.Linear(64, 64, bias=False)
-    optimizer = recipe.build(layer)
-    layer.weight.grad = torch.zeros_like(layer.weight)
-    optimizer.step()
-    values = [
-        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
-    ]
-    return sum(value.nbytes for value in values if value.ndim) / layer.weight.numel()
 
 
 def _trained(module: nn.Module) -> int:

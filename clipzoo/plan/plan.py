@@ -34,11 +34,41 @@ SHOWN = 8
 
 
 def main(arguments: list[str]) -> None:
-    options = _parser().parse_intermixed_args(arguments)
+    number, size = number_in(Figure), number_in(Machines)
+    parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
+    parser.add_argument("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
+    parser.add_argument("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
+    parser.add_argument("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
+    parser.add_argument("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
+    parser.add_argument("--within", type=number, help="GB/s that a GPU receives within its node")
+    parser.add_argument(
+        "--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)"
+    )
+    share = number_in(Annotated[float, Range(above=0, at_most=1)])
+    parser.add_argument("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
+    options = parser.parse_intermixed_args(arguments)
     data = [] if any(line.startswith("data") for line in options.overrides) else ["data.shards=none.tar"]
     plain = compose([*options.overrides, *data])
     trust = trusted_names(options.overrides)
-    cluster = _cluster(options)
+    if options.gpus <= options.per_node:
+        refuse(options, ("--per-node", "--between"), f"is for several nodes, and one has all {options.gpus} GPUs")
+    elif options.gpus % options.per_node:
+        raise ConfigError(f"--gpus {options.gpus} cannot be divided into nodes of --per-node {options.per_node}")
+    if options.per_node == 1:
+        refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
+    gpu = GPUS[options.gpu]
+    if options.memory:
+        gpu = replace(gpu, memory=options.memory * 1e9)
+    if options.peak:
+        gpu = replace(gpu, bf16=options.peak * 1e12, tf32=options.peak * 5e11)
+    if options.within:
+        gpu = replace(gpu, within_node=options.within * 1e9)
+    cluster = Cluster(gpu, options.gpus, options.per_node, options.between * 1e9, options.reached)
     if (batch := plain["trainer"]["global_batch"]) % cluster.gpus:
         raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")
 
@@ -68,7 +98,11 @@ def main(arguments: list[str]) -> None:
         f"All micro-batches are predicted at {cluster.reached:g} of the peak; on a GPU small ones reach less: prefer "
         "the larger of two with equal times.\n"
     )
-    print(_table([best, *others][:SHOWN], cluster, shape.ranks, shape.local))
+    print("| setting | memory, GB | received, GB | step, ms | |\n| --- | ---: | ---: | ---: | --- |")
+    for item in [best, *others][:SHOWN]:
+        sizes = f"{_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | {_milliseconds(item.step)}"
+        setting = _setting(item, shape.ranks, shape.local)
+        print(f"| {setting} | {sizes} | {'' if item.fits(cluster) else 'does not fit'} |")
     if not best.fits(cluster):
         print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
         return
@@ -88,19 +122,6 @@ def _details(prediction: Prediction, cluster: Cluster) -> str:
     )
 
 
-def _table(predictions: list[Prediction], cluster: Cluster, ranks: int, local: int) -> str:
-    lines = [
-        "| setting | memory, GB | received, GB | step, ms | |",
-        "| --- | ---: | ---: | ---: | --- |",
-    ]
-    for item in predictions:
-        lines.append(
-            f"| {_setting(item, ranks, local)} | {_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | "
-            f"{_milliseconds(item.step)} | {'' if item.fits(cluster) else 'does not fit'} |"
-        )
-    return "\n".join(lines)
-
-
 def _setting(prediction: Prediction, ranks: int, local: int) -> str:
     setting = prediction.setting
     words = [setting.name(ranks)]
@@ -117,41 +138,3 @@ def _gigabytes(size: float) -> str:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
-
-
-def _cluster(options: argparse.Namespace) -> Cluster:
-    if options.gpus <= options.per_node:
-        refuse(options, ("--per-node", "--between"), f"is for several nodes, and one has all {options.gpus} GPUs")
-    elif options.gpus % options.per_node:
-        raise ConfigError(f"--gpus {options.gpus} cannot be divided into nodes of --per-node {options.per_node}")
-    if options.per_node == 1:
-        refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
-    gpu = GPUS[options.gpu]
-    if options.memory:
-        gpu = replace(gpu, memory=options.memory * 1e9)
-    if options.peak:
-        gpu = replace(gpu, bf16=options.peak * 1e12, tf32=options.peak * 5e11)
-    if options.within:
-        gpu = replace(gpu, within_node=options.within * 1e9)
-    return Cluster(gpu, options.gpus, options.per_node, options.between * 1e9, options.reached)
-
-
-def _parser() -> Parser:
-    number, size = number_in(Figure), number_in(Machines)
-    parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
-    parser.add_argument("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
-    parser.add_argument("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
-    parser.add_argument("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
-    parser.add_argument("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
-    parser.add_argument("--within", type=number, help="GB/s that a GPU receives within its node")
-    parser.add_argument(
-        "--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)"
-    )
-    share = number_in(Annotated[float, Range(above=0, at_most=1)])
-    parser.add_argument("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
-    parser.add_argument(
-        "--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
-    return parser

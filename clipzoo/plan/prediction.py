@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clipzoo.heads.cost import FLOAT, Shape
+from clipzoo.heads.base import FLOAT, Shape
 from clipzoo.plan.cluster import Cluster, Setting, settings
-from clipzoo.plan.counts import Blocks, Counts, recomputation_keys
+from clipzoo.plan.counts import Counts, recomputation_keys
 
 OPTIMIZER_TRAFFIC = 28
 """Bytes of a GPU's memory that an optimizer's step reads and writes for a parameter: AdamW in float32."""
@@ -55,21 +55,21 @@ def shape_of(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> Shap
 def predict(plain: Mapping[str, Any], counts: Counts, cluster: Cluster, setting: Setting) -> Prediction:
     """Predict a step. Transfers of weights and gradients travel while the encoders compute; the others do not."""
     shape = shape_of(plain, counts, cluster)
-    found = transfers(plain, counts, shape, setting)
+    all_transfers = transfers(plain, counts, shape, setting)
     again = (setting.micro_batch < shape.local) + setting.recomputed
     encoders = (counts.step_flops + again * counts.forward_flops) * shape.local
     speed = cluster.gpu.bf16 if plain["trainer"]["precision"] in ("bf16", "fp16", "auto") else cluster.gpu.tf32
     towers = encoders / (speed * cluster.reached)
-    hidden = sum(transfer.received / cluster.link(transfer.ranks) for transfer in found if transfer.hidden)
+    hidden = sum(transfer.received / cluster.link(transfer.ranks) for transfer in all_transfers if transfer.hidden)
     trained = counts.trained_encoder / setting.shards + counts.trained_others
     seconds = {
         "encoders": towers,
         "head": counts.head.cost(shape).flops / (cluster.gpu.tf32 * cluster.reached),
         "optimizer": OPTIMIZER_TRAFFIC * trained / cluster.gpu.bandwidth,
         "weights and gradients, exposed": max(0.0, hidden - towers),
-        "other transfers": sum(item.received / cluster.link(item.ranks) for item in found if not item.hidden),
+        "other transfers": sum(item.received / cluster.link(item.ranks) for item in all_transfers if not item.hidden),
     }
-    return Prediction(setting, memory(plain, counts, shape, setting), found, seconds)
+    return Prediction(setting, memory(plain, counts, shape, setting), all_transfers, seconds)
 
 
 def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> list[Prediction]:
@@ -94,12 +94,13 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
     # Settings come with the largest micro-batch first, and the last item of a key stays in a dict.
     largest = {(item.setting.shards, item.setting.recomputed): item for item in reversed(fitting)}.values()
 
-    def is_beaten(item: Prediction) -> bool:
-        here = (item.memory.total, item.step)
-        points = ((other.memory.total, other.step) for other in made)
-        return any(memory <= here[0] and step <= here[1] and (memory, step) != here for memory, step in points)
-
-    others = [item for item in made if item is not best and (item in largest or not is_beaten(item))]
+    points = {(item.memory.total, item.step) for item in made}
+    others = []
+    for item in made:
+        here = item.memory.total, item.step
+        is_beaten = any(memory <= here[0] and step <= here[1] for memory, step in points - {here})
+        if item is not best and (item in largest or not is_beaten):
+            others.append(item)
     return [best, *sorted(others, key=lambda item: item.step)]
 
 
@@ -188,8 +189,12 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     trains, gradients = counts.trained_encoder / counts.encoder, FLOAT * counts.trained_encoder / setting.shards
     both, images = kept.per_sample * samples, kept.per_image * samples
     image_freed = whole.of_images(samples) - kept.of_images(samples)
-    image_again = _one_block(counts.image_blocks, image_freed)
-    text_again = _one_block(counts.text_blocks, whole.of(samples) - kept.of(samples) - image_freed)
+    text_freed = whole.of(samples) - kept.of(samples) - image_freed
+    # Bytes that one block computes again, of those that activation checkpointing frees in all blocks.
+    image_again, text_again = (
+        freed * blocks.largest / blocks.total if blocks.total else freed
+        for blocks, freed in ((counts.image_blocks, image_freed), (counts.text_blocks, text_freed))
+    )
     # The last gradients of a micro-batch stay until the next one has computed others.
     left, before = (trains * outside, gradients) if is_divided else (0.0, 0.0)
     of_captions = gradients if is_divided else gradients * counts.text_blocks.total / counts.encoder
@@ -205,11 +210,6 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
         # The backward pass of the first block: no block follows it, and all shards of gradients are there.
         _Moment(image_again, kept.fixed_images, outside + image + 2 * trains * image, gradients),
     ]
-
-
-def _one_block(blocks: Blocks, freed: float) -> float:
-    """Bytes that one block computes again, of those that activation checkpointing frees in all blocks."""
-    return freed * blocks.largest / blocks.total if blocks.total else freed
 
 
 # Bytes that a rank receives in a step, by cause. Collectives count as rings, which receive least.
@@ -250,9 +250,9 @@ def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: S
             found.append(Transfer("gradients between the copies", between, ranks, hidden=True))
     found.append(Transfer("gradients of head and objective", _all_reduce(FLOAT * counts.trained_others, ranks), ranks))
     cost, others = counts.head.cost(shape), (ranks - 1) * shape.local
-    saved = FLOAT - 2 if plain["trainer"]["gather"] == "bf16" else 0
-    embeddings = cost.received(shape) - saved * others * cost.gathered
-    found.append(Transfer("embeddings and scores", embeddings, ranks))
+    # Embeddings, in the precision of the gather, and their gradients in float32.
+    entry = FLOAT + (2 if plain["trainer"]["gather"] == "bf16" else FLOAT)
+    found.append(Transfer("embeddings and scores", entry * others * cost.gathered + cost.exchanged, ranks))
     of_objective = counts.objective.cost(shape, 2 * FLOAT * cost.gathered, counts.sample)
     found.append(Transfer("objective", others * of_objective, ranks))
     return [transfer for transfer in found if transfer.received]

@@ -9,6 +9,10 @@ import argparse
 import json
 import os
 import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,43 @@ def publish(options: argparse.Namespace, result: Any, text: str = "") -> None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(lines + "\n")
     print(text or lines)
+
+
+def log(*words: object) -> None:
+    """Print a line of progress."""
+    print(*words, file=sys.stderr, flush=True)
+
+
+def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Return the readings of all contenders, taken in turn: a busy machine slows all alike."""
+    readings: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds):
+        for name, read in contenders.items():
+            readings[name].append(read())
+        log(
+            f"round {turn + 1} of {rounds}:", ", ".join(f"{name} {values[-1]:.4g}" for name, values in readings.items())
+        )
+    return readings
+
+
+def medians(readings: Mapping[str, Iterable[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in readings.items()}
+
+
+def install(folder: Path, packages: Iterable[str]) -> None:
+    """Install packages of a peer into a folder, without their dependencies."""
+    if not folder.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--target", str(folder), *packages], check=True)
+
+
+def built(*overrides: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the model, the objective and the configuration of a training without data."""
+    from clipzoo.build import build_model, build_objective
+    from clipzoo.config.compose import compose
+
+    plain = compose([*overrides, "data.shards=none.tar"])
+    return build_model(plain), build_objective(plain), plain
 
 
 def cpu_seconds(pid: int) -> float:

@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from benchmarks import publish
+import torch
+from torch import Tensor
+
+from benchmarks import built, log, medians, publish
+from benchmarks.measurement import CPU, seconds
+from clipzoo import Batch, Progress, World
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
+from clipzoo.data.tokenizer import trim_padding
+from clipzoo.training.gradients import GradientCache
 
 POSITIONS, END = 77, 49407
-
-
 SHARED = {"rounds": 3, "batch": 256}
+Step = Callable[[Batch], None]
 
 
 def add_options(parser: Parser) -> None:
@@ -33,38 +37,30 @@ def add_options(parser: Parser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    import torch
-
     torch.set_num_threads(1)
     torch.manual_seed(0)
     batches = make_batches(options.batches, options.batch)
-    ours, padded, peer, peer_sorted = _ours(True), _ours(False), _open_clip(), _open_clip()
-    sides = {"clipzoo": ours, "padded": padded, "open_clip": peer, "open_clip, sorted": peer_sorted}
-    in_order = {name: batches for name in sides} | {"open_clip, sorted": sorted_by_length(batches)}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for step in sides.values():
+    by_length = sorted_by_length(batches)
+    sides: dict[str, tuple[Step, list[Batch]]] = {
+        "clipzoo": (_ours(True), batches), "padded": (_ours(False), batches), "open_clip": (_open_clip(), batches),
+        "open_clip, sorted": (_open_clip(), by_length),
+    }  # fmt: skip
+    readings: dict[str, list[float]] = {name: [] for name in sides}
+    for step, _ in sides.values():
         step(batches[0].split(8)[0])
     for turn in range(options.rounds):
         sums = dict.fromkeys(sides, 0.0)
         for index in range(len(batches)):
-            for name, step in sides.items():
-                started = time.process_time()
-                step(in_order[name][index])
-                sums[name] += time.process_time() - started
+            for name, (step, given) in sides.items():
+                sums[name] += seconds(partial(step, given[index]), CPU)
         for name, total in sums.items():
-            seconds[name].append(total / len(batches))
-        print(f"round {turn}: {sums}", flush=True)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratios = {name: median / medians["clipzoo"] for name, median in medians.items()}
-    result = {"batch": options.batch, "batches": options.batches, "seconds": seconds, "ratios": ratios}
-    publish(options, result)
+            readings[name].append(total / len(batches))
+        log(f"round {turn}: {sums}")
+    ratios = {name: median / medians(readings)["clipzoo"] for name, median in medians(readings).items()}
+    publish(options, {"batch": options.batch, "batches": options.batches, "seconds": readings, "ratios": ratios})
 
 
-def make_batches(count: int, size: int) -> list[Any]:
-    import torch
-
-    from clipzoo import Batch
-
+def make_batches(count: int, size: int) -> list[Batch]:
     batches = []
     for _ in range(count):
         lengths = caption_lengths(size)
@@ -76,17 +72,13 @@ def make_batches(count: int, size: int) -> list[Any]:
     return batches
 
 
-def caption_lengths(count: int) -> Any:
+def caption_lengths(count: int) -> Tensor:
     """Return numbers of tokens [count] distributed as those of CC3M's captions, both ends included."""
-    import torch
-
     return (math.log(11) + 0.42 * torch.randn(count)).exp().round().clamp(4, POSITIONS).long()
 
 
-def sorted_by_length(batches: list[Any]) -> list[Any]:
+def sorted_by_length(batches: list[Batch]) -> list[Batch]:
     """Return the captions of all batches in order of length, cut to the longest caption of a batch."""
-    import torch
-
     lengths, text = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("text_length", "text"))
     order = lengths.argsort().split(len(batches[0]))
     return [
@@ -95,21 +87,12 @@ def sorted_by_length(batches: list[Any]) -> list[Any]:
     ]
 
 
-def _ours(grouped: bool) -> Callable[[Any], None]:
-    import torch
-
-    from clipzoo import Progress, World
-    from clipzoo.build import build_model, build_objective
-    from clipzoo.config.compose import compose
-    from clipzoo.data.tokenizer import trim_padding
-    from clipzoo.training.gradients import GradientCache
-
-    plain = compose(["encoder=bench_vit", "head=clip", "data.shards=none.tar", f"encoder.context_length={POSITIONS}"])
-    model, objective = build_model(plain).train(), build_objective(plain)
-    gradients = GradientCache(model, objective, World())
+def _ours(grouped: bool) -> Step:
+    model, objective, _ = built("encoder=bench_vit", "head=clip", f"encoder.context_length={POSITIONS}")
+    gradients = GradientCache(model.train(), objective, World())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
-    def step(batch: Any) -> None:
+    def step(batch: Batch) -> None:
         optimizer.zero_grad()
         lengths = batch.text_length if grouped else None
         trimmed = replace(batch, text=trim_padding(batch.text, END), text_length=lengths)
@@ -119,8 +102,7 @@ def _ours(grouped: bool) -> Callable[[Any], None]:
     return step
 
 
-def _open_clip() -> Callable[[Any], None]:
-    import torch
+def _open_clip() -> Step:
     from open_clip import CLIP, ClipLoss
 
     vision = {"image_size": 96, "patch_size": 16, "width": 192, "layers": 6, "head_width": 64}
@@ -130,7 +112,7 @@ def _open_clip() -> Callable[[Any], None]:
     positions, mask = model.positional_embedding, model.attn_mask
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.48, 0.46, 0.41), (0.27, 0.26, 0.28)))
 
-    def step(batch: Any) -> None:
+    def step(batch: Batch) -> None:
         optimizer.zero_grad()
         length = batch.text.shape[1]
         del model._parameters["positional_embedding"]

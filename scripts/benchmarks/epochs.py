@@ -7,13 +7,11 @@ on missing, truncated and mislabelled input. The peer needs an older webdataset,
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -24,7 +22,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks import PEER, ROOT, publish
+from benchmarks import PEER, log, publish
+from benchmarks.loader import add_sample, started
 from clipzoo.cli.arguments import Parser
 
 SIDES = ("clipzoo", "open_clip")
@@ -45,12 +44,12 @@ def compare(peer: Path) -> dict[str, dict]:
         for name, case in WHOLE.items():
             shards = _write(Path(scratch) / "shards", case.counts)
             result[name] = {side: _repeated(side, shards, case, peer) for side in SIDES}
-            print(name, json.dumps(result[name]), file=sys.stderr, flush=True)
+            log(name, json.dumps(result[name]))
         for name, damage in DAMAGED.items():
             shards = _write(Path(scratch) / "shards", Case().counts)
             damage(Path(scratch) / "shards")
             result[name] = {side: _once(side, shards, peer) for side in SIDES}
-            print(name, json.dumps(result[name]), file=sys.stderr, flush=True)
+            log(name, json.dumps(result[name]))
     return result
 
 
@@ -102,20 +101,10 @@ def _once(side: str, shards: str, peer: Path) -> dict[str, str | float]:
 
 
 def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: float = 300) -> Outcome:
-    options = {
-        "side": side, "task": "ids", "shards": shards, "image_size": 8, "crop_scale": [0.9, 1.0], "batch": case.batch,
-        "workers": case.workers, "seed": 0, "epochs": epochs, "samples": sum(case.counts), "decode": "exact",
-        "resampled": case.resampled,
-    }  # fmt: skip
-    path = f"{peer}:{ROOT}" if side == "open_clip" else str(ROOT)
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts" / "benchmarks" / "loader_process.py"), json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(
+        peer, side, subprocess.PIPE, task="ids", shards=shards, image_size=8, crop_scale=[0.9, 1.0], batch=case.batch,
+        workers=case.workers, seed=0, epochs=epochs, samples=sum(case.counts), decode="exact", resampled=case.resampled,
+    )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=seconds)
         ended, orphans = f"exit code {process.returncode}", 0
@@ -123,7 +112,8 @@ def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: f
         process.kill()
         process.wait()
         time.sleep(12)  # a worker of torch's loader looks for its parent every five seconds
-        ended, orphans = f"stopped after {seconds:.0f} s without an end", _alive(process.pid)
+        ended = f"stopped after {seconds:.0f} s without an end"
+        orphans = len(subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).stdout.split())
         if orphans:
             os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
@@ -132,23 +122,15 @@ def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: f
     return Outcome(numbers, ended, messages[-1][:300], orphans)
 
 
-def _alive(session: int) -> int:
-    return len(subprocess.run(["pgrep", "-s", str(session)], capture_output=True, text=True).stdout.split())
-
-
-def _write(folder: Path, counts: Sequence[int], caption: str = "txt") -> str:
+def _write(folder: Path, counts: Sequence[int], extension: str = "txt") -> str:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     number = 0
     for shard, count in enumerate(counts):
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as archive:
             for _ in range(count):
-                stream = io.BytesIO()
-                Image.new("RGB", (16, 16), (number % 256, 0, 0)).save(stream, "JPEG")
-                for extension, content in (("jpg", stream.getvalue()), (caption, f"number {number}".encode())):
-                    entry = tarfile.TarInfo(f"{number:06d}.{extension}")
-                    entry.size = len(content)
-                    archive.addfile(entry, io.BytesIO(content))
+                image = Image.new("RGB", (16, 16), (number % 256, 0, 0))
+                add_sample(archive, number, image, f"number {number}", extension=extension)
                 number += 1
     return str(folder / f"{{00000..{len(counts) - 1:05d}}}.tar")
 
@@ -168,7 +150,7 @@ def _lose_all(folder: Path) -> None:
 
 
 def _rename_captions(folder: Path) -> None:
-    _write(folder, Case().counts, caption="caption")
+    _write(folder, Case().counts, extension="caption")
 
 
 DAMAGED = {

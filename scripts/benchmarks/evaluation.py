@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import ROOT, publish
+from benchmarks import ROOT, built, in_turn, install, log, medians, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import NonNegativeCount
 
@@ -44,7 +44,9 @@ def add_options(parser: Parser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    _prepare()
+    install(PEER, PACKAGES)
+    # Before anything imports numpy.
+    sys.path.insert(0, str(PEER))
     import torch
 
     torch.set_num_threads(1)
@@ -73,12 +75,10 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
         "CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options),
         "open_clip": _open_clip(peer, data, model.transform, model.tokenizer, options),
     }
-    differing = 0
-    for numbers in peers.values():
-        # Theirs are means in float32 of zeros and ones.
-        differing += sum(abs(value - ours[key]) > 1e-4 for key, value in numbers.items())
-    compared = sum(len(numbers) for numbers in peers.values())
-    print(f"{name}: {compared} numbers compared, {differing} differ", file=sys.stderr, flush=True)
+    # Theirs are means in float32 of zeros and ones.
+    differences = [abs(value - ours[key]) for numbers in peers.values() for key, value in numbers.items()]
+    compared, differing = len(differences), sum(difference > 1e-4 for difference in differences)
+    log(f"{name}: {compared} numbers compared, {differing} differ")
     return {"clipzoo": ours, **peers, "compared": compared, "differing": differing}
 
 
@@ -114,12 +114,10 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import open_clip
 
     import clipzoo
-    from clipzoo.build import build_model
-    from clipzoo.config.compose import compose
     from clipzoo.evaluation.datasets.tar import open_tar_dataset
 
-    plain = compose(["data.shards=none.tar", f"encoder={options.encoder}", "head=clip"])
-    model = clipzoo.LoadedModel(build_model(plain), plain).eval()
+    untrained, _, plain = built(f"encoder={options.encoder}", "head=clip")
+    model = clipzoo.LoadedModel(untrained, plain).eval()
     clipzoo.export(model, scratch)
     peer, _, transform = open_clip.create_model_and_transforms(f"local-dir:{scratch}")
     peer.eval()
@@ -129,23 +127,21 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
         "open_clip": lambda name: _open_clip(peer, open_tar_dataset(options.root, name), transform, tokenizer, options),
     }
-    seconds: dict[str, dict[str, list[float]]] = {name: {program: [] for program in programs} for name in options.sets}
-    for turn in range(options.rounds):
-        for name in options.sets:
-            for program, run in programs.items():
-                begin = time.perf_counter()
-                run(name)
-                seconds[name][program].append(time.perf_counter() - begin)
-            shown = ", ".join(f"{program} {values[-1]:.2f} s" for program, values in seconds[name].items())
-            print(f"round {turn}, {name}: {shown}", file=sys.stderr, flush=True)
-    medians = {
-        name: {program: statistics.median(values) for program, values in by.items()} for name, by in seconds.items()
-    }
+
+    def taken(program: str, name: str) -> float:
+        begin = time.perf_counter()
+        programs[program](name)
+        return time.perf_counter() - begin
+
+    pairs = [(program, name) for name in options.sets for program in programs]
+    readings = in_turn({f"{program} {name}": partial(taken, program, name) for program, name in pairs}, options.rounds)
+    seconds = {name: {program: readings[f"{program} {name}"] for program in programs} for name in options.sets}
+    middle = {name: medians(by_program) for name, by_program in seconds.items()}
     ratios = {
         name: {program: value / by["clipzoo"] for program, value in by.items() if program != "clipzoo"}
-        for name, by in medians.items()
+        for name, by in middle.items()
     }
-    return {"seconds": seconds, "medians": medians, "times_as_fast": ratios}
+    return {"seconds": seconds, "medians": middle, "times_as_fast": ratios}
 
 
 class Behind:
@@ -193,11 +189,8 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
     if captions:
         metrics = zeroshot_retrieval.evaluate(model, loader, tokenizer, "cpu", amp=False, recall_k_list=list(CUTOFFS))
         ways = {"image_to_text": "text_retrieval", "text_to_image": "image_retrieval"}
-        return {
-            f"{way}/recall_at_{cut}": 100 * metrics[f"{peer_name}_recall@{cut}"]
-            for way, peer_name in ways.items()
-            for cut in CUTOFFS
-        }
+        pairs = [(way, cut) for way in ways for cut in CUTOFFS]
+        return {f"{way}/recall_at_{cut}": 100 * metrics[f"{ways[way]}_recall@{cut}"] for way, cut in pairs}
     # Its evaluate() reads the classes from the loader's dataset.
     loader.dataset.classes = data.classes
     metrics = zeroshot_classification.evaluate(model, loader, tokenizer, data.classes, data.templates, "cpu", amp=False)
@@ -217,20 +210,14 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
         shown: Any = Shown(data.images, transform)
         pictures: Any = DataLoader(shown, batch_size=options.batch, num_workers=options.workers)
         images = torch.cat([model.encode_image(picture) for picture in pictures])
-        texts = torch.cat(
-            [
-                model.encode_text(tokenizer(data.captions[start : start + options.batch]))
-                for start in range(0, len(data.captions), options.batch)
-            ]
-        )
+        batches = range(0, len(data.captions), options.batch)
+        captions = [tokenizer(data.captions[start : start + options.batch]) for start in batches]
+        texts = torch.cat([model.encode_text(tokens) for tokens in captions])
         owner = torch.tensor(data.caption_image)
         galleries = owner.argsort(stable=True).view(len(data.images), -1).mT
         metrics = [get_clip_metrics(images, texts[gallery], 1.0) for gallery in galleries]
-        return {
-            f"paired_image_to_text/recall_at_{cut}": 100
-            * statistics.fmean(metric[f"image_to_text_R@{cut}"] for metric in metrics)
-            for cut in CUTOFFS
-        }
+        recalls = {cut: statistics.fmean(metric[f"image_to_text_R@{cut}"] for metric in metrics) for cut in CUTOFFS}
+        return {f"paired_image_to_text/recall_at_{cut}": 100 * recall for cut, recall in recalls.items()}
     templates = [lambda name, template=template: template.replace("{c}", name) for template in data.templates]
     weights = open_clip.build_zero_shot_classifier(model, tokenizer, data.class_names, templates, use_tqdm=False)
     labelled: Any = Shown(data.splits["test"], transform, labels=True)
@@ -254,11 +241,3 @@ class Shown:
             return self._transform(self._pictures[index])
         picture, label = self._pictures[index]
         return self._transform(picture), label
-
-
-def _prepare() -> None:
-    if not PEER.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--target", str(PEER), *PACKAGES], check=True)
-    # Before anything imports numpy.
-    sys.path.insert(0, str(PEER))

@@ -10,21 +10,23 @@ of the memory of all pictures. Times and CPU times of all threads are medians ov
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks import publish
+import torch
+
+from benchmarks import built, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
+from clipzoo.explore.app import ExploredModel
+from clipzoo.explore.index import BLOCK, SearchIndex, facts_of, write_block, write_facts
+from clipzoo.loading import LoadedModel
+from clipzoo.types import Features
 
 HEADS = ("clip", "cloob", "wpse", "kme")
 CAPTIONS = [f"a {colour} circle above a {other} square" for colour in ("red", "green", "blue") for other in "abc"]
-
-
 SHARED = {"threads": 2}
 
 
@@ -34,19 +36,14 @@ def add_options(parser: Parser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    import torch
-
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     readings = {head: measure(head, options.pictures) for head in options.heads}
-    result = {"pictures": options.pictures, "threads": options.threads, "milliseconds": readings}
-    publish(options, result)
+    publish(options, {"pictures": options.pictures, "threads": options.threads, "milliseconds": readings})
 
 
 def measure(head: str, pictures: int) -> dict[str, float]:
     """Return the median and the longest time of a query, its median CPU time and the first one's time, in ms."""
-    from clipzoo.explore.app import ExploredModel
-
     with tempfile.TemporaryDirectory() as folder:
         index = _index(head, pictures, Path(folder))
         begin = time.perf_counter()
@@ -64,29 +61,15 @@ def measure(head: str, pictures: int) -> dict[str, float]:
     return {name: round(1000 * seconds, 1) for name, seconds in reading.items()}
 
 
-def _index(head: str, pictures: int, folder: Path) -> Any:
+def _index(head: str, pictures: int, folder: Path) -> SearchIndex:
     """Write and open an index of embeddings of random features."""
-    import torch
-
-    from clipzoo.build import build_model
-    from clipzoo.config.compose import compose
-    from clipzoo.evaluation.suite import model_key
-    from clipzoo.explore.index import BLOCK, FILE, NAMES, SearchIndex, _digest, _tensors
-    from clipzoo.exports.files import save_weights
-    from clipzoo.loading import LoadedModel
-    from clipzoo.types import Features
-
-    config = compose(["experiment=demo/clip", f"head={head}", "head.embed_width=128"])
     torch.manual_seed(0)
-    model = LoadedModel(build_model(config), config).eval()
-    encoder = config["encoder"]
-    count = (encoder["image_size"] // 16) ** 2
-    tokens = torch.randn(BLOCK, count, encoder["image_width"])
+    model, _, config = built("experiment=demo/clip", f"head={head}", "head.embed_width=128")
+    loaded, encoder = LoadedModel(model, config).eval(), config["encoder"]
+    tokens = torch.randn(BLOCK, (encoder["image_size"] // 16) ** 2, encoder["image_width"])
     embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
     for number, first in enumerate(range(0, pictures, BLOCK)):
-        save_weights(_tensors(embedding[: pictures - first]), folder / "blocks" / f"{number:05d}.safetensors")
+        write_block(folder, number, embedding[: pictures - first])
     names = [str(row) for row in range(pictures)]
-    (folder / NAMES).write_text(json.dumps(names))
-    facts = {"model": head, "images": "random", "count": pictures, "block": BLOCK, "names": _digest(names)}
-    (folder / FILE).write_text(json.dumps({**facts, "key": model_key(model, ())}))
-    return SearchIndex(folder, model)
+    write_facts(folder, facts_of(loaded, head, "random", names), names)
+    return SearchIndex(folder, loaded)

@@ -23,11 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from benchmarks import ROOT
+import torch
+
+from benchmarks import ROOT, log
 from benchmarks.gpu_report import FILES, write_report
-from benchmarks.measurement import GRACE, Outcome, Recorder, Settings, end_with_parent, merged, run_part
+from benchmarks.measurement import GRACE, PRODUCTS, Outcome, Recorder, Settings, end_with_parent, merged, run_part
 from clipzoo import ConfigError
 from clipzoo.cli.arguments import Parser, number_in, own_errors
 from clipzoo.config.vocabulary import Positive
@@ -59,7 +61,6 @@ class Part:
 
 OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss")
 """Operations with Triton kernels. Each is proved in separate processes: a fault on a GPU ends the process."""
-PRODUCTS = ("fp32", "tf32", "bf16")
 PARTS: dict[str, Part] = {
     "machine": Part("the machine and its rates", "machine", 60, 15),
     "kernels": Part(
@@ -91,43 +92,59 @@ def main(options: argparse.Namespace) -> int:
     with own_errors(options):
         _check(options)
         options.output.mkdir(parents=True, exist_ok=True)
-        for file in _results(options.output):
-            file.unlink()
+        for name in FILES:
+            (options.output / name).unlink(missing_ok=True)
     # The process then ends at once, and the kernel ends its children.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     outcomes = _run_all(options)
     failed = [name for name, outcome in outcomes.items() if not outcome.succeeded]
-    _say(f"{options.output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} parts succeeded")
+    log(f"{options.output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} parts succeeded")
     if failed:
-        _say(f"not succeeded: {', '.join(failed)}")
+        log(f"not succeeded: {', '.join(failed)}")
     return int(bool(failed))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigError if there is no such device, or results would be overwritten."""
+    if options.device == "cpu" and not options.small:
+        raise ConfigError("--device cpu is for a rehearsal: add --small")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch sees no CUDA device: give --device cpu --small for a rehearsal")
+    if options.output.exists() and not options.output.is_dir():
+        raise ConfigError(f"--output {options.output} is a file: give a folder")
+    if not options.overwrite and any((options.output / name).exists() for name in FILES):
+        raise ConfigError(f"{options.output} holds results: give --output FOLDER, or --overwrite to replace them")
 
 
 def _run_all(options: argparse.Namespace) -> dict[str, Outcome]:
     """Run the parts in turn and write the report after each."""
     begin = time.monotonic()
     end = begin + 60 * options.minutes - REPORTING
+    on_gpu = options.device == "cuda"
     outcomes: dict[str, Outcome] = {}
-    with (options.output / "log.txt").open("w", buffering=1) as log, tempfile.TemporaryDirectory() as folder:
+    with (options.output / "log.txt").open("w", buffering=1) as file, tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(options.parts):
-            part = PARTS[name]
             left = end - time.monotonic()
             expected = sum(PARTS[other].expected for other in options.parts[number:])
-            rest = f"about {min(expected, left):.0f} s" if options.device == "cuda" else f"at most {left:.0f} s"
-            _say(f"== {name}, {number + 1} of {len(options.parts)}: {part.title} ({rest} for the rest)")
-            log.write(f"== {name}\n")
-            seconds = min(part.limit * (1 if options.device == "cuda" else 10), left) - GRACE
+            rest = f"about {min(expected, left):.0f} s" if on_gpu else f"at most {left:.0f} s"
+            log(f"== {name}, {number + 1} of {len(options.parts)}: {PARTS[name].title} ({rest} for the rest)")
+            file.write(f"== {name}\n")
+            seconds = min(PARTS[name].limit * (1 if on_gpu else 10), left) - GRACE
             if seconds < SHORTEST:
-                outcomes[name] = Outcome("left out", 0.0, [], [], f"the {options.minutes:g} minutes were used up")
+                outcome = Outcome("left out", 0.0, [], [], f"the {options.minutes:g} minutes were used up")
             else:
-                outcomes[name] = _run(name, options, seconds, Path(folder), log)
-            outcome = outcomes[name]
-            _say(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
-            write_report(options.output, _facts(options, time.monotonic() - begin), outcomes)
+                outcome = _run(name, options, seconds, Path(folder), file)
+            outcomes[name] = outcome
+            log(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
+            facts = {
+                "date": datetime.date.today().isoformat(), "device": options.device, "small": options.small,
+                "parts": list(options.parts), "seconds": round(time.monotonic() - begin, 1), "minutes": options.minutes,
+            }  # fmt: skip
+            write_report(options.output, facts, outcomes)
     return outcomes
 
 
-def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, log: IO[str]) -> Outcome:
+def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, file: IO[str]) -> Outcome:
     """Run the processes of a part, as many at a time as there are cores."""
     part, cores = PARTS[name], len(os.sched_getaffinity(0))
     together = min(cores, len(part.runs))
@@ -136,20 +153,12 @@ def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, l
     if options.device == "cpu":
         environment = {"CUDA_VISIBLE_DEVICES": "", **dict(part.on_cpu)}
     end = time.monotonic() + seconds
+    program = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), "gpu", "--child", str(os.getpid()), name]
 
     def run(number: int) -> Outcome:
         left = max(SHORTEST, end - time.monotonic())
         settings = Settings(options.device, options.small, left, str(folder / f"{name}{number}"))
-        command = [
-            sys.executable,
-            str(ROOT / "scripts" / "benchmark.py"),
-            "gpu",
-            "--child",
-            str(os.getpid()),
-            name,
-            str(number),
-        ]
-        return run_part(command, settings, environment, log, _say)
+        return run_part([*program, str(number)], settings, environment, file, log)
 
     with ThreadPoolExecutor(together) as pool:
         return merged(list(pool.map(run, range(len(part.runs)))))
@@ -161,34 +170,3 @@ def _run_child(parent: str, name: str, number: str, settings: str) -> int:
     measure = getattr(import_module(part.module), part.function)
     measure(Recorder(Settings(**json.loads(settings))), *part.runs[int(number)])
     return 0
-
-
-def _facts(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    return {
-        "date": datetime.date.today().isoformat(), "device": options.device, "small": options.small,
-        "parts": list(options.parts), "seconds": round(seconds, 1), "minutes": options.minutes,
-    }  # fmt: skip
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise ConfigError if there is no such device, or results would be overwritten."""
-    if options.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("torch sees no CUDA device: give --device cpu --small for a rehearsal")
-    elif not options.small:
-        raise ConfigError("--device cpu is for a rehearsal: add --small")
-    if options.output.exists() and not options.output.is_dir():
-        raise ConfigError(f"--output {options.output} is a file: give a folder")
-    if _results(options.output) and not options.overwrite:
-        raise ConfigError(f"{options.output} holds results: give --output FOLDER, or --overwrite to replace them")
-
-
-def _results(folder: Path) -> list[Path]:
-    """Files of an earlier benchmark."""
-    return [folder / name for name in FILES if (folder / name).exists()]
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -9,22 +9,22 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks import ops
 from benchmarks.heads import HEADS, Contender, contender
 from benchmarks.loader import photographs
 from benchmarks.loader_process import our_data
-from benchmarks.measurement import Recorder, Run, extra_mib, seconds, wait_for, whole_mib
+from benchmarks.measurement import PRODUCTS, Recorder, Run, extra_mib, seconds, wait_for, whole_mib
 from benchmarks.probe import features as probe_features
-from clipzoo import Batch, World
+from clipzoo import World
 from clipzoo.config.compose import compose
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.distributed.launch import loader_workers
@@ -55,24 +55,19 @@ def machine(recorder: Recorder) -> None:
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
-    on_gpu = device.type == "cuda"
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES if _is_installed(name)}
-    facts = {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"}
-    if on_gpu:
+    facts = {"device": f"CPU, {torch.get_num_threads()} threads"}
+    if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts["memory"] = f"{properties.total_memory / 2**30:.0f} GiB"
-        facts["compute capability"] = f"{properties.major}.{properties.minor}"
-        facts["CUDA"] = str(torch.version.cuda)
-    cores = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    return {**facts, "host": cores, "Python": platform.python_version(), **versions}
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        facts = {
+            "device": torch.cuda.get_device_name(device), "memory": f"{properties.total_memory / 2**30:.0f} GiB",
+            "compute capability": f"{properties.major}.{properties.minor}", "CUDA": str(torch.version.cuda),
+        }  # fmt: skip
+    facts["host"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    facts["Python"] = platform.python_version()
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
+    return facts
 
 
 def _product(device: torch.device, size: int, dtype: torch.dtype, precision: str) -> dict[str, float]:
@@ -98,7 +93,8 @@ WITHOUT_PADDING = ("clip", "kme-captions", "open_clip")
 def heads(recorder: Recorder) -> None:
     """The steps of all heads, micro-batches on a GPU; open_clip's first, to which the others are compared."""
     batch, micro_batch = (8, None) if recorder.small else (2048, 256)
-    for table, names, tokens in (("heads", sorted(HEADS, key=_order), None), ("captions", WITHOUT_PADDING, 12)):
+    ordered = ["open_clip", "clip", *(name for name in HEADS if name not in ("open_clip", "clip"))]
+    for table, names, tokens in (("heads", ordered, None), ("captions", WITHOUT_PADDING, 12)):
         for name in names:
             options = step_options(recorder, batch=batch, micro_batch=micro_batch, caption_tokens=tokens)
             recorder.measure(table, name, partial(_step_row, name, options, recorder))
@@ -111,10 +107,6 @@ def compiled(recorder: Recorder) -> None:
             options = step_options(recorder, batch=8 if recorder.small else 256, compile=compile)
             title = f"{name}, {'compiled' if compile else 'eager'}"
             recorder.measure("compile", title, partial(_step_row, name, options, recorder))
-
-
-def _order(name: str) -> int:
-    return {"open_clip": 0, "clip": 1}.get(name, 2)
 
 
 def step_options(recorder: Recorder, **changes: Any) -> Namespace:
@@ -133,20 +125,12 @@ def _step_row(name: str, options: Namespace, recorder: Recorder) -> dict[str, An
     built: list[Contender] = []
     first: list[float] = []
 
-    def build() -> Any:
+    def build() -> Run:
         built.append(contender(name, options, recorder.device))
-        return first_step
+        return lambda: first.append(_timed(recorder, built[0].step)[1])
 
-    def first_step() -> None:
-        begin = time.perf_counter()
-        built[0].step()
-        wait_for(recorder.device)
-        first.append(time.perf_counter() - begin)
-
-    if recorder.device.type == "cuda":
-        mib = whole_mib(build, recorder.device)
-    else:
-        mib = None
+    mib = whole_mib(build, recorder.device) if recorder.device.type == "cuda" else None
+    if mib is None:
         build()()
     readings = [seconds(built[0].step, recorder.device) for _ in range(2 if recorder.small else REPEATS)]
     taken, tflop = statistics.median(readings), built[0].flops() / 1e12
@@ -157,78 +141,64 @@ def _step_row(name: str, options: Namespace, recorder: Recorder) -> dict[str, An
     }  # fmt: skip
 
 
-PRODUCTS = {"tf32": "high", "bf16": "medium"}
-"""Precision of products -> its name in torch.set_float32_matmul_precision."""
 WIDTH = 512
+
+
+Case = tuple[str, str, Callable[[], dict[str, Run]], tuple[str, ...], float]
+"""Table, title, function that returns contenders, those to measure, and floating-point operations."""
 
 
 def scores(recorder: Recorder) -> None:
     """Only objectives and scores: tiles compared with the matrix and with open_clip's losses."""
     torch.set_default_device(recorder.device)
-    samples = 96 if recorder.small else 32_768
-    flop = 3 * 2 * samples**2 * WIDTH
-    for products, setting in PRODUCTS.items():
-        torch.set_float32_matmul_precision(setting)
-        for title, build in _objective_cases(samples).items():
-            _contenders(recorder, "objectives", f"{title}, N = {samples}", build, products, flop)
-        for title, build, flop_of_case in _score_cases(recorder.small):
-            _contenders(recorder, "scores", title, build, products, flop_of_case)
+    for products in ("tf32", "bf16"):
+        torch.set_float32_matmul_precision(PRODUCTS[products])
+        for table, title, build, names, flop in _cases(recorder.small):
+            try:
+                contenders = build()
+            except Exception:
+                recorder.measure(table, f"{title}, {products} products", build)  # fails again, and is a row
+                continue
+            # The others are measured if one runs out of memory.
+            for name in names:
+                facts = {"case": title, "products": products, "contender": name}
+                times = partial(_times, recorder, contenders[name], flop, facts)
+                recorder.measure(table, f"{title}, {products} products, {name}", times)
 
 
-def _objective_cases(samples: int) -> dict[str, Callable[[], dict[str, Run]]]:
-    def infonce() -> dict[str, Run]:
-        vectors = ops.vector_contenders(samples, WIDTH)
-        del vectors["clipzoo infoloob"]
-        return {**vectors, "matrix": ops.objective_contenders("infonce", samples, WIDTH)["matrix"]}
+def _cases(small: bool) -> Iterator[Case]:
+    samples = 96 if small else 32_768
+    of_objective = partial(ops.objective_contenders, samples=samples, width=WIDTH)
+    three, flop = ("clipzoo", "open_clip", "matrix"), 6.0 * samples**2 * WIDTH
+    for title, name, peers in (
+        ("InfoNCE", "infonce", ops.vector_contenders), ("SigLIP", "siglip", ops.siglip_contenders),
+    ):  # fmt: skip
 
-    return {
-        "InfoNCE": infonce,
-        "SigLIP": lambda: {**ops.siglip_contenders(samples, WIDTH),
-                           "matrix": ops.objective_contenders("siglip", samples, WIDTH)["matrix"]},
-        "NUCLR": lambda: ops.objective_contenders("nuclr", samples, WIDTH),
-    }  # fmt: skip
+        def build(name: str = name, peers: Callable[..., dict[str, Run]] = peers) -> dict[str, Run]:
+            return {**of_objective(name), **peers(samples, WIDTH)}
 
+        yield "objectives", f"{title}, N = {samples}", build, three, flop
+    yield "objectives", f"NUCLR, N = {samples}", partial(of_objective, "nuclr"), ("clipzoo", "matrix"), flop
 
-def _score_cases(small: bool) -> list[tuple[str, Callable[[], dict[str, Run]], float]]:
-    """Point sets: title, contenders, and the operations of a product of the scores and two of their gradient."""
     # Samples, image points, text points, of which valid, width; the naive form only fits where there are few samples.
-    cases = [(6, 5, 4, 3, 16, True)] if small else [
-        (64, 197, 77, 77, WIDTH, True), (2048, 197, 77, 12, WIDTH, False), (2048, 197, 77, 77, WIDTH, False),
-    ]  # fmt: skip
-    rows: list[tuple[str, Callable[[], dict[str, Run]], float]] = []
-    for samples, points, others, valid, width, naive in cases:
-        build = partial(ops.kme_contenders, samples, points, others, width, valid, 7.14)
-        title = f"KME, N = {samples}, {points} x {valid} points"
-        flop = 3 * 2.0 * samples**2 * points * valid * width
-        rows.append((title, partial(_kept, build, naive), flop))
+    # Compiled forms take long to compile. A product of the scores and two of their gradient.
+    large = [(64, 197, 77, 77, WIDTH), (2048, 197, 77, 12, WIDTH), (2048, 197, 77, 77, WIDTH)]
+    for sets, points, others, valid, width in [(6, 5, 4, 3, 16)] if small else large:
+        kme = partial(ops.kme_contenders, sets, points, others, width, valid, 7.14)
+        names = ("clipzoo", "naive") if sets <= 64 else ("clipzoo",)
+        flop = 6.0 * sets**2 * points * valid * width
+        yield "scores", f"KME, N = {sets}, {points} x {valid} points", kme, names, flop
+    # A product for the angles, again in the gradient, and one of the gradient.
     samples, points, width, count = (4, 5, 16, 32) if small else (2048, 197, WIDTH, 1024)
     waves = partial(ops.wave_contenders, samples, points, width, count)
     title = f"WPSE's features, {samples} x {points} points, D = {count}"
-    # A product for the angles, again in the gradient, and one of the gradient.
-    rows.append((title, partial(_kept, waves, True), 2 * 2.0 * samples * points * width * count))
-    return rows
+    yield "scores", title, waves, ("clipzoo", "naive"), 4.0 * samples * points * width * count
 
 
-def _contenders(
-    recorder: Recorder, table: str, title: str, build: Callable[[], dict[str, Run]], products: str, flop: float
-) -> None:
-    """Add a row for each contender; the others are measured if one runs out of memory."""
-    try:
-        contenders = build()
-    except Exception:
-        recorder.measure(table, f"{title}, {products} products", build)  # fails again, and is a row
-        return
-    for name, run in contenders.items():
-        autocast = name == "open_clip" and products == "bf16"
-        recorder.measure(
-            table, f"{title}, {products} products, {name}",
-            partial(_times, recorder, run, autocast, flop, {"case": title, "products": products, "contender": name}),
-        )  # fmt: skip
-
-
-def _times(recorder: Recorder, run: Run, autocast: bool, flop: float, facts: dict[str, str]) -> dict[str, Any]:
+def _times(recorder: Recorder, run: Run, flop: float, facts: dict[str, str]) -> dict[str, Any]:
     """Median of a few runs, forward and backward, and the peak memory without the inputs."""
     device = recorder.device
+    autocast = facts["contender"] == "open_clip" and facts["products"] == "bf16"
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
@@ -241,11 +211,6 @@ def _times(recorder: Recorder, run: Run, autocast: bool, flop: float, facts: dic
     return {
         **facts, "seconds": taken, "readings": readings, "extra_mib": mib, "tflops": flop / max(taken, 1e-9) / 1e12,
     }  # fmt: skip
-
-
-def _kept(build: Callable[[], dict[str, Run]], naive: bool) -> dict[str, Run]:
-    """Compiled forms take long to compile, and are left out."""
-    return {key: run for key, run in build().items() if key == "clipzoo" or (naive and key == "naive")}
 
 
 class _TimeIsUp(Exception):  # noqa: N818
@@ -302,25 +267,17 @@ def _search(recorder: Recorder, options: Namespace) -> dict[str, Any]:
 
 def _remaining_gradient(solution: Solution, train: LabelledFeatures, c: float) -> float:
     """Norm of the gradient of scikit-learn's objective in float64, relative to its norm at zero weights."""
-    solved, at_zero = (
-        _gradient(weight, bias, train, c)
-        for weight, bias in (
-            (solution.weight, solution.bias),
-            (torch.zeros_like(solution.weight), torch.zeros_like(solution.bias)),
-        )
-    )
-    return float(solved.norm() / at_zero.norm())
-
-
-def _gradient(weight: Tensor, bias: Tensor, train: LabelledFeatures, c: float) -> Tensor:
-    """[d + 1, k], the bias last."""
-    total = torch.cat([weight, torch.zeros_like(bias)[None]])
-    for rows, labels in zip(train.features.split(1 << 16), train.labels.split(1 << 16), strict=True):
-        rows = rows.double()
-        residual = torch.addmm(bias, rows, weight).softmax(dim=1)
-        residual[torch.arange(len(labels), device=labels.device), labels] -= 1
-        total += c * torch.cat([rows.mT @ residual, residual.sum(dim=0)[None]])
-    return total
+    norms = []
+    for factor in (1, 0):
+        weight, bias = factor * solution.weight, factor * solution.bias
+        gradient = torch.cat([weight, torch.zeros_like(bias)[None]])  # [d + 1, k], the bias last
+        for rows, labels in zip(train.features.split(1 << 16), train.labels.split(1 << 16), strict=True):
+            rows = rows.double()
+            residual = torch.addmm(bias, rows, weight).softmax(dim=1)
+            residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+            gradient += c * torch.cat([rows.mT @ residual, residual.sum(dim=0)[None]])
+        norms.append(gradient.norm())
+    return float(norms[0] / norms[1])
 
 
 def _timed(recorder: Recorder, function: Any) -> tuple[Any, float]:
@@ -344,65 +301,39 @@ def loader(recorder: Recorder) -> None:
     torch.set_float32_matmul_precision("medium")
     step = contender("clip", options, device).step
     with tempfile.TemporaryDirectory() as folder:
-        shards = photographs(Path(folder), 400, 300, samples)
-        batches = _batches(shards, encoder, size, workers)
+        loading = SimpleNamespace(
+            shards=photographs(Path(folder), 400, 300, samples), image_size=encoder["image_size"],
+            crop_scale=[0.5, 1.0], decode="exact", workers=workers,
+        )  # fmt: skip
+        data = our_data(loading, ClipTokenizer(encoder["context_length"]))
+        batches: Any = data.batches(
+            seed=0, global_batch=size, world=World(), start_step=0, stop_step=MANY, trim_text=True
+        )
         resident = next(batches).to(device)
         ahead = 2 * workers  # batches that the workers prepare while something else is measured
-        parts: dict[str, tuple[Callable[[], object], int]] = {
+        parts: dict[str, tuple[Run, int]] = {
             "step, batch on the device": (lambda: step(resident), 2),
             "loader alone": (lambda: next(batches), ahead),
             "loader and step": (lambda: step(next(batches).to(device)), ahead),
         }
-        times: dict[str, float] = {}
-        for name, (run, warm_up) in parts.items():
-            recorder.measure("loader", name, partial(_loading_row, recorder, name, run, warm_up, steps, size, times))
         if device.type == "cuda":
-            recorder.measure(
-                "loader", "copy of a pinned batch to the device", partial(_pinned_copy, resident, device, steps)
-            )
+            pinned = resident.map(lambda tensor: tensor.cpu()).pin_memory()
+            parts["copy of a pinned batch to the device"] = (lambda: pinned.to(device), 1)
+        times: dict[str, float] = {}
+
+        def row(name: str) -> dict[str, float]:
+            run, warm_up = parts[name]
+            for _ in range(warm_up):
+                run()
+            _, taken = _timed(recorder, lambda: [run() for _ in range(steps)])
+            times[name] = taken / steps
+            return {"seconds": times[name], "samples_per_second": size / times[name]}
+
+        for name in parts:
+            recorder.measure("loader", name, partial(row, name))
         batches.close()
     if len(times) == len(parts):
-        alone, loading, both = times.values()
-        hidden = (alone + loading - both) / min(alone, loading)
+        alone, only_loader, both, *_ = times.values()
+        hidden = (alone + only_loader - both) / min(alone, only_loader)
         facts = {"workers": workers, "hidden": max(0.0, min(1.0, hidden)), "batch": size, "encoder": options.encoder}
         recorder.add("overlap", "hidden share of the shorter of the two", facts)
-
-
-def _batches(shards: str, encoder: dict, batch: int, workers: int) -> Generator[Batch, None, None]:
-    options = SimpleNamespace(
-        shards=shards, image_size=encoder["image_size"], crop_scale=[0.5, 1.0], decode="exact", workers=workers
-    )
-    data = our_data(options, ClipTokenizer(encoder["context_length"]))
-    yield from data.batches(seed=0, global_batch=batch, world=World(), start_step=0, stop_step=MANY, trim_text=True)
-
-
-def _loading_row(
-    recorder: Recorder,
-    name: str,
-    run: Callable[[], object],
-    warm_up: int,
-    steps: int,
-    batch: int,
-    times: dict[str, float],
-) -> dict[str, float]:
-    for _ in range(warm_up):
-        run()
-    wait_for(recorder.device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        run()
-    wait_for(recorder.device)
-    times[name] = (time.perf_counter() - begin) / steps
-    return {"seconds": times[name], "samples_per_second": batch / times[name]}
-
-
-def _pinned_copy(batch: Batch, device: torch.device, steps: int) -> dict[str, float]:
-    pinned = batch.map(lambda tensor: tensor.cpu()).pin_memory()
-    pinned.to(device)
-    wait_for(device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        pinned.to(device)
-    wait_for(device)
-    taken = (time.perf_counter() - begin) / steps
-    return {"seconds": taken, "samples_per_second": len(batch) / taken}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measurement import Outcome, Row
+from clipzoo.io import write_whole
 from clipzoo.report.figures import DPI, colour, label, style
 from clipzoo.report.render import markdown, text_table
 
@@ -39,40 +40,34 @@ BARS: dict[str, tuple[Panel, ...]] = {
 PLOTS = tuple(f"{name}.png" for name in BARS)
 FILES = ("report.md", "results.json", "log.txt", *PLOTS)
 NOT_MEASURED = "not measured"
-Column = tuple[str, Callable[[Row, Mapping[str, Row]], str]]
-"""Heading, and text of a row, given also the rows of its table by name."""
+TIMES, HOLDS = "times", "holds|does not hold"
+"""Forms of a column: the time relative to that of another row, and the words for True and False."""
+Column = tuple[str, str, str, float]
+"""Heading, key of the values, their format, and their factor; for TIMES the name of the other row."""
 
 
 def write_report(folder: Path, facts: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> None:
     """Write all files anew, each whole or not at all."""
-    rows = [row for outcome in outcomes.values() for row in outcome.rows]
-    results = {**facts, "results": {name: outcome.as_json() for name, outcome in outcomes.items()}}
-    _write(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    plots = write_plots(folder, rows)
-    _write(folder / "report.md", _page(facts, outcomes, rows, plots))
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}")
-    part.write_text(text)
-    os.replace(part, path)
-
-
-def _page(
-    facts: Mapping[str, Any], outcomes: Mapping[str, Outcome], rows: Iterable[Row], plots: Mapping[str, Path]
-) -> str:
     tables: dict[str, dict[str, Row]] = {}
-    for row in rows:
+    for row in (row for outcome in outcomes.values() for row in outcome.rows):
         tables.setdefault(row["table"], {})[row["name"]] = row
+    by_part = {name: {**asdict(outcome), "succeeded": outcome.succeeded} for name, outcome in outcomes.items()}
+    write_whole(folder / "results.json", json.dumps({**facts, "results": by_part}, indent=1) + "\n")
+    for name, panels in BARS.items():
+        measured = [row for row in tables.get(name, {}).values() if panels[0][1] in row]
+        if measured:
+            bars(folder / f"{name}.png", measured, panels)
     machine = tables.get("machine", {}).get("device", {})
     title = f"# Benchmark of {machine.get('device', facts['device'])}"
     blocks = [title, _head(facts, machine), "## Parts", _parts(facts, outcomes)]
     blocks += [_failure(name, outcome) for name, outcome in outcomes.items() if not outcome.succeeded]
     for name, (heading, text, columns) in TABLES.items():
         if name in tables:
-            blocks += [f"## {heading}", text, _table(columns, tables[name])]
-            blocks += [f"![{heading}]({plots[name].name})"] if name in plots else []
-    return "\n\n".join(block for block in blocks if block) + "\n"
+            texts = [[row, *_texts(values, columns, tables[name])] for row, values in tables[name].items()]
+            table = markdown(text_table(["", *(column[0] for column in columns)], texts, 1))
+            blocks += [f"## {heading}", text, str(table)]
+            blocks += [f"![{heading}]({name}.png)"] if (folder / f"{name}.png").exists() else []
+    write_whole(folder / "report.md", "\n\n".join(block for block in blocks if block) + "\n")
 
 
 def _head(facts: Mapping[str, Any], machine: Row) -> str:
@@ -82,27 +77,15 @@ def _head(facts: Mapping[str, Any], machine: Row) -> str:
     return f"`{command}`, {facts['date']}, {facts['seconds']:.0f} s in all. {known}.{rehearsal}"
 
 
-def write_plots(folder: Path, rows: Iterable[Row]) -> dict[str, Path]:
-    """Draw the tables that have numbers -> their files."""
-    tables: dict[str, list[Row]] = {}
-    for row in rows:
-        tables.setdefault(row["table"], []).append(row)
-    drawn = {}
-    for name, panels in BARS.items():
-        measured = [row for row in tables.get(name, []) if panels[0][1] in row]
-        if measured:
-            drawn[name] = folder / f"{name}.png"
-            _bars(drawn[name], measured, panels)
-    return drawn
-
-
-def _bars(path: Path, rows: list[Row], panels: Iterable[Panel]) -> None:
+def bars(path: Path, rows: list[Row], panels: Iterable[Panel], title: str | None = None) -> None:
     """A bar for each row, in one panel for each quantity; quantities that were not measured are left out."""
     from matplotlib.figure import Figure
 
     shown = [panel for panel in panels if any(row.get(panel[1]) is not None for row in rows)]
     figure = Figure(figsize=(4.6 + 2.6 * len(shown), 0.32 * len(rows) + 0.9), layout="constrained")
-    colours = _colours(rows)
+    # open_clip in one colour, forms with a matrix in another.
+    kinds = {"open_clip": 1, "matrix": 2, "naive": 2}
+    colours = [colour(next((kind for word, kind in kinds.items() if word in str(row["name"])), 0)) for row in rows]
     for axes, (title, key, factor, form) in zip(
         figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown, strict=True
     ):
@@ -113,26 +96,18 @@ def _bars(path: Path, rows: list[Row], panels: Iterable[Panel]) -> None:
         label(axes, title)
         style(axes, grid="x")
     figure.axes[0].invert_yaxis()
+    if title:
+        figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=DPI)
 
 
-def _colours(rows: Iterable[Mapping[str, object]]) -> list[str]:
-    """open_clip in one colour, forms with a matrix in another."""
-    kinds = {"open_clip": 1, "matrix": 2, "naive": 2}
-    return [colour(next((kind for word, kind in kinds.items() if word in str(row["name"])), 0)) for row in rows]
-
-
 def _parts(facts: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> str:
-    def result(name: str) -> str:
-        if name not in outcomes:
-            return "not yet run"
-        outcome = outcomes[name]
-        return outcome.status if outcome.succeeded else " ".join(filter(None, (outcome.status, _reason(outcome))))
-
-    def seconds(name: str) -> str:
-        return f"{outcomes[name].seconds:.0f}" if name in outcomes else ""
-
-    return str(markdown(text_table(["part", "result", "s"], [(n, result(n), seconds(n)) for n in facts["parts"]], 2)))
+    rows = [[name, "not yet run", ""] for name in facts["parts"] if name not in outcomes]
+    ended = [
+        [name, outcome.status if outcome.succeeded else f"{outcome.status} {_reason(outcome)}".strip(),
+         f"{outcome.seconds:.0f}"] for name, outcome in outcomes.items()
+    ]  # fmt: skip
+    return str(markdown(text_table(["part", "result", "s"], [*ended, *rows], 2)))
 
 
 def _reason(outcome: Outcome) -> str:
@@ -150,83 +125,51 @@ def _failure(name: str, outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _table(columns: list[Column], rows: dict[str, Row]) -> str:
-    texts = [[name, *_texts(row, columns, rows)] for name, row in rows.items()]
-    return str(markdown(text_table(["", *(heading for heading, _ in columns)], texts, 1)))
-
-
-def _texts(row: Row, columns: list[Column], rows: dict[str, Row]) -> list[str]:
+def _texts(row: Row, columns: Sequence[Column], rows: Mapping[str, Row]) -> list[str]:
+    """Texts of a row. rows: those of its table by name."""
     for key, text in (("failed", "failed"), ("out_of_memory", "out of memory"), ("left_out", row.get("left_out"))):
         if key in row:
             return [str(text), *[""] * (len(columns) - 1)]
-    return [form(row, rows) for _, form in columns]
+    texts = []
+    for _, key, form, factor in columns:
+        value = row.get(key, "")
+        if form == TIMES:
+            other = rows.get(key.format(**row), {}).get("seconds")
+            texts.append(f"{row['seconds'] / other:.2f}" if other else "")
+        elif value is None:
+            texts.append(NOT_MEASURED)
+        elif isinstance(value, bool):
+            texts.append(form.split("|")[not value])
+        else:
+            texts.append(format(factor * value, form) if form and value != "" else str(value))
+    return texts
 
 
-def _value(key: str, form: str, factor: float = 1.0) -> Callable[[Row, Mapping[str, Row]], str]:
-    def text(row: Row, rows: Mapping[str, Row]) -> str:
-        return NOT_MEASURED if row[key] is None else format(factor * row[key], form)
-
-    return text
-
-
-def _either(*columns: Callable[[Row, Mapping[str, Row]], str]) -> Callable[[Row, Mapping[str, Row]], str]:
-    """The first column whose values the row has."""
-
-    def text(row: Row, rows: Mapping[str, Row]) -> str:
-        for column in columns:
-            try:
-                return column(row, rows)
-            except KeyError:
-                continue
-        return ""
-
-    return text
-
-
-def _of(base: Callable[[Row], str]) -> Callable[[Row, Mapping[str, Row]], str]:
-    """Time relative to that of the row which `base` names; empty if that was not measured."""
-
-    def text(row: Row, rows: Mapping[str, Row]) -> str:
-        other = rows.get(base(row), {})
-        return f"{row['seconds'] / other['seconds']:.2f}" if "seconds" in other else ""
-
-    return text
-
-
-def _fact(key: str) -> Callable[[Row, Mapping[str, Row]], str]:
-    return lambda row, rows: str(row[key])
-
-
-def _verdict(row: Row, rows: Mapping[str, Row]) -> str:
-    return "holds" if row["proved"] else "does not hold"
-
-
-MS = ("ms", _value("seconds", ".1f", 1000))
+MS = ("ms", "seconds", ".1f", 1000)
+EXTRA, SPEED = ("extra MiB", "extra_mib", ".0f", 1), ("TFLOP/s", "tflops", ".3g", 1)
 CONTENDERS: list[Column] = [
-    MS, ("of open_clip's", _of(lambda row: f"{row['case']}, {row['products']} products, open_clip")),
-    ("of the matrix's", _of(lambda row: f"{row['case']}, {row['products']} products, matrix")),
-    ("extra MiB", _value("extra_mib", ".0f")), ("TFLOP/s", _value("tflops", ".3g")),
+    MS, ("of open_clip's", "{case}, {products} products, open_clip", TIMES, 1),
+    ("of the matrix's", "{case}, {products} products, matrix", TIMES, 1), EXTRA, SPEED,
 ]  # fmt: skip
 STEPS: list[Column] = [
-    MS, ("of open_clip's", _of(lambda row: "open_clip")), ("peak MiB", _value("peak_mib", ".0f")),
-    ("TFLOP", _value("tflop", ".3g")), ("TFLOP/s", _value("tflops", ".3g")), ("batch", _fact("batch")),
+    MS, ("of open_clip's", "open_clip", TIMES, 1), ("peak MiB", "peak_mib", ".0f", 1), ("TFLOP", "tflop", ".3g", 1),
+    SPEED, ("batch", "batch", "", 1),
 ]  # fmt: skip
 TABLES: dict[str, tuple[str, str, list[Column]]] = {
     "rates": (
         "Rates of the device", "The best of six runs, random numbers. A copy on the device counts reads and writes.",
-        [("TFLOP/s", _either(_value("tflops", ".3g"))), ("GB/s", _either(_value("gigabytes_per_second", ".3g")))],
+        [SPEED, ("GB/s", "gigabytes_per_second", ".3g", 1)],
     ),
     "kernels": (
         "Triton's kernels compared with float64",
         "The largest error over the cases, and as a share of its bound. Values: relative to 1 + the largest; "
         "gradients: relative, of norms. \"exact\" inputs lose no digits in bf16 and TF32, so that only the error "
         "of the kernels remains. fp32 products are three in TF32.",
-        [("cases", _fact("cases")), ("values", _value("value_error", ".0e")),
-         ("of the bound", _value("value_share", ".2f")),
-         ("gradients", _value("gradient_error", ".0e")), ("of the bound", _value("gradient_share", ".2f")),
-         ("", _verdict)],
+        [("cases", "cases", "", 1), ("values", "value_error", ".0e", 1), ("of the bound", "value_share", ".2f", 1),
+         ("gradients", "gradient_error", ".0e", 1), ("of the bound", "gradient_share", ".2f", 1),
+         ("", "proved", HOLDS, 1)],
     ),
-    "checks": ("Further facts about the kernels", "", [("", _verdict)]),
+    "checks": ("Further facts about the kernels", "", [("", "proved", HOLDS, 1)]),
     "heads": (
         "Training steps",
         "The whole step of each head, and open_clip's model and ClipLoss with the same towers: encoders, head, loss, "
@@ -239,8 +182,8 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
     ),
     "compile": (
         "torch.compile", "The whole batch at once. The first step includes the compilation.",
-        [MS, ("of open_clip's, eager", _of(lambda row: "open_clip, eager")), *STEPS[2:],
-         ("first step, s", _value("first_seconds", ".1f"))],
+        [MS, ("of open_clip's, eager", "open_clip, eager", TIMES, 1), *STEPS[2:],
+         ("first step, s", "first_seconds", ".1f", 1)],
     ),
     "objectives": (
         "Objectives without their matrix",
@@ -250,26 +193,23 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
     ),
     "scores": (
         "Scores of point sets", "Forward and backward of only the score; the naive form is einsum and logsumexp.",
-        [MS, ("of the naive form's", _of(lambda row: f"{row['case']}, {row['products']} products, naive")),
-         ("extra MiB", _value("extra_mib", ".0f")), ("TFLOP/s", _value("tflops", ".3g"))],
+        [MS, ("of the naive form's", "{case}, {products} products, naive", TIMES, 1), EXTRA, SPEED],
     ),
     "probe": (
         "The linear probe",
         "The search for C on generated features. The remaining gradient is relative to that of zero weights.",
-        [("values of C", _fact("values_of_C")), ("preparation, s", _value("preparation_seconds", ".1f")),
-         ("search, s", _value("search_seconds", ".1f")), ("C", _value("chosen", ".3g")),
-         ("top-1", _value("top1", ".2f")),
-         ("remaining gradient", _value("remaining_gradient", ".0e")), ("peak MiB", _value("peak_mib", ".0f"))],
+        [("values of C", "values_of_C", "", 1), ("preparation, s", "preparation_seconds", ".1f", 1),
+         ("search, s", "search_seconds", ".1f", 1), ("C", "chosen", ".3g", 1), ("top-1", "top1", ".2f", 1),
+         ("remaining gradient", "remaining_gradient", ".0e", 1), ("peak MiB", "peak_mib", ".0f", 1)],
     ),
     "probe_values": (
-        "Values of C", "", [("s", _value("seconds", ".2f")), ("iterations", _fact("iterations")),
-                            ("", lambda row, rows: "" if row["converged"] else "not converged")],
+        "Values of C", "", [("s", "seconds", ".2f", 1), ("iterations", "iterations", "", 1),
+                            ("", "converged", "|not converged", 1)],
     ),
     "loader": (
         "Loading during training", "Photographs of 400 x 300 (JPEG), random resized crops, CLIP's step.",
-        [("ms", _value("seconds", ".1f", 1000)), ("samples/s", _value("samples_per_second", ".0f"))],
+        [MS, ("samples/s", "samples_per_second", ".0f", 1)],
     ),
-    "overlap": (
-        "Overlap", "", [("hidden", _value("hidden", ".0%")), ("workers", _fact("workers")), ("batch", _fact("batch"))],
-    ),
+    "overlap": ("Overlap", "", [("hidden", "hidden", ".0%", 1), ("workers", "workers", "", 1),
+                                ("batch", "batch", "", 1)]),
 }  # fmt: skip

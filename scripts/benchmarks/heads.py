@@ -12,21 +12,19 @@ open_clip's model is ours exported, with its own ClipLoss and, for micro-batches
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
-from benchmarks import publish
+from benchmarks import in_turn, log, medians, publish
+from benchmarks.gpu_report import bars
 from benchmarks.measurement import seconds, whole_mib
 from clipzoo import Batch, Model, Progress, World
 from clipzoo.build import build_model, build_objective, build_part
@@ -89,18 +87,28 @@ def main(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
-    memory = {}
     build = {name: partial(_step, name, options, device) for name in options.heads}
     build[options.heads[0]]()()  # memory of what is loaded once belongs to no contender
+    memory = {}
     for name in options.heads:
         memory[name] = whole_mib(build[name], device)
-        print(f"{name}: {memory[name]:.0f} MiB", file=sys.stderr, flush=True)
+        log(f"{name}: {memory[name]:.0f} MiB")
     steps = {name: build[name]() for name in options.heads}
-    times = _interleaved(steps, options.rounds, device)
+    runs = {name: partial(seconds, step, device) for name, step in steps.items()}
+    readings = in_turn(runs, options.rounds + 1)
+    times = {name: values[1:] for name, values in readings.items()}  # the first round warms up
     result = _summary(options, memory, times, device)
-    publish(options, result, _table(result))
+    lines = [f"| head | seconds a step | of {result['base']}'s | peak MiB |", "| --- | ---: | ---: | ---: |"]
+    for name, row in result["rows"].items():
+        lines.append(f"| {name} | {row['seconds']:.3f} | {row['times_base']:.2f} | {row['peak_mib']} |")
+    publish(options, result, "\n".join(lines))
     if options.output:
-        _draw(result, options.output.with_suffix(".png"))
+        panels = (
+            (f"step time, {result['base']} = 1", "times_base", 1, "%.2f"), ("peak memory, MiB", "peak_mib", 1, "%.0f"),
+        )  # fmt: skip
+        size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}, {result['device']}"
+        rows = [{"name": name, **row} for name, row in result["rows"].items()]
+        bars(options.output.with_suffix(".png"), rows, panels, size)
 
 
 def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
@@ -186,10 +194,15 @@ def _open_clip(plain: dict[str, Any], batch: Batch, options: argparse.Namespace,
     def step() -> None:
         optimizer.zero_grad()
         parts = [slice(start, start + size) for start in range(0, options.batch, size)]
-        if len(parts) == 1:
-            loss_of(*encode(parts[0])).backward()
-        else:
-            _accumulate(parts, encode, loss_of)
+        # --accum-freq: features of all parts are cached; one part after the other is encoded again.
+        with torch.no_grad():
+            cached = [encode(rows)[:2] for rows in parts] if len(parts) > 1 else [()]
+        for index, rows in enumerate(parts):
+            image_part, text_part, scale = encode(rows)
+            sides = list(cached)
+            sides[index] = image_part, text_part
+            images, texts = (torch.cat(side) for side in zip(*sides, strict=True))
+            loss_of(images, texts, scale).backward()
         optimizer.step()
         with torch.no_grad():
             model.logit_scale.clamp_(0, 4.6052)
@@ -203,70 +216,19 @@ def _open_clip(plain: dict[str, Any], batch: Batch, options: argparse.Namespace,
     return Contender(step, flops)
 
 
-def _accumulate(slices: list[slice], encode: Callable[..., tuple[Tensor, Tensor, Tensor]], loss_of: nn.Module) -> None:
-    """open_clip's --accum-freq: features of all parts are cached; one part after the other is encoded again."""
-    with torch.no_grad():
-        cached = [encode(rows)[:2] for rows in slices]
-    for index, rows in enumerate(slices):
-        image, text, scale = encode(rows)
-        images = torch.cat([image if other == index else cached[other][0] for other in range(len(slices))])
-        texts = torch.cat([text if other == index else cached[other][1] for other in range(len(slices))])
-        loss_of(images, texts, scale).backward()
-
-
-def _interleaved(steps: dict[str, Step], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each round, interleaved; on a CPU those of the process, so that other processes do not count."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(-1, rounds):
-        for name, step in steps.items():
-            taken = seconds(step, device)
-            if turn >= 0:  # the first round warms up
-                times[name].append(taken)
-        print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-    return times
-
-
 def _summary(options: argparse.Namespace, memory: dict, times: dict, device: torch.device) -> dict[str, Any]:
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    base = next(name for name in ("clip", *medians) if name in medians)
+    middle = medians(times)
+    base = "clip" if "clip" in middle else next(iter(middle))
     rows = {
         name: {
-            "seconds": round(medians[name], 4),
+            "seconds": round(middle[name], 4),
             "readings": [round(value, 4) for value in times[name]],
             "peak_mib": round(memory[name]),
-            "times_base": round(medians[name] / medians[base], 3),
+            "times_base": round(middle[name] / middle[base], 3),
         }
-        for name in medians
+        for name in middle
     }
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} thread(s)"
     named = "encoder", "batch", "micro_batch", "caption_tokens", "precision", "head_products"
     sizes = {key: getattr(options, key) for key in named}
     return {"what": "training step", "device": where, "torch": torch.__version__, **sizes, "base": base, "rows": rows}
-
-
-def _table(result: dict[str, Any]) -> str:
-    lines = [f"| head | seconds a step | of {result['base']}'s | peak MiB |", "| --- | ---: | ---: | ---: |"]
-    for name, row in result["rows"].items():
-        lines.append(f"| {name} | {row['seconds']:.3f} | {row['times_base']:.2f} | {row['peak_mib']} |")
-    return "\n".join(lines)
-
-
-def _draw(result: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    rows = result["rows"]
-    figure = Figure(figsize=(8, 0.45 * len(rows) + 1.4), layout="constrained")
-    time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
-    for axes, key, title, form in (
-        (time_axes, "times_base", f"step time, {result['base']} = 1", "%.2f"),
-        (memory_axes, "peak_mib", "peak memory, MiB", "%.0f"),
-    ):
-        bars = axes.barh(list(rows), [row[key] for row in rows.values()], color="#4c72b0")
-        axes.bar_label(bars, fmt=form, padding=3)
-        axes.set_title(title, fontsize=10)
-        axes.margins(x=0.18)
-        axes.spines[["top", "right"]].set_visible(False)
-    time_axes.invert_yaxis()
-    size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}"
-    figure.suptitle(f"{size}, {result['device']}", fontsize=10)
-    figure.savefig(path, dpi=110)

@@ -21,11 +21,12 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from benchmarks import PEER, ROOT, memory_mib, publish
+from benchmarks import PEER, ROOT, log, medians, memory_mib, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count, Workers
 from clipzoo.data.plan import Plan
@@ -84,13 +85,16 @@ def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: in
         for name, loader in loaders.items():
             loader.read(prepared)
             reading = loader.read(max(prepared, options.samples // options.batch))
-            loader.wait_until_idle()
+            # Until the workers have prefetched all they may, and do not disturb the next measurement.
+            loader.read(0)
             if turn:
                 readings[name].append(reading)
     for loader in loaders.values():
         loader.close()
-    rates = {name: statistics.median(r["samples"] / r["seconds"] for r in rounds) for name, rounds in readings.items()}
-    work = {name: statistics.median(r["samples"] / r["work"] for r in rounds) for name, rounds in readings.items()}
+    rates, work = (
+        medians({name: [reading["samples"] / reading[key] for reading in part] for name, part in readings.items()})
+        for key in ("seconds", "work")
+    )
     result = {
         "image": f"{width} x {height}",
         "image_size": size,
@@ -101,8 +105,19 @@ def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: in
         "work_ratio": {name: work[name] / work["open_clip"] for name in ("exact", "fast")},
         "difference": difference(shards, size),
     }
-    print(json.dumps(result), file=sys.stderr, flush=True)
+    log(json.dumps(result))
     return result
+
+
+def started(peer: Path, side: str, errors: int | None = None, **options: Any) -> subprocess.Popen[str]:
+    """Start loader_process.py in a new session. peer: folder of the packages that open_clip needs. errors: stderr."""
+    program = str(ROOT / "scripts" / "benchmarks" / "loader_process.py")
+    path = f"{peer}:{ROOT}" if side == "open_clip" else str(ROOT)
+    return subprocess.Popen(
+        [sys.executable, program, json.dumps({"side": side, **options})],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 class Loader:
@@ -111,20 +126,13 @@ class Loader:
     def __init__(
         self, options: argparse.Namespace, side: str, shards: str, size: int, workers: int, decode: str
     ) -> None:
-        arguments = {
-            "side": side, "task": "speed", "shards": shards, "image_size": size, "crop_scale": [0.5, 1.0],
-            "batch": options.batch, "workers": workers, "seed": 0, "decode": decode, "resampled": False,
-        }  # fmt: skip
-        path = f"{options.peer}:{ROOT}" if side == "open_clip" else str(ROOT)
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts" / "benchmarks" / "loader_process.py"), json.dumps(arguments)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = started(
+            options.peer, side, task="speed", shards=shards, image_size=size, crop_scale=[0.5, 1.0], seed=0,
+            batch=options.batch, workers=workers, decode=decode, resampled=False,
+        )  # fmt: skip
 
     def read(self, batches: int) -> dict[str, float]:
+        """Read so many batches; 0 waits until the workers are idle."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(f"{batches}\n")
         self._process.stdin.flush()
@@ -132,10 +140,6 @@ class Loader:
         if not line:
             raise SystemExit("a loader ended too early, see the error above")
         return json.loads(line)
-
-    def wait_until_idle(self) -> None:
-        """Wait until the workers have prefetched all they may, so that they do not disturb the next measurement."""
-        self.read(0)
 
     def close(self) -> None:
         assert self._process.stdin
@@ -198,27 +202,22 @@ def plan_cost() -> list[dict]:
 def _plan(shards: int, samples: int) -> dict:
     """Return the seconds for the first step, for a step in the third epoch after a resume, and for a whole epoch."""
     before = memory_mib("VmHWM")
-    started = time.perf_counter()
+    times = [time.perf_counter()]
     plan = Plan([[samples] * shards], [1.0], 0, 64, 2048)
     plan.rows(0)
-    first = time.perf_counter() - started
-    started = time.perf_counter()
+    times.append(time.perf_counter())
     Plan([[samples] * shards], [1.0], 0, 64, 2048).rows(5 * shards * samples // 2 // 2048)
-    resumed = time.perf_counter() - started
-    started = time.perf_counter()
+    times.append(time.perf_counter())
     steps = min(plan.samples // 2048, 6_000)
     for step in range(steps):
         plan.rows(step)
+    times.append(time.perf_counter())
+    first, resumed, whole = np.diff(times).tolist()
+    peak = memory_mib("VmHWM")
     return {
-        "samples": plan.samples,
-        "shards": shards,
-        "first_seconds": first,
-        "resumed_seconds": resumed,
-        "steps": steps,
-        "all_steps_seconds": time.perf_counter() - started,
-        "megabytes": memory_mib("VmHWM") - before,
-        "process_peak_megabytes": memory_mib("VmHWM"),
-    }
+        "samples": plan.samples, "shards": shards, "first_seconds": first, "resumed_seconds": resumed, "steps": steps,
+        "all_steps_seconds": whole, "megabytes": peak - before, "process_peak_megabytes": peak,
+    }  # fmt: skip
 
 
 def photographs(folder: Path, width: int, height: int, samples: int) -> str:
@@ -244,12 +243,19 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
                 box = (left, top, left + side * 640, top + side * 427)
                 rotated = sources[number % 2].rotate(random.uniform(-3, 3), Image.Resampling.BICUBIC)
                 image = rotated.resize((width, height), Image.Resampling.BICUBIC, box)
-                stream = io.BytesIO()
-                image.save(stream, "JPEG", quality=95)
                 caption = " ".join(random.choice(words, random.integers(5, 20)))
-                for extension, content in (("jpg", stream.getvalue()), ("txt", caption.encode())):
-                    entry = tarfile.TarInfo(f"{number:06d}.{extension}")
-                    entry.size = len(content)
-                    archive.addfile(entry, io.BytesIO(content))
+                add_sample(archive, number, image, caption, quality=95)
     part.rename(folder)
     return pattern
+
+
+def add_sample(
+    archive: tarfile.TarFile, number: int, image: Image.Image, caption: str, quality: int = 75, extension: str = "txt"
+) -> None:
+    """Add a JPEG and its caption to a shard. extension: of the caption."""
+    jpeg = io.BytesIO()
+    image.save(jpeg, "JPEG", quality=quality)
+    for kind, content in (("jpg", jpeg.getvalue()), (extension, caption.encode())):
+        entry = tarfile.TarInfo(f"{number:06d}.{kind}")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))

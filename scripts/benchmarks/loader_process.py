@@ -34,32 +34,30 @@ def main() -> None:
     if options.task == "speed":
         batches = SPEED[options.side](options)
         for line in sys.stdin:
-            print(json.dumps(_measure(batches, int(line)) if int(line) else _wait_until_idle()), flush=True)
+            print(json.dumps(_measure(batches, int(line))), flush=True)
     else:
         for numbers in IDS[options.side](options):
             print(json.dumps(numbers), flush=True)
 
 
 def _measure(batches: Iterator[Any], count: int) -> dict[str, float]:
-    """Return wall-clock seconds, CPU seconds of all processes, and the workers' private memory in bytes."""
+    """Return wall-clock seconds, CPU seconds of all processes, and the workers' private memory in bytes.
+
+    count: batches to read; 0 waits until the workers are idle.
+    """
     samples = 0
-    work, started = _work(), time.perf_counter()
+    work, began = _work(), time.perf_counter()
     for _ in range(count):
         samples += len(next(batches)[0])
-    return {
-        "samples": samples,
-        "seconds": time.perf_counter() - started,
-        "work": _work() - work,
-        "worker_bytes": sum(_own_memory(pid) for pid in _workers()),
-    }
-
-
-def _wait_until_idle() -> dict[str, float]:
     before = -1.0
-    while (now := _work()) > before + 0.05:
+    while count == 0 and (now := _work()) > before + 0.05:
         before = now
         time.sleep(0.5)
-    return {"work": now}
+    seconds, work = time.perf_counter() - began, _work() - work
+    # Private memory: a leak would show here.
+    facts = "".join(Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in _workers())
+    kilobytes = sum(map(int, re.findall(r"Private_\w+: +(\d+) kB", facts)))
+    return {"samples": samples, "seconds": seconds, "work": work, "worker_bytes": 1024 * kilobytes}
 
 
 def _workers() -> list[int]:
@@ -71,34 +69,15 @@ def _work() -> float:
     return time.process_time() + sum(int(count) for pair in ticks for count in pair) / os.sysconf("SC_CLK_TCK")
 
 
-def _own_memory(pid: int) -> int:
-    """Return the private memory of a process in bytes; a leak would show here."""
-    facts = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"Private_\w+: +(\d+) kB", facts))
-
-
 def our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
     from clipzoo.data.dataset import ShardDataset
 
     data = ShardDataset(
-        options.shards,
-        tokenizer,
-        image_size=options.image_size,
-        crop_scale=options.crop_scale,
-        interpolation="bicubic",
-        flip=0.0,
-        rand_augment=None,
-        decode=options.decode,
-        max_pixels=89_000_000,
-        caption_key=None,
-        shuffle_window=64,
-        max_bad_fraction=0.01,
-        workers=options.workers,
-        prefetch=2,
-        index_folder=None,
-        cache_folder=None,
-        cache_gigabytes=1.0,
-    )
+        options.shards, tokenizer, image_size=options.image_size, crop_scale=options.crop_scale, decode=options.decode,
+        interpolation="bicubic", flip=0.0, rand_augment=None, max_pixels=89_000_000, caption_key=None,
+        shuffle_window=64, max_bad_fraction=0.01, workers=options.workers, prefetch=2, index_folder=None,
+        cache_folder=None, cache_gigabytes=1.0,
+    )  # fmt: skip
     data.open(None, World())
     return data
 

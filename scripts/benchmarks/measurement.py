@@ -24,6 +24,9 @@ import torch
 from benchmarks import memory_mib
 
 Run = Callable[[], object]
+CPU = torch.device("cpu")
+PRODUCTS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
+"""Precision of products -> its name in torch.set_float32_matmul_precision. fp32 is three products in TF32."""
 
 
 def seconds(run: Run, device: torch.device) -> float:
@@ -45,36 +48,28 @@ def wait_for(device: torch.device) -> None:
 def extra_mib(run: Run, device: torch.device) -> float:
     """Return the peak of the memory in a run above that held before it, in MiB; an earlier run warms up."""
     run()
-    before = _held_mib(device)
-    return _peak_mib(run, device) - before
+    return whole_mib(lambda: run, device, warm_up=False)
 
 
-def whole_mib(build: Callable[[], Run], device: torch.device) -> float:
+def whole_mib(build: Callable[[], Run], device: torch.device, warm_up: bool = True) -> float:
     """Return the peak of the memory in a run above that held before it was built, in MiB."""
-    before = _held_mib(device)
-    run = build()
-    run()
-    return _peak_mib(run, device) - before
-
-
-def _held_mib(device: torch.device) -> float:
-    """MiB in use now, without what could be released."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        return torch.cuda.memory_allocated(device) / 2**20
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return memory_mib("VmRSS")
-
-
-def _peak_mib(run: Run, device: torch.device) -> float:
+        before = torch.cuda.memory_allocated(device) / 2**20
+    else:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        before = memory_mib("VmRSS")
+    run = build()
+    if warm_up:
+        run()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
-        return torch.cuda.max_memory_allocated(device) / 2**20
+        return torch.cuda.max_memory_allocated(device) / 2**20 - before
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
     run()
-    return memory_mib("VmHWM")
+    return memory_mib("VmHWM") - before
 
 
 # Rows of a part of the benchmark of a GPU, written one by one: a part that is stopped keeps its rows.
@@ -110,7 +105,9 @@ class Recorder:
     def add(self, table: str, name: str, values: Mapping[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps({"table": table, "name": name, **values}) + "\n")
-        print(f"{name}: {_shown(values)}", flush=True)
+        numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
+        shown = ", ".join(f"{key} {value}" for key, value in numbers.items() if not isinstance(value, list))
+        print(f"{name}: {shown}", flush=True)
 
     def measure(self, table: str, name: str, function: Callable[[], Mapping[str, Any]]) -> None:
         """Add a row of the function's values. If it raises, or the time is used up, the row says so."""
@@ -138,11 +135,6 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
-
-
-def _shown(values: Mapping[str, Any]) -> str:
-    numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
-    return ", ".join(f"{key} {value}" for key, value in numbers.items() if not isinstance(value, list))
 
 
 # A part in a separate process, with a time limit.
@@ -173,12 +165,9 @@ class Outcome:
         """
         return self.status == "done" and not any("failed" in row or row.get("proved") is False for row in self.rows)
 
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "succeeded": self.succeeded}
-
 
 def run_part(
-    command: list[str], settings: Settings, environment: Mapping[str, str], log: IO[str], say: Callable[[str], None]
+    command: list[str], settings: Settings, environment: Mapping[str, str], file: IO[str], say: Callable[[str], None]
 ) -> Outcome:
     """Run the command with the settings as a last argument, at most `settings.seconds` and GRACE seconds."""
     begin = time.monotonic()
@@ -193,7 +182,7 @@ def run_part(
         assert child.stdout is not None
         for line in child.stdout:
             last.append(line.rstrip("\n"))
-            log.write(line)
+            file.write(line)
             say(f"  {line.rstrip()[:200]}")
 
     reader = threading.Thread(target=read, daemon=True)
@@ -205,7 +194,10 @@ def run_part(
     except subprocess.TimeoutExpired:
         status, reason = "stopped", f"stopped after {settings.seconds + GRACE:.0f} s"
     finally:
-        _end(child)
+        # With the processes that it has started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
     reader.join(5)
     rows = list(read_rows(Path(settings.rows)))
     return Outcome(status, time.monotonic() - begin, rows, [] if status == "done" else list(last), reason)
@@ -227,10 +219,3 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent ended before the line above
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """Kill the child and the processes that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

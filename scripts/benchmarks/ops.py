@@ -12,23 +12,29 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks import publish
-from benchmarks.measurement import extra_mib, seconds
-from clipzoo import Scores
+from benchmarks import built, in_turn, log, medians, publish
+from benchmarks.measurement import CPU, Run, extra_mib, seconds
+from clipzoo import Batch, PointSet, Progress, Scores, Similarity, World
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
+from clipzoo.heads.kme import merged
+from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
+from clipzoo.objectives.infoloob import leave_one_out
+from clipzoo.objectives.infonce import cross_entropy
+from clipzoo.ops import features
+from clipzoo.ops.kme import kme_score
 
-CPU = torch.device("cpu")
-Contender = Callable[[], object]
+Contenders = dict[str, Run]
+TILE = 1024
 
 
 def add_options(parser: Parser) -> None:
@@ -51,79 +57,50 @@ def main(options: argparse.Namespace) -> None:
             make, *arguments = CASES[case]
             measured = measure(make(*arguments), options)
         results.append({"case": case, "precision": options.precision, **measured})
-        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+        log(json.dumps(results[-1]))
     publish(options, {"torch": torch.__version__, "results": results})
 
 
-def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> dict[str, Any]:
+def measure(contenders: Contenders, options: argparse.Namespace) -> dict[str, Any]:
     """Median CPU seconds, peak extra MiB, and each contender's seconds over the first's."""
     contenders = {name: run for name, run in contenders.items() if name in (options.contenders or contenders)}
-    memory = {name: extra_mib(run, CPU) for name, run in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(options.repeats):
-        for name, run in contenders.items():
-            times[name].append(seconds(run, CPU))
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    ours = next(iter(medians.values()))
+    memory = {name: round(extra_mib(run, CPU), 1) for name, run in contenders.items()}
+    runs = {name: lambda run=run: seconds(run, CPU) for name, run in contenders.items()}
+    times = medians(in_turn(runs, options.repeats))
+    ours = next(iter(times.values()))
     return {
-        "cpu_seconds": {name: round(value, 4) for name, value in medians.items()},
-        "extra_mib": {name: round(value, 1) for name, value in memory.items()},
-        "times_ours": {name: round(value / ours, 2) for name, value in medians.items()},
+        "cpu_seconds": {name: round(value, 4) for name, value in times.items()},
+        "extra_mib": memory,
+        "times_ours": {name: round(value / ours, 2) for name, value in times.items()},
     }
 
 
 def kme_contenders(
     samples: int, image_points: int, text_points: int, width: int, valid: int, gamma: float
-) -> dict[str, Contender]:
+) -> Contenders:
     """`valid` points of each caption's `text_points` are real."""
-    from clipzoo.ops.kme import kme_score
-
-    draws = seeded(0)
-
-    def side(points: int) -> tuple[Tensor, Tensor]:
-        vectors = functional.normalize(torch.randn(samples, points, width, generator=draws), dim=-1)
-        return vectors.requires_grad_(), torch.randn(samples, points, generator=draws)
-
-    image, image_weights = side(image_points)
-    text, text_weights = side(text_points)
-    text_weights[:, valid:] = float("-inf")
-    leaves = (
-        image,
-        image_weights.requires_grad_(),
-        text,
-        text_weights.requires_grad_(),
-        torch.tensor(gamma).requires_grad_(),
-    )
+    image, image_weights, text, text_weights = _point_sets(samples, image_points, text_points, width, valid)
+    leaves = [leaf.requires_grad_() for leaf in (image, image_weights, text, text_weights, torch.tensor(gamma))]
     target = torch.arange(samples)
 
-    def contender(score: Callable[..., Tensor]) -> Contender:
+    def contender(score: Callable[..., Tensor]) -> Run:
         return lambda: torch.autograd.grad(functional.cross_entropy(score(*leaves), target), leaves)
 
-    compiled = torch.compile(_naive_kme)
-    return {"clipzoo": contender(kme_score), "naive": contender(_naive_kme), "compiled": contender(compiled)}
+    compiled = torch.compile(naive_kme)
+    return {"clipzoo": contender(kme_score), "naive": contender(naive_kme), "compiled": contender(compiled)}
 
 
-def kme_points(samples: int, image_points: int, width: int, kept: int, valid: int = 77) -> dict[str, Contender]:
+def kme_points(samples: int, image_points: int, width: int, kept: int, valid: int = 77) -> Contenders:
     """KME of captions with 77 points, `valid` of them real; images exact and merged to `kept` points (`head.merge`).
 
     With all points kept: captions of 12 tokens, whose 65 other positions are one point or 65.
     """
-    from clipzoo.heads.kme import merged
-    from clipzoo.ops.kme import kme_score
-    from clipzoo.types import PointSet
-
-    draws = torch.Generator().manual_seed(0)
-    image, text = (
-        functional.normalize(torch.randn(samples, points, width, generator=draws), dim=-1)
-        for points in (image_points, 77)
-    )
-    image_weights, text_weights = (torch.randn(samples, points, generator=draws) for points in (image_points, 77))
-    text_weights[:, valid:] = float("-inf")
+    image, image_weights, text, text_weights = _point_sets(samples, image_points, 77, width, valid)
     padded = text.clone()
     padded[:, 12:] = text[:1, 12:13]
     target, gamma = torch.arange(samples), torch.tensor(7.14).requires_grad_()
 
-    def contender(text: Tensor, merge: bool) -> Contender:
+    def contender(text: Tensor, merge: bool) -> Run:
         leaves = [leaf.clone().requires_grad_() for leaf in (image, image_weights, text, text_weights)]
 
         def run() -> object:
@@ -139,7 +116,18 @@ def kme_points(samples: int, image_points: int, width: int, kept: int, valid: in
     return {"identical": contender(padded, False), "different": contender(text, False)}
 
 
-def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
+def _point_sets(samples: int, image_points: int, text_points: int, width: int, valid: int) -> list[Tensor]:
+    """Unit points and log-weights of images and of captions, of which `valid` points are real."""
+    draws = seeded(0)
+    sets = []
+    for points in (image_points, text_points):
+        vectors = torch.randn(samples, points, width, generator=draws)
+        sets += [functional.normalize(vectors, dim=-1), torch.randn(samples, points, generator=draws)]
+    sets[3][:, valid:] = float("-inf")
+    return sets
+
+
+def naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
     cosines = torch.einsum("bid,cjd->bcij", points, points2)
     weights = log_weights[:, None, :, None] + log_weights2[None, :, None, :]
     return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
@@ -150,17 +138,15 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
-def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
+def wave_contenders(samples: int, points: int, width: int, count: int) -> Contenders:
     """WPSE's random features, summed over the points of each sample."""
-    from clipzoo.ops import features
-
     generator = seeded(0)
     vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1).requires_grad_()
     weights = torch.randn(samples, points, generator=generator).requires_grad_()
     frequencies, phases = torch.randn(count, width, generator=generator), torch.rand(count, generator=generator)
     upstream = torch.randn(samples, count, generator=generator)
 
-    def contender(pooled_waves: Callable[..., Tensor]) -> Contender:
+    def contender(pooled_waves: Callable[..., Tensor]) -> Run:
         return lambda: torch.autograd.grad(
             pooled_waves(vectors, weights, frequencies, phases), (vectors, weights), upstream
         )
@@ -170,14 +156,9 @@ def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[s
     return {"clipzoo": contender(ours), "naive": contender(naive), "compiled": contender(compiled)}
 
 
-def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[str, Contender]:
+def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -> Contenders:
     """InfoNCE and InfoLOOB of unit vectors with a learnable scale, `samples` in all."""
     from open_clip.loss import ClipLoss
-
-    from clipzoo import World
-    from clipzoo.heads.scores import tiled_scores
-    from clipzoo.objectives.infoloob import leave_one_out
-    from clipzoo.objectives.infonce import cross_entropy
 
     generator = seeded(rank)
     image, text = (
@@ -189,9 +170,9 @@ def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -
     world = World.from_process_group()
     peer = ClipLoss(local_loss=ranks > 1, gather_with_grad=ranks > 1, rank=rank, world_size=ranks)
 
-    def tiled(loss: Callable[[Scores], Tensor]) -> Contender:
+    def tiled(loss: Callable[[Scores], Tensor]) -> Run:
         def run() -> object:
-            directions = tiled_scores(scale * image, world.gather(text), 1024, world)
+            directions = tiled_scores(scale * image, world.gather(text), TILE, world)
             total = torch.stack([loss(scores) for scores in directions]).sum()
             return torch.autograd.grad(total, leaves)
 
@@ -204,32 +185,24 @@ def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -
     }
 
 
-def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
+def siglip_contenders(samples: int, width: int) -> Contenders:
     """SigLIP's loss of unit vectors with a learnable scale and bias, compared with open_clip's."""
     from open_clip.loss import SigLipLoss
-
-    from clipzoo.heads.scores import tiled_scores
 
     leaves = *_unit_vectors(samples, width), torch.tensor(10.0).requires_grad_(), torch.tensor(-10.0).requires_grad_()
     image, text, scale, bias = leaves
     peer = SigLipLoss()
 
     def tiled() -> object:
-        losses = [scores.binary_cross_entropy(scale, bias) for scores in tiled_scores(image, text, 1024)]
+        losses = [scores.binary_cross_entropy(scale, bias) for scores in tiled_scores(image, text, TILE)]
         return torch.autograd.grad((losses[0] + losses[1]) / 2, leaves)
 
     return {"clipzoo": tiled, "open_clip": lambda: torch.autograd.grad(peer(image, text, scale, bias), leaves)}
 
 
-def objective_contenders(name: str, samples: int, width: int) -> dict[str, Contender]:
+def objective_contenders(name: str, samples: int, width: int) -> Contenders:
     """An objective of cosines in tiles, compared with the same objective on the matrix."""
-    from clipzoo import Batch, Progress, Similarity
-    from clipzoo.build import build_objective
-    from clipzoo.config.compose import compose
-    from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
-
-    plain = compose(["data.shards=-", "encoder=tiny", "head=cosine", f"objective={name}"])
-    objective = build_objective(plain)
+    _, objective, _ = built("encoder=tiny", "head=cosine", f"objective={name}")
     objective.allocate(4 * samples)
     image, text = _unit_vectors(samples, width)
     batch, progress = Batch(image, text, torch.arange(samples)), Progress(20, 32, 4 * samples, samples)
@@ -238,8 +211,8 @@ def objective_contenders(name: str, samples: int, width: int) -> dict[str, Conte
         return torch.autograd.grad(objective(similarity, batch, progress).total, (image, text))
 
     def tiled() -> object:
-        within = (lambda: tiled_anchors(image, image, 1024)), (lambda: tiled_anchors(text, text, 1024))
-        return gradient(Similarity(*tiled_scores(image, text, 1024), *within))
+        within = (lambda: tiled_anchors(image, image, TILE)), (lambda: tiled_anchors(text, text, TILE))
+        return gradient(Similarity(*tiled_scores(image, text, TILE), *within))
 
     def dense() -> object:
         matrix = image @ text.mT
@@ -259,8 +232,6 @@ def _unit_vectors(samples: int, width: int) -> tuple[Tensor, Tensor]:
 
 def _on_ranks(options: argparse.Namespace, ranks: int, samples: int, width: int) -> dict[str, Any]:
     """Every rank's measures, as the mean over ranks."""
-    import torch.multiprocessing as multiprocessing
-
     queue = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.NamedTemporaryFile() as meeting:
         multiprocessing.spawn(_rank, (options, ranks, samples, width, meeting.name, queue), nprocs=ranks)

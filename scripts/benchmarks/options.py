@@ -12,21 +12,25 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import memory_mib, publish
+import torch
+from torch.nn import functional
+
+from benchmarks import built, log, memory_mib, publish
+from benchmarks.captions import END, make_batches
+from benchmarks.measurement import CPU, Run, seconds
+from clipzoo import Batch, Progress, World
+from clipzoo.data.tokenizer import trim_padding
+from clipzoo.training.gradients import GradientCache
 
 SHAPE = "bench_vit: six ViT layers of width 192 on 96 px, four text layers, batch 128"
 BATCH = 128
-Step = Callable[[], None]
-
-
 SHARED = {"rounds": 3, "steps": 3}
 
 
@@ -45,46 +49,41 @@ def compare(name: str, rounds: int, steps: int) -> dict[str, float]:
         for on in (False, True):
             with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
                 readings[on].append(fresh.submit(_measure, name, on, steps).result())
-    seconds, megabytes = (
-        {on: statistics.median(reading[part] for reading in values) for on, values in readings.items()}
-        for part in (0, 1)
+    without, with_option = (
+        [statistics.median(column) for column in zip(*readings[on], strict=True)] for on in (False, True)
     )
     results = {
-        "seconds_without": seconds[False],
-        "seconds_with": seconds[True],
-        "time": seconds[True] / seconds[False],
-        "megabytes_without": megabytes[False],
-        "megabytes_with": megabytes[True],
-        "memory": megabytes[True] / megabytes[False] if megabytes[False] else 1.0,
+        "seconds_without": without[0],
+        "seconds_with": with_option[0],
+        "time": with_option[0] / without[0],
+        "megabytes_without": without[1],
+        "megabytes_with": with_option[1],
+        "memory": with_option[1] / without[1] if without[1] else 1.0,
     }
-    print(name, json.dumps(results), file=sys.stderr, flush=True)
+    log(name, json.dumps(results))
     return results
 
 
 def _measure(name: str, on: bool, steps: int) -> tuple[float, float]:
-    import torch
-
     torch.set_num_threads(1)
     torch.manual_seed(0)
     step = OPTIONS[name][0](on)
     before = memory_mib("VmHWM")
     step()
-    seconds = []
-    for _ in range(steps):
-        started = time.process_time()
-        step()
-        seconds.append(time.process_time() - started)
-    return statistics.median(seconds), memory_mib("VmHWM") - before
+    return statistics.median(seconds(step, CPU) for _ in range(steps)), memory_mib("VmHWM") - before
 
 
-def _training_step(
-    *overrides: str, micro_batch: int | None = None, compile: bool = False, length: int | None = None
-) -> Step:
-    """Forward and backward of the whole model. length: of the captions, in tokens."""
-    from clipzoo import Progress, World
-    from clipzoo.training.gradients import GradientCache
+def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Batch]:
+    """Model, objective and batch. length: of the captions, in tokens."""
+    model, objective, plain = built("encoder=bench_vit", "head=clip", *overrides)
+    image = torch.randint(0, 256, (BATCH, 3, *[plain["encoder"]["image_size"]] * 2), dtype=torch.uint8)
+    text = torch.randint(1000, 40000, (BATCH, length or plain["encoder"]["context_length"]))
+    text[:, -1] = END
+    return model.train(), objective, Batch(image, text, torch.arange(BATCH))
 
-    model, objective, batch = _parts(*overrides, length=length)
+
+def _whole_step(model: Any, objective: Any, batch: Batch, micro_batch: int | None = None, compile: bool = False) -> Run:
+    """Forward and backward of the whole model."""
     gradients = GradientCache(model, objective, World(), micro_batch, compile=compile)
 
     def step() -> None:
@@ -95,30 +94,12 @@ def _training_step(
     return step
 
 
-def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
-    import torch
-
-    from clipzoo import Batch
-    from clipzoo.build import build_model, build_objective
-    from clipzoo.config.compose import compose
-
-    plain = compose(["encoder=bench_vit", "head=clip", "data.shards=none.tar", *overrides])
-    model = build_model(plain).train()
-    image = torch.randint(0, 256, (BATCH, 3, *[plain["encoder"]["image_size"]] * 2), dtype=torch.uint8)
-    text = torch.randint(1000, 40000, (BATCH, length or plain["encoder"]["context_length"]))
-    text[:, -1] = 49407
-    return model, build_objective(plain), Batch(image, text, torch.arange(BATCH))
+def _checkpointed(on: bool) -> Run:
+    return _whole_step(*_parts(*(f"encoder.{view}_tower.checkpoint={str(on).lower()}" for view in ("image", "text"))))
 
 
-def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Step:
+def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Run:
     """A step on captions of CC3M's lengths in 77 positions, trimmed to the longest or in groups of similar length."""
-    from dataclasses import replace
-
-    from benchmarks.captions import END, make_batches
-    from clipzoo import Progress, World
-    from clipzoo.data.tokenizer import trim_padding
-    from clipzoo.training.gradients import GradientCache
-
     model, objective, _ = _parts("encoder.context_length=77")
     batch = make_batches(1, BATCH)[0]
     batch = replace(batch, text=trim_padding(batch.text, END), text_length=batch.text_length if grouped else None)
@@ -127,29 +108,18 @@ def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Step:
         encoder.pooled_image, encoder.pooled_text = (
             lambda pixels: encoder.image(pixels).pooled, lambda text: encoder.text(text).pooled,
         )  # fmt: skip
-    gradients = GradientCache(model, objective, World())
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        gradients(batch, Progress(0, 10, 10 * BATCH, BATCH))
-
-    return step
+    return _whole_step(model, objective, batch)
 
 
-def _optimizer_step(fused: bool) -> Step:
-    import torch
-
+def _optimizer_step(fused: bool) -> Run:
     model, _, _ = _parts()
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
-    return torch.optim.AdamW(model.parameters(), fused=fused).step  # type: ignore[return-value]
+    return torch.optim.AdamW(model.parameters(), fused=fused).step
 
 
-def _text_step(causal_flag: bool) -> Step:
+def _text_step(causal_flag: bool) -> Run:
     """A step of the text tower at 77 tokens, with the causal flag or with a mask tensor."""
-    import torch
-    from torch.nn import functional
-
     from clipzoo.encoders import text as tower_module
 
     model, _, batch = _parts("encoder.context_length=77")
@@ -165,10 +135,8 @@ def _text_step(causal_flag: bool) -> Step:
     return lambda: model.encoder.text(batch.text).pooled.square().sum().backward()
 
 
-def _convolutions_step(channels_last: bool) -> Step:
+def _convolutions_step(channels_last: bool) -> Run:
     """A step of a ResNet-50 on 128 px, batch 8."""
-    import torch
-
     from clipzoo.encoders.image import TimmTower
 
     tower = TimmTower("resnet50", None, pretrained=False, options={}).train()
@@ -179,24 +147,22 @@ def _convolutions_step(channels_last: bool) -> Step:
     return lambda: tower(image).pooled.square().sum().backward()
 
 
-def _checkpointed(on: bool) -> Step:
-    return _training_step(*(f"encoder.{tower}_tower.checkpoint={str(on).lower()}" for tower in ("image", "text")))
-
-
-OPTIONS: dict[str, tuple[Callable[[bool], Step], str, str]] = {
+OPTIONS: dict[str, tuple[Callable[[bool], Run], str, str]] = {
     # name: function that returns a step, the key or "always", the measured part
     "activation checkpointing": (_checkpointed, "`encoder.*_tower.checkpoint`, off", "whole step"),
     "micro-batches of a quarter": (
-        lambda on: _training_step(micro_batch=BATCH // 4 if on else None), "`trainer.micro_batch`, off", "whole step",
+        lambda on: _whole_step(*_parts(), micro_batch=BATCH // 4 if on else None), "`trainer.micro_batch`, off",
+        "whole step",
     ),
     "torch.compile of the encoders": (
-        lambda on: _training_step(compile=on), "`trainer.compile`, off", "whole step, compilation left out",
+        lambda on: _whole_step(*_parts(), compile=on), "`trainer.compile`, off", "whole step, compilation left out",
     ),
     "captions trimmed to 16 of 77 tokens": (
-        lambda on: _training_step("encoder.context_length=77", length=16 if on else 77), "on where exact", "whole step",
+        lambda on: _whole_step(*_parts("encoder.context_length=77", length=16 if on else 77)), "on where exact",
+        "whole step",
     ),
     "captions in groups of similar length": (
-        lambda on: _caption_step(grouped=on), "`trainer.group_captions`, on where exact",
+        _caption_step, "`trainer.group_captions`, on where exact",
         "whole step, captions of CC3M's lengths, against trimming to the longest",
     ),
     "last block at only the pooled position": (
@@ -211,25 +177,16 @@ OPTIONS: dict[str, tuple[Callable[[bool], Step], str, str]] = {
 
 def rounding_of_bf16_gather() -> dict[str, float]:
     """Relative change of InfoNCE and its gradient when gathered embeddings are rounded; 1024 pairs of width 512."""
-    import torch
-    from torch.nn import functional
-
     torch.manual_seed(0)
-    image = functional.normalize(torch.randn(1024, 512, dtype=torch.float64), dim=1)
-    text = functional.normalize(image + 0.05 * torch.randn(1024, 512, dtype=torch.float64), dim=1)
-    results: list[tuple[float, Any]] = []
-    for rounded in (False, True):
-        leaf = image.clone().requires_grad_()
-        others = text.to(torch.bfloat16).double() if rounded else text
-        loss = functional.cross_entropy(leaf @ others.T / 0.07, torch.arange(1024))
-        loss.backward()
-        assert leaf.grad is not None
-        results.append((loss.item(), leaf.grad))
-    (exact, gradient), (rounded_loss, rounded_gradient) = results
-    return {
-        "loss": abs(rounded_loss - exact) / exact,
-        "gradient": float((rounded_gradient - gradient).norm() / gradient.norm()),
-    }
+    image = functional.normalize(torch.randn(1024, 512, dtype=torch.float64), dim=1).requires_grad_()
+    text = functional.normalize(image.detach() + 0.05 * torch.randn(1024, 512, dtype=torch.float64), dim=1)
+    losses = [
+        functional.cross_entropy(image @ texts.T / 0.07, torch.arange(1024))
+        for texts in (text, text.to(torch.bfloat16).double())
+    ]
+    gradient, rounded = (torch.autograd.grad(loss, image)[0] for loss in losses)
+    exact, of_rounded = (loss.item() for loss in losses)
+    return {"loss": abs(of_rounded - exact) / exact, "gradient": float((rounded - gradient).norm() / gradient.norm())}
 
 
 def page(result: dict[str, Any]) -> str:

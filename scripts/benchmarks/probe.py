@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import warnings
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 from sklearn.linear_model import LogisticRegression as Peer
 from torch import Tensor
 
-from benchmarks import publish
+from benchmarks import log, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count, Positive
 from clipzoo.evaluation.logistic import LogisticRegression, Solution
@@ -66,57 +65,52 @@ def features(options: argparse.Namespace, seed: int, samples: int | None = None)
 
 def race(options: argparse.Namespace, train: LabelledFeatures, validation: LabelledFeatures) -> dict[str, Any]:
     values: list[dict[str, Any]] = []
-    spent = {"clipzoo": 0.0, "scikit-learn": 0.0}
-    whole = 0.0
     wide = train.features.double().numpy()
-
     begin = time.perf_counter()
     model = LogisticRegression(train.features, train.labels, options.classes)
     prepared = time.perf_counter() - begin
     solve = LogisticRegression.solve
 
+    def by_peer(c: float) -> dict[str, float]:
+        begin = time.perf_counter()
+        peer = Peer(C=c, tol=options.tolerance, max_iter=options.iterations)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            peer.fit(wide, train.labels.numpy())
+        taken = time.perf_counter() - begin
+        weight, bias = torch.from_numpy(peer.coef_.T), torch.from_numpy(peer.intercept_)
+        answers = judged(weight, bias, train, validation, c)
+        return {"seconds": taken, "iterations": int(np.max(peer.n_iter_)), **answers}
+
     def in_turn(self: LogisticRegression, c: float) -> Solution:
-        nonlocal whole
         begin = time.perf_counter()
         solution = solve(self, c)
-        seconds = time.perf_counter() - begin
-        whole += seconds
-        line: dict[str, Any] = {"C": c, "clipzoo": {"seconds": seconds, "iterations": solution.iterations}}
-        line["clipzoo"] |= judged(solution.weight, solution.bias, train, validation, c)
-        if len(values) % options.every == 0 and spent["scikit-learn"] < options.budget:
-            begin = time.perf_counter()
-            peer = Peer(C=c, tol=options.tolerance, max_iter=options.iterations)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                peer.fit(wide, train.labels.numpy())
-            taken = time.perf_counter() - begin
-            spent["scikit-learn"] += taken
-            spent["clipzoo"] += seconds
-            weight, bias = torch.from_numpy(peer.coef_.T), torch.from_numpy(peer.intercept_)
-            line["scikit-learn"] = {"seconds": taken, "iterations": int(np.max(peer.n_iter_))}
-            line["scikit-learn"] |= judged(weight, bias, train, validation, c)
-            line["objective_less_theirs"] = line["clipzoo"]["objective"] / line["scikit-learn"]["objective"] - 1
+        taken = time.perf_counter() - begin
+        answers = judged(solution.weight, solution.bias, train, validation, c)
+        line: dict[str, Any] = {"C": c, "clipzoo": {"seconds": taken, "iterations": solution.iterations, **answers}}
+        if len(values) % options.every == 0 and spent("scikit-learn") < options.budget:
+            line["scikit-learn"] = by_peer(c)
+            line["objective_less_theirs"] = answers["objective"] / line["scikit-learn"]["objective"] - 1
         values.append(line)
-        shown = ", ".join(
-            f"{name} {line[name]['seconds']:.1f} s, {line[name]['iterations']} iterations, {line[name]['top1']:.2f} %"
-            for name in ("clipzoo", "scikit-learn")
-            if name in line
-        )
-        extra = f"; objective {line['objective_less_theirs']:+.1e}" if "scikit-learn" in line else ""
-        print(f"C {c:.3g}: {shown}{extra}", file=sys.stderr, flush=True)
+        log(json.dumps(line))
         return solution
+
+    def spent(name: str) -> float:
+        """Seconds on the values that both solved."""
+        return sum(line[name]["seconds"] for line in values if "scikit-learn" in line)
 
     LogisticRegression.solve = in_turn  # type: ignore[method-assign,assignment]
     scores = search(model, validation, options.classes, "top1", "probe")
     both = [line for line in values if "scikit-learn" in line]
+    ours, theirs = spent("clipzoo") + prepared, spent("scikit-learn")
     return {
         "what": f"{options.samples} x {options.width}, {options.classes} classes, {options.threads} threads",
         "values_of_C": len(scores),
         "solved_by_both": len(both),
         "chosen": min(scores, key=lambda c: (-scores[c], c)),
-        "seconds": {"clipzoo": spent["clipzoo"] + prepared, "scikit-learn": spent["scikit-learn"]},
-        "times_as_fast": spent["scikit-learn"] / (spent["clipzoo"] + prepared),
-        "whole_search_seconds_clipzoo": whole + prepared,
+        "seconds": {"clipzoo": ours, "scikit-learn": theirs},
+        "times_as_fast": theirs / ours,
+        "whole_search_seconds_clipzoo": sum(line["clipzoo"]["seconds"] for line in values) + prepared,
         "largest_objective_above_theirs": max(line["objective_less_theirs"] for line in both),
         "largest_objective_below_theirs": -min(line["objective_less_theirs"] for line in both),
         "accuracy_differs_at": [line["C"] for line in both if line["clipzoo"]["top1"] != line["scikit-learn"]["top1"]],

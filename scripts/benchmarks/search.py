@@ -42,27 +42,23 @@ def add_options(parser: Parser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
+    data = [f"data.shards={options.data / 'train'}", f"eval.root={options.data / 'downstream'}"]
     with tempfile.TemporaryDirectory() as scratch:
         runs = options.runs or Path(scratch)
         readings = {
-            name: measure([*COMMON, *own, *_data(options.data), *options.overrides, f"runs={runs / name}"])
+            name: measure([*COMMON, *own, *data, *options.overrides, f"runs={runs / name}"])
             for name, own in SEARCHES.items()
         }
     grid, pruned = readings["grid"], readings["pruned"]
+    shares = {"steps": "steps of training", "minutes": "minutes of training", "CPU time": "CPU minutes"}
     result = {
         "what": "search=wpse on generated scenes: the whole grid, and the same points with pruning",
         "overrides": options.overrides,
         **readings,
-        "share of the grid's steps": round(pruned["steps of training"] / grid["steps of training"], 3),
-        "share of the grid's minutes": round(pruned["minutes of training"] / grid["minutes of training"], 3),
-        "share of the grid's CPU time": round(pruned["CPU minutes"] / grid["CPU minutes"], 3),
+        **{f"share of the grid's {name}": round(pruned[key] / grid[key], 3) for name, key in shares.items()},
         "points below the grid's best": round(grid["best"] - pruned["best"], 3),
     }
     publish(options, result)
-
-
-def _data(folder: Path) -> list[str]:
-    return [f"data.shards={folder / 'train'}", f"eval.root={folder / 'downstream'}"]
 
 
 def measure(overrides: list[str]) -> dict[str, Any]:

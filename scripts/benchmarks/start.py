@@ -34,11 +34,11 @@ def main(options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for checkout in checkouts:
             readings[checkout].append(time_to_first_step(checkout, options.data))
-    medians = {
-        checkout.name: [round(statistics.median(column), 2) for column in zip(*values, strict=True)]
-        for checkout, values in readings.items()
-    }
-    publish(options, {name: dict(zip(("seconds", "cpu_seconds"), pair, strict=True)) for name, pair in medians.items()})
+    result = {}
+    for checkout, values in readings.items():
+        wall, cpu = (round(statistics.median(column), 2) for column in zip(*values, strict=True))
+        result[checkout.name] = {"seconds": wall, "cpu_seconds": cpu}
+    publish(options, result)
 
 
 def time_to_first_step(checkout: Path, data: Path) -> tuple[float, float]:

@@ -19,15 +19,15 @@ import io
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from benchmarks import PEER, ROOT, publish
+from benchmarks import PEER, ROOT, in_turn, medians, publish
 from clipzoo.cli.arguments import Parser
 
 WORDS = [
@@ -55,27 +55,16 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
     """Interleaved rounds of both programs -> medians, ranges and their ratio."""
     if options.captions == "cc3m":
         options.shards = with_cc3m_lengths(options.shards, scratch / "shards")
-    weights = scratch / "model"
-    write_initial_weights(options, weights)
-    readings: dict[str, list[float]] = {"clipzoo": [], "open_clip": []}
-    for turn in range(options.rounds):
-        for name, run in (("clipzoo", _clipzoo), ("open_clip", _open_clip)):
-            readings[name].append(run(options, scratch / f"{name}{turn}", weights))
-            print(f"round {turn}: {name} {readings[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
-    medians = {name: statistics.median(values) for name, values in readings.items()}
+    write_initial_weights(options, scratch / "model")
+    runs = {"clipzoo": partial(_clipzoo, options, scratch), "open_clip": partial(_open_clip, options, scratch)}
+    readings = in_turn(runs, options.rounds)
+    middle = medians(readings)
+    shown = {key: getattr(options, key) for key in ("encoder", "captions", "batch")}
+    sizes = {key: getattr(options, key) for key in ("threads", "workers", "steps")}
     return {
-        "what": "training, samples/s",
-        "encoder": options.encoder,
-        "captions": options.captions,
-        "batch": options.batch,
-        "precision": "float32",
-        "threads": options.threads,
-        "workers": options.workers,
-        "steps": options.steps,
-        "readings": readings,
-        "medians": medians,
-        "ratio": medians["clipzoo"] / medians["open_clip"],
-    }
+        "what": "training, samples/s", **shown, "precision": "float32", **sizes, "readings": readings,
+        "medians": middle, "ratio": middle["clipzoo"] / middle["open_clip"],
+    }  # fmt: skip
 
 
 def with_cc3m_lengths(shards: str, folder: Path) -> str:
@@ -121,16 +110,16 @@ def our_overrides(options: argparse.Namespace, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _clipzoo(options: argparse.Namespace, folder: Path, weights: Path) -> float:
-    command = [sys.executable, str(ROOT / "train.py"), *our_overrides(options, folder)]
-    _run(command, options, {})
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    shutil.rmtree(folder)
-    return statistics.median([line["samples_per_second"] for line in lines if "samples_per_second" in line][1:])
+def _clipzoo(options: argparse.Namespace, scratch: Path) -> float:
+    with tempfile.TemporaryDirectory(dir=scratch) as runs:
+        _run([sys.executable, str(ROOT / "train.py"), *our_overrides(options, Path(runs))], options, {})
+        lines = map(json.loads, (Path(runs) / "run" / "metrics.jsonl").read_text().splitlines())
+        return statistics.median([line["samples_per_second"] for line in lines if "samples_per_second" in line][1:])
 
 
-def _open_clip(options: argparse.Namespace, folder: Path, weights: Path) -> float:
-    output = _run(open_clip_command(options, folder, weights), options, {"PYTHONPATH": str(PEER)})
+def _open_clip(options: argparse.Namespace, scratch: Path) -> float:
+    with tempfile.TemporaryDirectory(dir=scratch) as logs:
+        output = _run(open_clip_command(options, Path(logs), scratch / "model"), options, {"PYTHONPATH": str(PEER)})
     seconds = [float(number) for number in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
     if len(seconds) < 3:
         raise SystemExit(f"open_clip's training printed no readings:\n{output[-3000:]}")

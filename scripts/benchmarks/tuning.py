@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from benchmarks import PEER, ROOT, cpu_seconds, publish
+from benchmarks import PEER, ROOT, cpu_seconds, in_turn, medians, publish
 from benchmarks.training import open_clip_command, our_overrides, write_initial_weights
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
@@ -43,49 +43,37 @@ def add_options(parser: Parser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        readings = measure(options, Path(scratch))
-    medians = {name: statistics.median(values) for name, values in readings.items()}
-    relative = {name: round(value / medians["full"], 3) for name, value in medians.items()}
-    result = {"what": "CPU seconds of a step", "batch": options.batch, "readings": readings, "medians": medians,
-              "relative to full": relative}  # fmt: skip
+        write_initial_weights(options, Path(scratch) / "model")
+        ways = {name: partial(_cpu_seconds, name, options, Path(scratch)) for name in (*OURS, *PEERS)}
+        readings = in_turn(ways, options.rounds)
+    relative = {name: round(value / medians(readings)["full"], 3) for name, value in medians(readings).items()}
+    result = {"what": "CPU seconds of a step", "batch": options.batch, "readings": readings,
+              "medians": medians(readings), "relative to full": relative}  # fmt: skip
     publish(options, result)
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict[str, list[float]]:
-    """Interleaved rounds: CPU seconds of a step, by way."""
-    write_initial_weights(options, scratch / "model")
-    readings: dict[str, list[float]] = {name: [] for name in (*OURS, *PEERS)}
-    for turn in range(options.rounds):
-        for number, name in enumerate(readings):
-            folder = scratch / f"{turn}.{number}"
-            if name in OURS:
-                overrides = our_overrides(options, folder)
-                changes = ["data.crop_scale=[1,1]", f"trainer.log_every={EVERY}", *OURS[name]]
-                command = [sys.executable, str(ROOT / "train.py"), *overrides, *changes]
-                seconds = _cpu_seconds(command, r"step (\d+)/", options, {})
-            else:
-                command = [*open_clip_command(options, folder, scratch / "model"), *PEERS[name]]
-                command[command.index("--log-every-n-steps") + 1] = str(EVERY)
-                seconds = _cpu_seconds(command, r"\[ *(\d+)/\d+ ", options, {"PYTHONPATH": str(PEER)})
-            readings[name].append(seconds)
-            print(f"round {turn}: {name} {seconds:.3f} s", file=sys.stderr, flush=True)
-    return readings
-
-
-def _cpu_seconds(command: list[str], pattern: str, options: argparse.Namespace, environment: dict[str, str]) -> float:
+def _cpu_seconds(name: str, options: argparse.Namespace, scratch: Path) -> float:
     """Run a training and return the CPU seconds of a step between its lines of the first and the last measured step."""
-    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    if name in OURS:
+        changes = ["data.crop_scale=[1,1]", f"trainer.log_every={EVERY}", *OURS[name]]
+        command = [sys.executable, str(ROOT / "train.py"), *our_overrides(options, folder), *changes]
+        pattern, steps = r"step (\d+)/", 1
+    else:
+        command = [*open_clip_command(options, folder, scratch / "model"), *PEERS[name]]
+        command[command.index("--log-every-n-steps") + 1] = str(EVERY)
+        pattern, steps, variables["PYTHONPATH"] = r"\[ *(\d+)/\d+ ", options.batch, str(PEER)
     points: list[tuple[int, float]] = []
     lines: list[str] = []
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables}
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             if match := re.search(pattern, line):
-                step = int(match[1]) // (options.batch if "open_clip_train.main" in command else 1)
-                points.append((step, cpu_seconds(process.pid)))
+                points.append((int(match[1]) // steps, cpu_seconds(process.pid)))
     chosen = [point for point in points if options.warmup <= point[0] <= options.steps]
     if process.returncode or len(chosen) < 2:
         raise SystemExit(f"{' '.join(command)} failed or printed too few steps:\n{''.join(lines)[-3000:]}")

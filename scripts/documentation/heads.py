@@ -103,7 +103,7 @@ def _retrieval() -> None:
     for panel, beta in zip(panels, (2.0, 8.0, 30.0), strict=True):
         config = yaml.safe_load((CONF / "head" / "cloob.yaml").read_text())
         sizes = {"image_width": 2, "text_width": 2, "embed_width": 2}
-        retrieved = build_part(config | sizes | {"beta": beta})._retrieve(query, memory)
+        retrieved = build_part(config | sizes | {"beta": beta}).retrieve(query, memory)
         _arrows(panel, memory.numpy(), query[0].numpy(), retrieved[0].numpy())
         panel.set_title(f"beta = {beta:g}")
     panels[0].legend(loc="lower left", frameon=False, fontsize=8, borderaxespad=-0.5)

@@ -42,9 +42,18 @@ def published(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(indices, "BLOCK", 16)
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indices, "BLOCK", 16)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(gallery, published, tmp_path_factory, small_blocks) -> clipzoo.SearchIndex:
+    """The gallery's index for CLIP; tests that change its files copy its folder."""
+    source = str(published / "clip")
+    return clipzoo.build_index(clipzoo.load(source), source, str(gallery), tmp_path_factory.mktemp("index") / "whole")
 
 
 @pytest.mark.parametrize("faiss", [True, False])
@@ -112,16 +121,13 @@ def test_the_factors_of_every_other_head_give_its_score(name):
 
 
 @pytest.mark.slow
-def test_an_interrupted_index_is_completed_and_equals_an_undisturbed_one(gallery, published, tmp_path, monkeypatch):
-    source = str(published / "clip")
-    model = clipzoo.load(source)
-    whole = clipzoo.build_index(model, source, str(gallery), tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "part")
-    (tmp_path / "part" / "blocks" / "00001.safetensors").unlink()
+def test_an_interrupted_index_is_completed_and_equals_an_undisturbed_one(whole, gallery, published, tmp_path):
+    folder = shutil.copytree(whole.folder, tmp_path / "part")
+    (folder / "blocks" / "00001.safetensors").unlink()
     with pytest.raises(ConfigError, match="lacks 1 blocks: run the same clipzoo index again"):
-        clipzoo.SearchIndex(tmp_path / "part")
+        clipzoo.SearchIndex(folder)
     lines = []
-    part = clipzoo.build_index(model, source, str(gallery), tmp_path / "part", report=lines.append)
+    part = clipzoo.build_index(whole.model, str(published / "clip"), str(gallery), folder, report=lines.append)
     assert lines == ["1 of 1 blocks of 16 images"]
     assert torch.equal(part.images, whole.images)
 
@@ -135,28 +141,25 @@ def _build_on_rank(source, images, folder):
 
 
 @pytest.mark.slow
-def test_two_ranks_share_the_blocks_that_an_interrupted_index_lacks(gallery, published, tmp_path):
-    source, folder = str(published / "clip"), tmp_path / "index"
-    whole = clipzoo.build_index(clipzoo.load(source), source, str(gallery), tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", folder)
+def test_two_ranks_share_the_blocks_that_an_interrupted_index_lacks(whole, gallery, published, tmp_path):
+    folder = shutil.copytree(whole.folder, tmp_path / "index")
     for number in (0, 1):
         (folder / "blocks" / f"{number:05d}.safetensors").unlink()
-    (first, lines), (second, other_lines) = run_ranks(2, _build_on_rank, source, str(gallery), folder)
+    answers = run_ranks(2, _build_on_rank, str(published / "clip"), str(gallery), folder)
+    (first, lines), (second, other_lines) = answers
     assert second is None and torch.equal(first, whole.images)
     assert lines == other_lines == ["1 of 1 blocks of 16 images"]
 
 
-def test_an_index_of_other_images_or_weights_is_refused(gallery, published, tmp_path):
-    source = str(published / "clip")
-    clipzoo.build_index(clipzoo.load(source), source, str(gallery), tmp_path / "index")
+def test_an_index_of_other_images_or_weights_is_refused(whole, gallery, published, tmp_path):
+    folder, source = shutil.copytree(whole.folder, tmp_path / "index"), str(published / "clip")
     with pytest.raises(ConfigError, match="has an index of other images"):
-        clipzoo.build_index(clipzoo.load(source), source, str(gallery / "0"), tmp_path / "index")
+        clipzoo.build_index(whole.model, source, str(gallery / "0"), folder)
     with pytest.raises(ConfigError, match="has an index of another model"):
-        clipzoo.build_index(clipzoo.load(published / "distance"), source, str(gallery), tmp_path / "index")
-    facts = json.loads((tmp_path / "index" / "index.json").read_text())
-    (tmp_path / "index" / "index.json").write_text(json.dumps({**facts, "model": str(published / "distance")}))
+        clipzoo.build_index(clipzoo.load(published / "distance"), source, str(gallery), folder)
+    rewrite(folder, model=str(published / "distance"))
     with pytest.raises(ConfigError, match="was built with other weights"):
-        clipzoo.SearchIndex(tmp_path / "index")
+        clipzoo.SearchIndex(folder)
 
 
 def test_a_folder_without_images_and_a_missing_shard_are_named(tmp_path):
@@ -172,36 +175,36 @@ def test_images_of_shards_have_the_names_of_their_samples(tiny_shards):
     assert gallery.images[0].size == (40, 36)
 
 
+def rewrite(folder, **facts):
+    path = folder / indices.FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+def damage(folder, change):
+    for path in (folder / "blocks").iterdir():
+        save_file(change(load_file(path)["embedding"]), path)
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"count": 2**62}, {"count": -1}, {"block": 0}, {"names": "x"}, {"key": "x"}, {"model": 3}],
-)
-def test_an_index_with_other_facts_is_refused(change, gallery, published, tmp_path):
-    model = clipzoo.load(published / "clip")
-    clipzoo.build_index(model, str(published / "clip"), str(gallery), tmp_path)
-    path = tmp_path / indices.FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        clipzoo.SearchIndex(tmp_path, model)
-
-
-@pytest.mark.parametrize(
-    "damage",
     [
-        lambda block: {},
-        lambda block: {"points": block},
-        lambda block: {"embedding": block[:3].clone()},
-        lambda block: {"embedding": block[:, :2].clone()},
-        lambda block: {"embedding": block.half()},
-        lambda block: {"embedding": block.long()},
-        lambda block: {"embedding": block.where(block != block.max(), torch.nan)},
-        lambda block: {"embedding": block.where(block != block.max(), -torch.inf)},
+        *(lambda folder, facts=facts: rewrite(folder, **facts) for facts in (
+            {"count": 2**62}, {"count": -1}, {"block": 0}, {"names": "x"}, {"key": "x"}, {"model": 3},
+        )),
+        *(lambda folder, changed=changed: damage(folder, changed) for changed in (
+            lambda block: {},
+            lambda block: {"points": block},
+            lambda block: {"embedding": block[:3].clone()},
+            lambda block: {"embedding": block[:, :2].clone()},
+            lambda block: {"embedding": block.half()},
+            lambda block: {"embedding": block.long()},
+            lambda block: {"embedding": block.where(block != block.max(), torch.nan)},
+            lambda block: {"embedding": block.where(block != block.max(), -torch.inf)},
+        )),
     ],
-)
-def test_a_damaged_block_is_refused_when_the_index_is_opened(damage, gallery, published, tmp_path):
-    model = clipzoo.load(published / "clip")
-    clipzoo.build_index(model, str(published / "clip"), str(gallery), tmp_path)
-    for path in (tmp_path / "blocks").iterdir():
-        save_file(damage(load_file(path)["embedding"]), path)
+)  # fmt: skip
+def test_an_index_with_other_facts_or_a_damaged_block_is_refused(change, whole, tmp_path):
+    folder = shutil.copytree(whole.folder, tmp_path / "index")
+    change(folder)
     with pytest.raises(ConfigError, match=str(tmp_path)):
-        clipzoo.SearchIndex(tmp_path, model)
+        clipzoo.SearchIndex(folder, whole.model)

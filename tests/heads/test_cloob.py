@@ -90,3 +90,23 @@ def test_temperature_is_fixed(name):
     head = build_head(name)
     assert not head.learnable_temperature and head.score_range == (-INVERSE_TEMPERATURE, INVERSE_TEMPERATURE)
     assert {key for key, _ in head.named_parameters()} == {"image_projection", "text_projection"}
+
+
+def test_plain_embeddings_are_compared_until_retrieval_starts():
+    image, text = image_features(6), text_features(6)
+    plain, from_the_start = build_head("cloob head.hopfield=false"), build_head("cloob")
+    head = build_head("cloob", "head.hopfield_start=10")
+    for step, same in ((0, plain), (9, plain), (10, from_the_start)):
+        head.resample(step)
+        assert torch.equal(*(one(image, text).image_to_text.dense() for one in (head, same)))
+    assert not torch.equal(*(one(image, text).image_to_text.dense() for one in (from_the_start, plain)))
+
+
+def test_the_weights_of_cloobs_memory_retrieve_what_training_compares():
+    head = build_head("cloob")
+    images, texts = head.embed_image(image_features(6)), head.embed_text(text_features(6))
+    weights = head.memory_weights(texts, images)
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(6, dtype=torch.float64))
+    retrieved = torch.nn.functional.normalize(weights @ images, dim=1)
+    own = torch.nn.functional.normalize(head.memory_weights(images, images) @ images, dim=1)
+    torch.testing.assert_close(head.score(own, retrieved), head.similarity(images, texts).image_to_text.dense())

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest, norm
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.wpse import WpseHead
+from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, WpseHead
 from clipzoo.types import Features
 from tests.support.heads import (
     EMBED_WIDTH,
@@ -161,20 +162,6 @@ def test_caption_points_do_not_depend_on_padding_and_the_mean_is_over_real_point
     torch.testing.assert_close(head.embed_text(doubled), head.embed_text(text), rtol=1e-13, atol=1e-13)
 
 
-def test_image_points_are_the_first_tokens_that_are_not_masked_and_at_most_all():
-    image, head = image_features(3), build_head("wpse")
-    first = build_head("wpse", "head.image_points=2").embed_image(image)
-    assert torch.equal(first, head.embed_image(Features(image.pooled, image.tokens[:, :2])))
-    mask = torch.tensor([[True, True, False, True, False]] * 3)
-    cut = head.embed_image(Features(image.pooled, image.tokens[:, [0, 1, 3]]))
-    masked = head.embed_image(Features(image.pooled, image.tokens, mask))
-    torch.testing.assert_close(masked, cut, rtol=1e-13, atol=1e-13)
-    with pytest.raises(ConfigError, match="head.image_points is 50, but the encoder has 5 tokens"):
-        build_head("wpse", "head.image_points=50").embed_image(image)
-    with pytest.raises(ConfigError, match="tokens"):
-        head.embed_image(Features(image.pooled))
-
-
 def test_a_sample_without_points_is_the_zero_embedding_with_finite_gradients():
     head, text = build_head("wpse", "head.text_points=caption"), text_features(3)
     mask = text.mask.clone()
@@ -225,3 +212,62 @@ def test_probe_before_the_projection_is_the_weighted_mean_of_the_tokens():
 def test_kernel_weights_and_an_initial_scale_outside_their_range_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         build_head("wpse", override)
+
+
+# Kernels against their formulas, and their frequencies against the kernels.
+
+KERNELS = {
+    GaussianKernel: lambda r, width: math.exp(-r * r / (2 * width * width)),
+    InverseMultiquadricKernel: lambda r, width: width / math.sqrt(width * width + r * r),
+}
+every_kernel = pytest.mark.parametrize("kernel", KERNELS)
+every_width = pytest.mark.parametrize("width", [0.5, 0.75, 1.0])
+
+
+@every_kernel
+@every_width
+def test_value_is_the_formula(kernel, width):
+    distances = [0.0, 1e-3, 0.3, 1.0, 2.0]
+    values = kernel(width).value(torch.tensor(distances, dtype=torch.float64) ** 2)
+    expected = torch.tensor([KERNELS[kernel](r, width) for r in distances], dtype=torch.float64)
+    torch.testing.assert_close(values, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.medium
+@every_kernel
+@every_width
+@pytest.mark.parametrize("dimensions", [2, 512])
+def test_mean_cosine_of_the_frequencies_is_the_kernel_in_any_direction(kernel, width, dimensions):
+    features = 20_000
+    frequencies = kernel(width).frequencies(features, dimensions, torch.Generator().manual_seed(0)).double()
+    assert frequencies.shape == (features, dimensions)
+    directions = torch.nn.functional.normalize(
+        torch.randn(3, dimensions, generator=torch.Generator().manual_seed(1)).double(), dim=1
+    )
+    for r in (0.1, 0.5, 1.0, 2.0):
+        cosines = torch.cos(r * frequencies @ directions.mT)
+        error = cosines.mean(dim=0) - KERNELS[kernel](r, width)
+        assert (error.abs() < 4.5 * cosines.std(dim=0) / math.sqrt(features)).all()
+
+
+def test_gaussian_frequencies_are_normal_and_inverse_multiquadric_ones_have_heavier_tails():
+    """Given its scalar g a frequency is Gaussian, so its kurtosis is 3 E g^4 / (E g^2)^2 = 9."""
+    gaussian = GaussianKernel(0.5).frequencies(4000, 3, torch.Generator().manual_seed(2)).double()
+    assert kstest(gaussian.flatten().numpy(), norm(scale=2).cdf).pvalue > 0.01
+    frequencies = InverseMultiquadricKernel(1.0).frequencies(200_000, 2, torch.Generator().manual_seed(3)).double()
+    kurtosis = frequencies.pow(4).mean(0) / frequencies.square().mean(0).square()
+    assert ((kurtosis - 9).abs() < 1).all()
+
+
+def test_an_initial_weight_of_one_divides_the_scores_by_the_square_of_half_the_bound():
+    image, text = image_features(5), text_features(5)
+    linear = "head.alpha=[1,0]", "head.weights=positive"
+    paper, ours = (
+        build_head("wpse", *linear, f"head.initial_weight={weight}")(image, text).image_to_text.dense()
+        for weight in ("null", "1.0")
+    )
+    # Raw weights of about 1 change a weight of 50 by 0.25, and one of 1 by 1 %.
+    assert (paper.norm() / ours.norm()).item() == pytest.approx(50.0**2, rel=0.05)
+    for refused in (("head.initial_weight=1.0",), ("head.weights=positive", "head.initial_weight=200.0")):
+        with pytest.raises(ConfigError, match="initial_weight"):
+            build_head("wpse", *refused)

@@ -35,8 +35,8 @@ Matrix = list[list[float]]
 class Transcript:
     """State of the algorithm for every (modality, id), as plain numbers."""
 
+    xi: list[float]
     numbers: dict[str, Any] = field(default_factory=lambda: defaultdict(dict))
-    xi: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
 def nuclr_step(
@@ -206,7 +206,7 @@ def _follow(objective: Any, transcribed: Callable, options: dict[str, Any]) -> t
     """Six steps of both, with two unrelated score matrices a step; gradients are compared at each."""
     objective = objective.double()
     objective.allocate(SAMPLES)
-    state = Transcript(xi=[options.get("xi", 0.0)] * 2)
+    state = Transcript([options.get("xi", 0.0)] * 2)
     for step, ids in enumerate(ORDER):
         matrices = [random_cosines(10 * step + direction, BATCH).requires_grad_() for direction in (0, 1)]
         progress = Progress(step, TOTAL_STEPS, SAMPLES, BATCH)

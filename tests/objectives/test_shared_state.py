@@ -50,6 +50,7 @@ def test_a_rank_holds_its_share_of_the_stated_bytes(name, ranks):
         assert objective.samples == samples
         held.append(sum(buffer.nbytes for buffer in objective.buffers() if buffer.dim() == 2))
     assert sum(held) == BYTES[name] * samples
+    assert BYTES[name] * 12_000_000 < 300e6
     assert max(held) == BYTES[name] * -(-samples // ranks)
 
 

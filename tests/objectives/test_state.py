@@ -50,13 +50,6 @@ stateful = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 @stateful
-def test_state_of_twelve_million_samples_fits_in_300_megabytes(make):
-    objective = make().to("meta")
-    objective.allocate(12_000_000)
-    assert sum(buffer.numel() * buffer.element_size() for buffer in objective.buffers()) < 300e6
-
-
-@stateful
 def test_the_value_of_unseen_pairs_is_that_of_fresh_samples_and_changes_no_state(make):
     objective, fresh = make(), make()
     for each in (objective, fresh):

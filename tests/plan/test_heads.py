@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipzoo.heads.cost import Shape
+from clipzoo.heads.base import Shape
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead

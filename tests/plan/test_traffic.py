@@ -11,7 +11,7 @@ from clipzoo.build import build_model, build_parts
 from clipzoo.config.compose import compose
 from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.sharded import Sharded
-from clipzoo.heads import cost
+from clipzoo.heads import scores
 from clipzoo.plan.cluster import GPUS, Cluster, Setting
 from clipzoo.plan.counts import count
 from clipzoo.plan.prediction import shape_of, transfers
@@ -98,6 +98,6 @@ def test_planned_traffic_is_counted_for_all_compatible_pairs():
     ("head", "objective"), [("clip", "infonce"), ("cloob", "infoloob"), ("wpse", "infonce"), ("cosine", "cyclip")]
 )
 def test_planned_traffic_is_counted_for_scores_in_tiles(head, objective, monkeypatch):
-    monkeypatch.setattr(cost, "TILED_FROM", 1)
+    monkeypatch.setattr(scores, "TILED_FROM", 1)
     plain = configuration(head, objective)
     assert received(plain, tile=2) == pytest.approx(planned(plain), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Inner product and distance heads against their formulas."""
+"""Heads of vectors against their formulas: CLIP, cosines, inner products and distances; and factors of all of them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,89 @@ import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from tests.support.heads import assert_same_values_and_gradients, build_head, image_features, scored, text_features
+from clipzoo.heads.vector import projection
+from tests.support.heads import (
+    HEADS,
+    assert_same_values_and_gradients,
+    build_head,
+    image_features,
+    scored,
+    text_features,
+)
 
+VECTOR_HEADS = [name for name in HEADS if hasattr(build_head(name), "factors")]
 TEMPERATURE = 0.3
 FORMULAS = {
-    "inner_product": lambda u, v: sum(a * b for a, b in zip(u, v, strict=True)) / TEMPERATURE,
-    "distance": lambda u, v: -sum((a - b) ** 2 for a, b in zip(u, v, strict=True)) / (2 * TEMPERATURE),
+    "clip": lambda u, v: (u * v).sum() / (u.square().sum() * v.square().sum()).sqrt() / TEMPERATURE,
+    "inner_product": lambda u, v: (u * v).sum() / TEMPERATURE,
+    "distance": lambda u, v: -(u - v).square().sum() / (2 * TEMPERATURE),
 }
-every_tilting = pytest.mark.parametrize("name", FORMULAS)
 
 
-@every_tilting
-def test_values_and_gradients_equal_the_formula(name):
+@pytest.mark.parametrize("name", FORMULAS)
+def test_values_and_gradients_equal_the_formula_and_prompts_are_averaged(name):
     head, image, text = build_head(name, f"head.temperature={TEMPERATURE}"), image_features(3), text_features(4)
     rows = [
         torch.stack([FORMULAS[name](u, v) for v in text.pooled @ head.text_projection])
         for u in image.pooled @ head.image_projection
     ]
-    scores = scored(head, image, text)
-    assert_same_values_and_gradients(head, scores, torch.stack(rows))
-    # Prompts are averaged without normalisation; a distance to itself is zero, to all others negative.
+    expected = torch.stack(rows)
+    if name == "clip":  # the scale is a parameter, whose initial value is rounded to float32
+        expected = expected * TEMPERATURE * head.log_scale.exp()
+    assert_same_values_and_gradients(head, scored(head, image, text), expected)
     prompts = head.embed_text(text)
-    torch.testing.assert_close(head.ensemble(prompts)[0], sum(prompts) / 4)
+    mean = sum(prompts) / 4
+    torch.testing.assert_close(head.ensemble(prompts)[0], mean / mean.norm() if name == "clip" else mean)
     if name == "distance":
         within = head.score(prompts, prompts)
         assert within.diagonal().abs().max() < 1e-13
         assert (within[~torch.eye(4, dtype=torch.bool)] < -0.1).all()
 
 
-@every_tilting
+def test_temperature_starts_at_seven_hundredths_and_is_clamped_and_projections_start_normal():
+    head = build_head("clip")
+    assert head.logs()["temperature"].item() == pytest.approx(0.07)
+    for value, scale in ((9.0, 100.0), (-9.0, 1.0)):
+        head.log_scale.data.fill_(value)
+        head.clamp_()
+        assert head.log_scale.exp().item() == pytest.approx(scale)
+    drawn = projection(400, 500)
+    assert drawn.std().item() == pytest.approx(400**-0.5, rel=0.02) and drawn.mean().abs() < 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.009, 1.5])
+def test_a_learnable_temperature_starts_within_its_bounds_and_a_fixed_one_has_none(temperature):
+    with pytest.raises(ConfigError, match=rf"temperature={temperature}, max_scale=100"):
+        build_head("clip", f"head.temperature={temperature}")
+    fixed = build_head("clip", f"head.temperature={temperature}", "head.learnable_temperature=false")
+    fixed.clamp_()
+    assert fixed.logs()["temperature"].item() == pytest.approx(temperature)
+
+
+def test_plain_cosines_learn_the_projections_alone():
+    head = build_head("cosine")
+    assert [key for key, parameter in head.named_parameters() if parameter.requires_grad] == [
+        "image_projection",
+        "text_projection",
+    ]
+    assert head.score_range == (-1.0, 1.0) and not head.learnable_temperature
+    image = head.embed_image(image_features(3))
+    torch.testing.assert_close(head.score(image, image).diagonal(), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", VECTOR_HEADS)
+def test_factors_multiply_to_the_score_and_each_row_stands_alone(name):
+    assert {name.split()[0] for name in HEADS} - {name.split()[0] for name in VECTOR_HEADS} == {"kme"}
+    head = build_head(name)
+    image, text = head.embed_image(image_features(4)), head.embed_text(text_features(3))
+    left, right = head.factors(image, text)
+    # Distances are computed in another order than the product of their factors.
+    torch.testing.assert_close(left @ right.mT, head.score(image, text), rtol=1e-13, atol=1e-13)
+    first_left, last_right = head.factors(image[:1], text[2:])
+    assert torch.equal(first_left, left[:1]) and torch.equal(last_right, right[2:])
+
+
+@pytest.mark.parametrize("name", ["inner_product", "distance"])
 def test_null_embedding_width_uses_the_pooled_features_and_needs_equal_widths(name):
     head = build_head(name, "head.embed_width=null", "encoder.text_width=12")
     image = image_features(3)
