@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
-from importlib.metadata import version
 from io import StringIO
 
 from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
@@ -93,6 +92,8 @@ def main(*command: str) -> int:
 
 def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of all commands. chosen: the command whose arguments are declared; None for all."""
+    from importlib.metadata import version  # imports the email package
+
     parser = Parser(prog="clipzoo", description="Contrastive image-text pretraining.")
     parser.add_argument("--version", action="version", version=f"clipzoo {version('clipzoo')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

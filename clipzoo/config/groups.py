@@ -47,8 +47,7 @@ FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pr
 def own_folder() -> Path | None:
     """Return the user's folder of further options, laid out like CONF; None without one.
 
-    Raises:
-        ConfigError: it has no option of a group of CONF, or one that CONF has too.
+    Raises ConfigError if it has no option of a group of CONF, or one that CONF has too.
     """
     given = os.environ.get(VARIABLE)
     return _checked(Path(given).expanduser().absolute()) if given else None
@@ -93,10 +92,7 @@ def _checked(folder: Path) -> Path:
         raise ConfigError(f"--config-dir {folder} is not a folder")
     files = _files(folder)
     if not files:
-        raise ConfigError(
-            f"--config-dir {folder} has no options: it is laid out like clipzoo's conf, with experiment/NAME.yaml, "
-            "head/NAME.yaml, ..."
-        )
+        raise ConfigError(f"--config-dir {folder} has no options: it is laid out like clipzoo's conf, head/NAME.yaml")
     for path in files:
         if (CONF / path).exists():
             raise ConfigError(f"{folder / path}: clipzoo has an option of this name, rename the file")

@@ -34,7 +34,7 @@ DATASET_FILE = "dataset.json"
 LOCATION = "data.shards"
 """Key of the configuration that says where the dataset is."""
 Fingerprint = Callable[[Path], str | None]
-"""Returns the fingerprint of the configured dataset, None if it is not known yet. The argument is a run directory,
+"""Returns the fingerprint of the configured dataset, None if it is not known (yet). The argument is a run directory,
 which may hold the dataset's index."""
 
 
@@ -71,12 +71,12 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     the other has the value that was found in the model: `tokenizer` is open in one, the other has `tokenizer.name`.
     """
 
-    def is_left_open(key: str) -> bool:
-        parts = key.split(".")
-        nodes = [".".join(parts[: length + 1]) for length in range(len(parts))]
-        return any(is_open(config.get(node)) for config in (before, now) for node in nodes)
-
-    return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and not is_left_open(key)]
+    opened = {key for config in (before, now) for key, value in config.items() if is_open(value)}
+    return [
+        key
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key) and not any(f"{key}.".startswith(f"{node}.") for node in opened)
+    ]
 
 
 def with_variables(plain: Any) -> Any:
@@ -103,10 +103,6 @@ def uses_variables(plain: Any) -> bool:
 
 
 # The dataset of a run, known by its content: a run whose dataset was moved is found and resumes.
-
-
-def unknown_fingerprint(run: Path) -> None:
-    """The fingerprint of a dataset that has not been looked at."""
 
 
 def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> None:

@@ -135,11 +135,6 @@ def of_average(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{AVERAGE}/{text}": value for text, value in metrics.items()}
 
 
-def of_weights(metric: str | None, averaged: bool) -> str | None:
-    """The key of a metric without the segment of averaged weights, if there are any."""
-    return metric.removeprefix(f"{AVERAGE}/") if metric and averaged else metric
-
-
 def split(metrics: Mapping[MetricKey, float]) -> tuple[dict[MetricKey, float], dict[MetricKey, float]]:
     """Metrics of the weights and, by the same keys, those of averaged weights."""
     average = {str(key).removeprefix(f"{AVERAGE}/"): value for key, value in metrics.items() if key.task == AVERAGE}

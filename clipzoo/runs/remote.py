@@ -19,16 +19,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from clipzoo import io
-from clipzoo.errors import ConfigError, TrainingError, masked
-from clipzoo.io.stores import Result, is_url
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.io.stores import is_url
 from clipzoo.runs.lock import RunLock, locked
-from clipzoo.runs.store import THREADS, Mirror, Record, Store, fetch_group, fetch_newest, local_files, refresh, tree_of
+from clipzoo.runs.store import THREADS, Mirror, Record, Store, Tree, fetch_group, fetch_newest, local_files, refresh
 
 log = logging.getLogger(__name__)
 
@@ -47,32 +47,13 @@ WITHOUT_BEATS = ("hf",)
 _LOCK = re.compile(r"\.writer-(\d{6,})\.json")
 
 
-class Ranks(Protocol):
-    """The processes of a training, such as `clipzoo.distributed.world.World`."""
-
-    @property
-    def is_first(self) -> bool: ...
-    @property
-    def local_rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def run_on_first(self, action: Callable[[], Result]) -> Result: ...
-    def barrier(self) -> None: ...
-
-
-OnFailure = Callable[[TrainingError], None]
-"""Asks the training to end because of an error."""
-BeforeExit = Callable[[Callable[[], None]], None]
-"""Adds an action before the process ends early."""
-
-
 def runs_of(plain: Mapping[str, Any]) -> Runs:
     """Return the folder of runs of a configuration. Checks a URL, and asks no store.
 
     Raises:
         ConfigError: the URL is invalid.
     """
-    # Imports hydra, which the help of a command does not need.
+    # Imports omegaconf, which the help of a command does not need.
     from clipzoo.runs.identity import with_variables
 
     runs = with_variables(plain["runs"])
@@ -98,19 +79,9 @@ class Runs:
     def refresh_file(self, file: str) -> None:
         """Bring one small file of every run up to date."""
 
-    def kept(
-        self, lock: RunLock, ranks: Ranks, on_failure: OnFailure, before_exit: BeforeExit
-    ) -> AbstractContextManager[None]:
-        """Keep the run of a lock where runs are kept, while it is trained in the block. Collective.
-
-        on_failure: is called with the error if the store has taken nothing for upload_patience seconds. before_exit:
-        is given an action to call before the process ends early.
-
-        Raises:
-            ConfigError: another process trains the run, or the store cannot be used.
-            TrainingError: at the end, the store has not taken all files within upload_patience seconds.
-        """
-        return nullcontext()
+    def run(self, name: str) -> RemoteRun | None:
+        """Return the run of a name in the store; None for a local folder."""
+        return None
 
     def complete(self, folder: Path) -> None:
         """Upload what the store lacks of a finished run."""
@@ -165,30 +136,9 @@ class RemoteRuns(Runs):
         with alone(self.folder), ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, self.names()))
 
-    @contextmanager
-    def kept(self, lock: RunLock, ranks: Ranks, on_failure: OnFailure, before_exit: BeforeExit) -> Iterator[None]:
-        run = self.run(lock.folder.name)
-        run.on_failure = on_failure
-        needed = ranks.run_on_first(lambda: run.begin(lock))
-        if ranks.local_rank == 0 and not ranks.is_first:
-            run.fetch(needed)
-        ranks.barrier()
-        if ranks.is_first:
-            text = f"{run.store.url} is kept up to date with its local copy {run.folder}"
-            print(masked(text), file=sys.stderr, flush=True)
-            before_exit(run.finish_at_exit)
-        try:
-            yield
-        except Exception:
-            # Several ranks end through the watchdog, which calls `finish_at_exit`.
-            if ranks.size == 1:
-                run.finish_at_exit()
-            raise
-        ranks.run_on_first(run.finish)
-
     def complete(self, folder: Path) -> None:
         record, files = Record(folder), local_files(folder)
-        if not all(record.has(name, files[name]) for name in tree_of(files).plain):
+        if not all(record.has(name, files[name]) for name in Tree(files).plain):
             run = self.run(folder.name)
             with RunLock(folder) as lock:
                 run.begin(lock)
@@ -297,7 +247,7 @@ class RemoteRun:
 
     def __init__(self, store: Store, folder: Path, patience: float, every: float) -> None:
         self.store, self.folder, self._patience, self._every = store, folder, patience, every
-        self.on_failure: OnFailure = lambda error: None
+        self.on_failure: Callable[[TrainingError], None] = lambda error: None
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"

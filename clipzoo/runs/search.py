@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep
 
 from clipzoo import io
 from clipzoo.config.compose import compose, compose_search
@@ -41,7 +41,7 @@ from clipzoo.runs.directory import run_folder, with_digests
 from clipzoo.runs.identity import identity, is_harmless
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
-from clipzoo.runs.sweep import Point
+from clipzoo.runs.sweep import Point, of_search_option
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -97,62 +97,68 @@ class Search:
     keep: Share
     launcher: str | None
 
+    def __post_init__(self) -> None:
+        # A single name is a list of one.
+        for name in ("maximize", "minimize"):
+            if isinstance(names := getattr(self, name), str):
+                object.__setattr__(self, name, [names])
+
     @property
     def metrics(self) -> list[str]:
         """Names or patterns of the metrics; see `measured`."""
-        return [*_listed(self.maximize), *_listed(self.minimize)]
+        return [*self.maximize, *self.minimize]
 
     @property
     def directions(self) -> list[Literal["maximize", "minimize"]]:
         """The direction of each metric."""
-        high, low = len(_listed(self.maximize)), len(_listed(self.minimize))
-        return [*(["maximize"] * high), *(["minimize"] * low)]  # type: ignore[list-item]
+        return [*(["maximize"] * len(self.maximize)), *(["minimize"] * len(self.minimize))]  # type: ignore[list-item]
 
     @property
     def facts(self) -> dict[str, Any]:
         """The settings that determine which points are drawn, for the identity of the study."""
-        return {
-            "sampler": self.sampler, "maximize": _listed(self.maximize), "minimize": _listed(self.minimize),
-            "seed": self.seed, "startup": self.startup, "rungs": list(self.rungs), "keep": self.keep,
-        }  # fmt: skip
+        names = ("sampler", "maximize", "minimize", "seed", "startup", "rungs", "keep")
+        return {name: getattr(self, name) for name in names}
 
 
-def chosen_search(overrides: Sequence[str]) -> Search | None:
-    """Return the search of a command line, None for a plain sweep.
+def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
+    """Return the search that a command line asks for, None for a plain sweep.
 
     Raises:
-        ConfigError: the settings are invalid, or do not go together.
+        ConfigError: its settings or ranges are invalid, or do not go together.
     """
-    read_lines = [read(line) for line in overrides]
-    for override in read_lines:
+    hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
+    given = [read(line) for line in overrides if line not in hydra]
+    for override in given:
         if override.is_sweep_override() and is_setting(override.input_line or ""):
             raise ConfigError(f"{override.input_line}: a search has one value of {override.get_key_element()}")
-    node = compose_search([str(line.input_line) for line in read_lines if not line.is_sweep_override()])
+    node = compose_search([str(line.input_line) for line in given if not line.is_sweep_override()])
     search = Search(**{key: value for key, value in node.items() if key != "_target_"})
     if search.sampler is None:
-        given = [line for line in overrides if line.startswith("search.")]
-        if given:
-            raise ConfigError(f"{given[0]} has no effect without search.sampler=tpe, quasi_random, random or grid")
+        if settings := [line for line in overrides if line.startswith("search.")]:
+            raise ConfigError(f"{settings[0]} has no effect without search.sampler=tpe, quasi_random, random or grid")
         return None
     if not search.metrics:
         raise ConfigError(
             f"search.sampler={search.sampler} needs a metric: give search.maximize='zero_shot/*/top1' or "
             "search.minimize=loss"
         )
-    if repeated := {*_listed(search.maximize)} & {*_listed(search.minimize)}:
+    if repeated := {*search.maximize} & {*search.minimize}:
         raise ConfigError(f"{repeated.pop()} is in search.maximize and in search.minimize: leave it out of one")
     if search.trials is None and search.sampler != "grid":
         raise ConfigError(f"search.sampler={search.sampler} needs the number of runs: give search.trials=20")
-    return search
+    if hydra:
+        raise ConfigError(
+            f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
+        )
+    space = space_of(of_search_option(overrides), overrides)
+    space.require(search.sampler)
+    require_metrics(search.metrics, compose(space.corner_lines()[0])["eval"], search.rungs)
+    return search, space
 
 
 def is_setting(line: str) -> bool:
     """Return True for an override of the `search` node, which is no setting of a run."""
     return line.lstrip("+~").startswith("search.")
-
-
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 @dataclass(frozen=True)
@@ -167,17 +173,11 @@ class Choice:
         """Values that are checked before anything is trained."""
         return self.values
 
-    @property
-    def listed(self) -> Sequence[Value]:
-        return self.values
+    listed = description = ends
 
     @property
     def count(self) -> float:
         return len(self.values)
-
-    @property
-    def description(self) -> list[Any]:
-        return list(self.values)
 
     def has(self, value: Any) -> bool:
         return value in self.values
@@ -205,7 +205,7 @@ class Interval:
         return str(self.low), str(self.high)
 
     @property
-    def listed(self) -> Sequence[Value]:
+    def listed(self) -> range:
         """All values of an interval of whole numbers."""
         return range(math.ceil(self.low), math.floor(self.high) + 1)
 
@@ -258,19 +258,19 @@ class Space:
         return {key: dimension.log for key, dimension in self.dimensions.items() if isinstance(dimension, Interval)}
 
     @property
-    def described(self) -> dict[str, list[Any]]:
+    def described(self) -> dict[str, Sequence[Any]]:
         return {key: dimension.description for key, dimension in self.dimensions.items()}
 
     def overrides(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the command line of a point."""
         return tuple(f"{key}={values[key]}" if key else line for key, line in self.lines)
 
-    def corners(self) -> list[dict[str, Value]]:
-        """Return as few points as contain every value of a list and both ends of every interval."""
-        dimensions = self.dimensions.values()
-        count = max(len(dimension.ends) for dimension in dimensions)
+    def corner_lines(self) -> list[tuple[str, ...]]:
+        """Return as few command lines as contain every value of a list and both ends of every interval."""
+        ends = {key: dimension.ends for key, dimension in self.dimensions.items()}
+        count = max(map(len, ends.values()))
         return [
-            {dimension.key: dimension.ends[min(index, len(dimension.ends) - 1)] for dimension in dimensions}
+            self.overrides({key: values[min(index, len(values) - 1)] for key, values in ends.items()})
             for index in range(count)
         ]
 
@@ -288,10 +288,6 @@ class Space:
                 "several"
             )
 
-    def corner_lines(self) -> list[tuple[str, ...]]:
-        """Return the command lines of the corners."""
-        return [self.overrides(corner) for corner in self.corners()]
-
 
 def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     """Return the space of a command line. searched: swept overrides of its `search=`, which the command line replaces.
@@ -306,37 +302,33 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     dimensions: dict[str, Dimension] = {}
     lines: list[tuple[str | None, str]] = []
     for override in (*map(read, searched), *given):
-        if override.is_sweep_override():
-            if last.get(override.get_key_element(), override) is not override:
-                continue
-            dimension = _dimension(override)
-            dimensions[dimension.key] = dimension
-            lines.append((dimension.key, ""))
-        else:
-            lines.append((None, override.input_line or ""))
+        key, line = override.get_key_element(), override.input_line or ""
+        if not override.is_sweep_override():
+            lines.append((None, line))
+            continue
+        if last.get(key, override) is not override:
+            continue
+        if is_harmless(key.lstrip("+")) or key.lstrip("+").split(".")[0] in ("hydra", "trust", "search"):
+            raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
+        lines.append((key, ""))
+        sweep = override.value()
+        if not isinstance(sweep, IntervalSweep):
+            values = tuple(text.partition("=")[2] for text in alternatives(override) or ())
+            if not values:
+                raise ConfigError(f"{line} has no value")
+            dimensions[key] = Choice(key, tuple(dict.fromkeys(values)))
+            continue
+        low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
+        if tags := sweep.tags - {"log"}:
+            raise ConfigError(f"{line} has the tag {', '.join(sorted(tags))}: the only tag of a range is log")
+        if low is None or high is None or not -math.inf < low < high < math.inf:
+            raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
+        if is_log and low <= 0:
+            raise ConfigError(f"{line}: a logarithmic interval begins above 0")
+        dimensions[key] = Interval(key, low, high, is_log, isinstance(low, int) and isinstance(high, int))
     if not dimensions:
         raise ConfigError("the search has no ranges: give search=NAME, KEY=a,b,c or KEY='interval(0.1,1)'")
     return Space(dimensions, tuple(lines))
-
-
-def _dimension(override: Override) -> Dimension:
-    key, line = override.get_key_element(), override.input_line
-    if is_harmless(key.lstrip("+")) or key.lstrip("+").split(".")[0] in ("hydra", "trust", "search"):
-        raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
-    sweep = override.value()
-    if not isinstance(sweep, IntervalSweep):
-        values = tuple(text.partition("=")[2] for text in alternatives(override) or ())
-        if not values:
-            raise ConfigError(f"{line} has no value")
-        return Choice(key, tuple(dict.fromkeys(values)))
-    low, high = sweep.start, sweep.end
-    if tags := sweep.tags - {"log"}:
-        raise ConfigError(f"{line} has the tag {', '.join(sorted(tags))}: the only tag of a range is log")
-    if low is None or high is None or not -math.inf < low < high < math.inf:
-        raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
-    if "log" in sweep.tags and low <= 0:
-        raise ConfigError(f"{line}: a logarithmic interval begins above 0")
-    return Interval(key, low, high, "log" in sweep.tags, isinstance(low, int) and isinstance(high, int))
 
 
 @dataclass(frozen=True)
@@ -541,10 +533,6 @@ class Study:
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError(f"search.sampler={search.sampler} needs optuna: {installation('optuna')}")
 
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
     def trials(self) -> list[Trial]:
         """Return all trials by number."""
         with self._opened() as (storage, study):
@@ -594,15 +582,11 @@ class Study:
             value = trials[number].rungs.get(rung, value)
             storage.set_trial_intermediate_value(key, rung, value)
             maximize = self.search.directions[0] == "maximize"
-            goes_on = passes(rung, value, trials, number, maximize, self.search.keep)
-            if trials[number].pruned_at == rung or not goes_on:
+            continues = passes(rung, value, trials, number, maximize, self.search.keep)
+            if trials[number].pruned_at == rung or not continues:
                 storage.set_trial_user_attr(key, PRUNED, rung)
                 return False
             return True
-
-    def was_pruned(self, trial: Trial) -> bool:
-        """Return True if the trial has not passed a rung."""
-        return self.trials()[trial.number].pruned_at is not None
 
     def release(self) -> None:
         """Release the trial that this process has claimed."""
@@ -656,8 +640,8 @@ class Study:
                             "overrides": list(self.space.overrides({key: "..." for key in self.space.dimensions})),
                         }
                         io.write_json(self.folder / DESCRIPTION, described)
-                        self._storage.create_new_study(directions, self.name)
-                    study = self._storage.get_study_id_from_name(self.name)
+                        self._storage.create_new_study(directions, self.folder.name)
+                    study = self._storage.get_study_id_from_name(self.folder.name)
                 except (OSError, io.WriteError):
                     raise
                 # Damaged lines end in errors of many types.
