@@ -77,7 +77,14 @@ def main(arguments: list[str]) -> None:
     options = _options(arguments)
     with own_errors(options):
         if options.to is not None:
-            write_launch_file(batch_script(options) if options.to == "slurm" else recipe(options), options.output)
+            text, file = batch_script(options) if options.to == "slurm" else recipe(options), options.output
+            if file is None:
+                print(text, end="")
+            elif file.exists() and (not file.is_file() or io.read_bytes(file, io.MB) != text.encode()):
+                raise ConfigError(f"--output {file} exists: give another file, or remove it")
+            else:
+                io.write_whole(file, text)
+                print(file)
             return
         if options.output is not None and (fault := output_fault(str(options.output))):
             raise ConfigError(f"argument --output: {fault}")
@@ -111,17 +118,6 @@ def main(arguments: list[str]) -> None:
                 values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
                 state = "finished" if is_finished(point.folder) else ""
                 print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
-
-
-def write_launch_file(text: str, file: Path | None) -> None:
-    """Print a file, or write it unless another one is there."""
-    if file is None:
-        print(text, end="")
-    elif file.exists() and (not file.is_file() or io.read_bytes(file, io.MB) != text.encode()):
-        raise ConfigError(f"--output {file} exists: give another file, or remove it")
-    else:
-        io.write_whole(file, text)
-        print(file)
 
 
 def batch_script(options: argparse.Namespace) -> str:
@@ -291,7 +287,35 @@ def run_search(search: Search, space: Space) -> None:
             total = f" of {min(search.trials or space.count, space.count)}"
             values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
             say(f"trial {trial.number + 1}{total}: {values}")
-            _finish(study, trial)
+            for _ in range(KILLS):
+                code = 0 if is_finished(trial.folder) else _train(study, trial)
+                if code >= 0:
+                    break
+                say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
+            if code in (EXIT_CODE, io.WriteError.exit_code):
+                # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
+                say("clipzoo: the search is stopped; run the same command to resume")
+                sys.exit(code)
+            state: State = "finished"
+            results: list[float] = []
+            reason = ""
+            if code:
+                state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            elif study.trials()[trial.number].pruned_at is not None:
+                state = "pruned"
+            else:
+                try:
+                    results = measured(search.metrics, results_of(trial.folder))
+                except io.DamagedFileError as error:
+                    state, reason = "failed", str(error)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), "
+                        "or give another metric"
+                    ) from None
+                if not all(map(math.isfinite, results)):
+                    state, results, reason = "failed", [], f"a metric is not finite: {results}"
+            study.finish(trial, state, results, reason, run=trial.folder)
     finally:
         study.release()
     show_search(study)
@@ -329,39 +353,6 @@ def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
         watchdog.exit_all(0, f"clipzoo: pruned after step {progress.step} of {progress.total_steps}")
 
     return [Rungs(rungs, passes, stop, world)]
-
-
-def _finish(study: Study, trial: Trial) -> None:
-    """Train a trial to its end and record it."""
-    for _ in range(KILLS):
-        code = 0 if (trial.folder / "results.json").exists() else _train(study, trial)
-        if code >= 0:
-            break
-        say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
-    if code in (EXIT_CODE, io.WriteError.exit_code):
-        # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
-        say("clipzoo: the search is stopped; run the same command to resume")
-        sys.exit(code)
-    state: State = "finished"
-    results: list[float] = []
-    reason = ""
-    if code:
-        state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    elif study.trials()[trial.number].pruned_at is not None:
-        state = "pruned"
-    else:
-        try:
-            results = measured(study.search.metrics, results_of(trial.folder))
-        except io.DamagedFileError as error:
-            state, reason = "failed", str(error)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), or give "
-                "another metric"
-            ) from None
-        if not all(map(math.isfinite, results)):
-            state, results, reason = "failed", [], f"a metric is not finite: {results}"
-    study.finish(trial, state, results, reason, run=trial.folder)
 
 
 def _train(study: Study, trial: Trial) -> int:

@@ -153,7 +153,12 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     if search is None:
         for override in given:
             overrides.require_values(override, options.multirun)
-    points = search[1].corner_lines() if search else overrides.covering_points(given)
+        # As few command lines as contain every value of every swept key; one if nothing is swept.
+        choices = [values for override in given if (values := overrides.alternatives(override)) is not None]
+        count = max(map(len, choices), default=1)
+        points = [tuple(values[min(index, len(values) - 1)] for values in choices) for index in range(count)]
+    else:
+        points = search[1].corner_lines()
     configurations = [compose(point, complete=not shows(options)) for point in points]
     for row in {plain["row"] for plain in configurations} - {None}:
         by_name("clipzoo.report.published.require_row")(row)

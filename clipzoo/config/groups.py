@@ -29,8 +29,6 @@ FOREIGN_KEYS = {
     "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
-FOREIGN_GROUPS = {"hydra/sweeper": "a search draws its points with search.sampler=tpe"}
-"""Groups of Hydra's plugins whose work clipzoo does itself."""
 RENAMED_KEYS = {
     "trainer.save_every": "trainer.checkpoints.every", "trainer.keep": "trainer.checkpoints.keep",
     "trainer.best_metric": "trainer.checkpoints.best_metric",
@@ -139,8 +137,8 @@ def group_not_chosen(group: str) -> str:
 
 def unknown_option(group: str, option: str) -> str:
     """Return the message for an option that its group does not have."""
-    if group in FOREIGN_GROUPS:
-        return f"there is no {group}={option}: {FOREIGN_GROUPS[group]}"
+    if group == "hydra/sweeper":
+        return f"there is no {group}={option}: a search draws its points with search.sampler=tpe"
     names = options(group)
     folder = f"{option.split('/')[0]}/"
     # Options sorted into folders are many: list those of the same folder, or only the folders.

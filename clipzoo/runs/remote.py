@@ -48,11 +48,7 @@ _LOCK = re.compile(r"\.writer-(\d{6,})\.json")
 
 
 def runs_of(plain: Mapping[str, Any]) -> Runs:
-    """Return the folder of runs of a configuration. Checks a URL, and asks no store.
-
-    Raises:
-        ConfigError: the URL is invalid.
-    """
+    """Return the folder of runs of a configuration. Raises ConfigError for an invalid URL, and asks no store."""
     # Imports omegaconf, which the help of a command does not need.
     from clipzoo.runs.identity import with_variables
 
@@ -154,10 +150,7 @@ class RemoteRuns(Runs):
 def local_copy(place: str, key: str, weights: bool = True) -> Path:
     """Return the local copy of a run, of a checkpoint in it or of a folder of runs; a local path as it is.
 
-    weights: fetch the checkpoint, of a run the newest.
-
-    Raises:
-        ConfigError: there is no such run or checkpoint, or the store fails.
+    weights: fetch the checkpoint, of a run the newest. Raises ConfigError if there is none, or the store fails.
     """
     if not is_url(place):
         return Path(place)
@@ -259,10 +252,7 @@ class RemoteRun:
         """Lock the run, fetch what it needs to resume, and start to keep the store up to date.
 
         lock: of the local copy. fetch: leave the local copy as it is if False. Returns the names of the checkpoints
-        that the run resumes from.
-
-        Raises:
-            ConfigError: another process trains the run, or the store cannot be written.
+        that the run resumes from. Raises ConfigError if another process trains the run, or the store cannot be written.
         """
         io.make_folder(self.folder)
         if lock is not None:
@@ -324,10 +314,7 @@ class RemoteRun:
         """Take the lock; return the id of the copy that had it before, None if none had.
 
         previous: the id that this copy had before: a process of this machine that held it is dead, as the lock of the
-        local folder says.
-
-        Raises:
-            ConfigError: another machine holds the lock, or takes it at the same moment.
+        local folder says. Raises ConfigError if another machine holds the lock, or takes it at the same moment.
         """
 
         def taken(content: Mapping[str, Any]) -> str:
@@ -384,11 +371,7 @@ class RemoteRun:
         return None
 
     def _require_lock(self) -> None:
-        """Before a writing: after a pause in which another could have taken the lock, read it again.
-
-        Raises:
-            OSError: it is another's.
-        """
+        """Raise OSError before a write if another process has taken the lock during a long pause."""
         if time.monotonic() - self._renewed > HEARTBEAT_TIMEOUT_SECONDS / 2 and (owner := self._renew()) is not None:
             raise OSError(f"the run has been taken by {owner}")
 

@@ -444,14 +444,14 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     """Return the ranges of all keys as distributions of Optuna."""
     from optuna import distributions as kinds
 
-    found: dict[str, BaseDistribution] = {}
+    ranges: dict[str, BaseDistribution] = {}
     for key, dimension in space.dimensions.items():
         if isinstance(dimension, Choice):
-            found[key] = kinds.CategoricalDistribution(dimension.values)
+            ranges[key] = kinds.CategoricalDistribution(dimension.values)
         else:
             kind = kinds.IntDistribution if dimension.whole else kinds.FloatDistribution
-            found[key] = kind(dimension.low, dimension.high, log=dimension.log)  # type: ignore[arg-type]
-    return found
+            ranges[key] = kind(dimension.low, dimension.high, log=dimension.log)  # type: ignore[arg-type]
+    return ranges
 
 
 def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
@@ -470,8 +470,7 @@ def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
 def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
     """Return the value of each name; of a pattern ("zero_shot/*/top1"), the mean over the values that match.
 
-    Raises:
-        ConfigError: nothing has this name.
+    Raises ConfigError if no value has a name.
     """
     results = []
     for name in names:
@@ -486,9 +485,7 @@ def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
 def results_of(folder: Path) -> dict[str, float]:
     """Return all numbers of a finished run by name: metrics, costs of the training, and the last loss."""
     record, loss = RunRecord.read(folder), TrainingLog.read(folder).last_loss
-    costs = {
-        f"{COSTS}{name}": float(value) for name, value in record.training.items() if isinstance(value, int | float)
-    }
+    costs = {f"{COSTS}{name}": float(cost) for name, cost in record.training.items() if isinstance(cost, int | float)}
     return {**written(record.metrics), **costs, **({} if loss is None else {LOSS: loss})}
 
 
@@ -501,15 +498,15 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
     validated = [str(VALIDATION_LOSS)] if evaluation.get("validation") else []
     places += [f"retrieval/{VALIDATION}"] if validated else []
     known = [*(f"{place}/..." for place in places), *validated, LOSS, f"{COSTS}seconds"]
-    own = evaluation.get("_target_") != SUITE
+    is_custom = evaluation.get("_target_") != SUITE
     for number, name in enumerate(names):
         is_cost = name == LOSS or name.startswith(COSTS)
-        task_and_dataset = "/".join(name.split("/")[:2])
-        found = own or name in validated
+        is_known = is_cost or is_custom or name in validated
         if name.count("/") > 1:
             # A name or pattern may be that of a metric of this task and dataset.
-            found |= any(fnmatchcase(f"{place}{end}", task_and_dataset) for place in places for end in ("", "_paired"))
-        if not is_cost and not found:
+            start = "/".join(name.split("/")[:2])
+            is_known |= any(fnmatchcase(f"{place}{end}", start) for place in places for end in ("", "_paired"))
+        if not is_known:
             raise ConfigError(
                 f"there is no metric {name} (there are: {', '.join(known)}): choose eval=... or its datasets"
             )
@@ -600,11 +597,7 @@ class Study:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[JournalStorage, int]]:
-        """Hold the lock of the study and yield its storage, and the study's number in it.
-
-        Raises:
-            ConfigError: the storage cannot be written, or is damaged.
-        """
+        """Hold the lock of the study and yield its storage, and the study's number in it. Raises ConfigError."""
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
