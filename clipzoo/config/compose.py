@@ -84,7 +84,8 @@ def compose(
             raise ConfigError(unknown_key(key, known))
     if nodes:
         OmegaConf.set_struct(config, False)
-        config.update(_literal(nodes))
+        # A "${" in their strings is escaped, so that OmegaConf reads no interpolation.
+        config.update(schema.mapped(nodes, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text)))
     return checked(config, trusted_names(lines) if trust is None else trust, complete, name)
 
 
@@ -155,15 +156,6 @@ def _compose(lines: list[str], name: str) -> DictConfig:
         lines = [f'hydra.searchpath=["file://{quoted}"]', *lines]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, lines)
-
-
-def _literal(value: Any) -> Any:
-    """Return plain values with their strings escaped, so that OmegaConf reads no interpolation in them."""
-    if isinstance(value, Mapping):
-        return {key: _literal(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_literal(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _explanation(error: Exception, lines: list[str], name: str) -> str:

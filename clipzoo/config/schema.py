@@ -526,16 +526,25 @@ def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:
     Raises:
         ConfigError: the model has no value of a name.
     """
+
+    def value(text: str) -> Any:
+        if not is_open(text) or facts is None:
+            return None if is_open(text) else text
+        name = text.removeprefix(PREFIX)
+        if name not in facts:
+            raise ConfigError(f"{text}: this encoder gives no value {name}{nearest(name, list(facts))}")
+        return facts[name]
+
+    return mapped(plain, value)
+
+
+def mapped(plain: Any, change: Callable[[str], Any]) -> Any:
+    """Return nested mappings and lists with `change(text)` in place of every text."""
     if isinstance(plain, Mapping):
-        return {key: filled(value, facts) for key, value in plain.items()}
+        return {key: mapped(value, change) for key, value in plain.items()}
     if isinstance(plain, list):
-        return [filled(value, facts) for value in plain]
-    if not is_open(plain) or facts is None:
-        return None if is_open(plain) else plain
-    name = plain.removeprefix(PREFIX)
-    if name not in facts:
-        raise ConfigError(f"{plain}: this encoder gives no value {name}{nearest(name, list(facts))}")
-    return facts[name]
+        return [mapped(value, change) for value in plain]
+    return change(plain) if isinstance(plain, str) else plain
 
 
 # Relations between values of a configuration, such as "image_size % patch_size == 0".

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo import io
 from clipzoo.config.compose import MARK
-from clipzoo.config.schema import is_open
+from clipzoo.config.schema import is_open, mapped
 from clipzoo.errors import ConfigError, masked
 from clipzoo.io.weights import checkpoints_in
 
@@ -85,16 +85,15 @@ def with_variables(plain: Any) -> Any:
     Raises:
         ConfigError: a variable is not set.
     """
-    if isinstance(plain, Mapping):
-        return {key: with_variables(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [with_variables(value) for value in plain]
-    if not isinstance(plain, str) or MARK not in plain:
-        return plain
-    try:
-        return OmegaConf.to_container(OmegaConf.create([plain]), resolve=True)[0]  # type: ignore[index]
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{plain} cannot be resolved: {str(error).splitlines()[0]}") from None
+
+    def resolved(text: str) -> Any:
+        try:
+            container: Any = OmegaConf.to_container(OmegaConf.create([text]), resolve=True) if MARK in text else [text]
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{text} cannot be resolved: {str(error).splitlines()[0]}") from None
+        return container[0]
+
+    return mapped(plain, resolved)
 
 
 def uses_variables(plain: Any) -> bool:
