@@ -225,8 +225,8 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
 
     folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
-        if launch.read().is_first:
-            runs.complete(folder)
+        if launch.read().is_first and (run := runs.run(folder.name)) is not None:
+            run.complete()
         launch.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
 

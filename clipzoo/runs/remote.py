@@ -79,9 +79,6 @@ class Runs:
         """Return the run of a name in the store; None for a local folder."""
         return None
 
-    def complete(self, folder: Path) -> None:
-        """Upload what the store lacks of a finished run."""
-
     def hydra_overrides(self) -> list[str]:
         """Return the overrides that keep Hydra's own files of a sweep out of a URL."""
         return []
@@ -131,14 +128,6 @@ class RemoteRuns(Runs):
 
         with alone(self.folder), ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, self.names()))
-
-    def complete(self, folder: Path) -> None:
-        record, files = Record(folder), local_files(folder)
-        if not all(record.has(name, files[name]) for name in Tree(files).plain):
-            run = self.run(folder.name)
-            with RunLock(folder) as lock:
-                run.begin(lock)
-                run.finish()
 
     def hydra_overrides(self) -> list[str]:
         return [f"hydra.sweep.dir='{self.folder / 'multirun'}'"]
@@ -274,6 +263,14 @@ class RemoteRun:
         self.store.require(mirror.start)
         threading.Thread(target=self._keep_lock, args=(mirror,), name="lease", daemon=True).start()
         return needed
+
+    def complete(self) -> None:
+        """Upload what the store lacks of a finished run."""
+        record, files = Record(self.folder), local_files(self.folder)
+        if not all(record.has(name, files[name]) for name in Tree(files).plain):
+            with RunLock(self.folder) as lock:
+                self.begin(lock)
+                self.finish()
 
     def fetch(self, needed: Sequence[str]) -> None:
         """Fetch these checkpoints on another machine than the first; wait until it has uploaded them."""
