@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from hydra.core.override_parser.types import IntervalSweep
@@ -601,15 +602,6 @@ class Study:
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
-        class NoLock:
-            """The lock of the journal, which this method holds already."""
-
-            def acquire(self) -> bool:
-                return True
-
-            def release(self) -> None:
-                pass
-
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = self.folder / JOURNAL
         try:
@@ -623,16 +615,14 @@ class Study:
                             file.truncate(file.seek(0) or file.read(size).rfind(b"\n") + 1)
                 try:
                     if self._storage is None:
-                        backend = JournalFileBackend(str(journal), lock_obj=NoLock())  # type: ignore[arg-type]
+                        # The lock of the study is held already.
+                        backend = JournalFileBackend(str(journal), lock_obj=Lock())  # type: ignore[arg-type]
                         self._storage = optuna.storages.JournalStorage(backend)
                     if not self._storage.get_all_studies():
                         directions = [optuna.study.StudyDirection[name.upper()] for name in self.search.directions]
-                        described = {
-                            "ranges": self.space.described,
-                            "settings": self.search.facts,
-                            "overrides": list(self.space.overrides({key: "..." for key in self.space.dimensions})),
-                        }
-                        io.write_json(self.folder / DESCRIPTION, described)
+                        overrides = self.space.overrides({key: "..." for key in self.space.dimensions})
+                        described = {"ranges": self.space.described, "settings": self.search.facts}
+                        io.write_json(self.folder / DESCRIPTION, {**described, "overrides": overrides})
                         self._storage.create_new_study(directions, self.folder.name)
                     study = self._storage.get_study_id_from_name(self.folder.name)
                 except (OSError, io.WriteError):
@@ -687,10 +677,8 @@ class Study:
 def study_folder(search: Search, space: Space) -> Path:
     """Return the folder of a search, next to its runs. The same ranges and settings, in any order, find it again.
 
-    The datasets of the evaluation count as settings: a metric may be a mean over them.
-
-    Raises:
-        ConfigError: the configuration is invalid at one of the corners of the space, or names all runs alike.
+    The datasets of the evaluation count as settings: a metric may be a mean over them. Raises ConfigError if the
+    configuration names all runs alike.
     """
     lines = space.corner_lines()
     plain = with_digests(compose(lines[0]))
