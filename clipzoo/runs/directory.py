@@ -14,19 +14,19 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.compose import NOT_SETTINGS
-from clipzoo.config.trust import read
+from clipzoo.config.trust import is_within, read
 from clipzoo.errors import ConfigError, TrainingError, masked
 from clipzoo.io import folder_name
 from clipzoo.io.weights import weights_digest
 from clipzoo.runs.identity import (
     DATASET_FILE,
+    HARMLESS,
     LOCATION,
     Fingerprint,
     differing,
     digest,
     flat,
     identity,
-    is_harmless,
     is_moved,
     record_dataset,
     run_on_moved_dataset,
@@ -268,7 +268,7 @@ def _is_named(key: str) -> bool:
     """Return True if an override of this key appears in the name of a run: it may change the result."""
     node = re.split("[./]", key)[0]
     # The identity of a run has digests of the weights that `init` names.
-    return node not in NOT_SETTINGS and (node == "init" or not is_harmless(key))
+    return node not in NOT_SETTINGS and (node == "init" or not is_within(key, HARMLESS))
 
 
 def _plain_text(text: str) -> str:

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo import io
 from clipzoo.config.compose import MARK
 from clipzoo.config.schema import is_open, mapped
+from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, masked
 from clipzoo.io.weights import checkpoints_in
 
@@ -29,7 +30,7 @@ HARMLESS = (
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
     "trainer.parallel", "trainer.fsdp",
 )  # fmt: skip
-"""Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
+"""Keys and nodes that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 DATASET_FILE = "dataset.json"
 LOCATION = "data.shards"
 """Key of the configuration that says where the dataset is."""
@@ -51,12 +52,7 @@ def flat(plain: Any, path: str = "") -> dict[str, Any]:
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat configuration without harmless keys and without passwords of URLs."""
-    return {key: value for key, value in flat(masked(plain)).items() if not is_harmless(key)}
-
-
-def is_harmless(key: str) -> bool:
-    """Return True for the keys of HARMLESS and those below them."""
-    return any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
+    return {key: value for key, value in flat(masked(plain)).items() if not is_within(key, HARMLESS)}
 
 
 def digest(plain: Mapping[str, Any]) -> str:
@@ -72,11 +68,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
 
     opened = {key for config in (before, now) for key, value in config.items() if is_open(value)}
-    return [
-        key
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and not any(f"{key}.".startswith(f"{node}.") for node in opened)
-    ]
+    return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and not is_within(key, opened)]
 
 
 def with_variables(plain: Any) -> Any:

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from hydra.core.override_parser.types import IntervalSweep
 
 from clipzoo import io
-from clipzoo.config.compose import compose, compose_search
-from clipzoo.config.trust import alternatives, read
+from clipzoo.config.compose import NOT_SETTINGS, compose, compose_search
+from clipzoo.config.trust import alternatives, is_within, read
 from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
 from clipzoo.errors import ConfigError, cause, installation
 from clipzoo.io import shortened
 from clipzoo.runs.directory import run_folder, with_digests
-from clipzoo.runs.identity import identity, is_harmless
+from clipzoo.runs.identity import HARMLESS, identity
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
 from clipzoo.runs.sweep import Point, of_search_option
@@ -309,7 +309,7 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
             continue
         if last.get(key, override) is not override:
             continue
-        if is_harmless(key.lstrip("+")) or key.lstrip("+").split(".")[0] in ("hydra", "trust", "search"):
+        if is_within(key.lstrip("+"), (*HARMLESS, *NOT_SETTINGS)):
             raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
         lines.append((key, ""))
         sweep = override.value()
