@@ -69,8 +69,9 @@ class Parser(argparse.ArgumentParser):
                 raise ConfigError(f"{action.option_strings[-1]} has no effect without {' or '.join(needed)}")
         for action in self._given:
             values = getattr(options, action.dest, None)
-            is_list = isinstance(values, list) and action.nargs != "*"
-            if is_list and (repeated := [*(Counter(values) - Counter({*values}))]):
+            if not isinstance(values, list) or action.nargs == "*":
+                continue
+            if repeated := [*(Counter(values) - Counter({*values}))]:
                 raise ConfigError(f"{'/'.join(action.option_strings) or action.metavar} {repeated[0]} is given twice")
         options.given = {*given, *vars(options).get("given", ())}
         return options, others

@@ -221,9 +221,9 @@ def make_shards(options: argparse.Namespace) -> None:
             )
 
     # What was written to each folder, and what was left out.
-    unused = [entry for part in written.values() for entry in part.left_out]
+    unused = [entry for shards in written.values() for entry in shards.left_out]
     faults.write_left_out([*unused, *others], options.output)
-    if not any(part.samples for part in written.values()):
+    if not any(shards.samples for shards in written.values()):
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
         where = "" if source.is_dir() else f" Paths are relative to {parent}/."
@@ -232,11 +232,11 @@ def make_shards(options: argparse.Namespace) -> None:
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
             f"{where} {options.output / faults.FILE} names all."
         )
-    for place, part in written.items():
-        print(f"{number_of(part.samples, 'sample')} in {number_of(part.shards, 'shard')} in {place}")
-        print(f"  {described(part.captions.figures(options.batch))}")
+    for place, shards in written.items():
+        print(f"{number_of(shards.samples, 'sample')} in {number_of(shards.shards, 'shard')} in {place}")
+        print(f"  {described(shards.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *others], options.output)), end="")
-    if joined := sum(part.joined for part in written.values()):
+    if joined := sum(shards.joined for shards in written.values()):
         print(
             f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"

@@ -174,7 +174,7 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
         # Hydra's cause holds the configuration: its values, inner mappings among them, by dotted key.
         values: dict[str, Any] = {}
         if (parent := getattr(error.__cause__, "parent_node", None)) is not None:
-            container = OmegaConf.to_container(parent._get_root(), resolve=False)
+            container: Any = OmegaConf.to_container(parent._get_root(), resolve=False)
             container.pop("hydra", None)
             pending = [("", container)]
             for prefix, node in pending:

@@ -403,7 +403,8 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
         return tuple(str(point[key]) for key in keys) not in drawn
 
     def all_points() -> Iterator[dict[str, Value]]:
-        for point in itertools.product(*(dimension.listed for dimension in dimensions)):
+        listed: list[Sequence[Value]] = [dimension.listed for dimension in dimensions]
+        for point in itertools.product(*listed):
             yield dict(zip(space.dimensions, point, strict=True))
 
     if search.sampler == "grid":

@@ -61,6 +61,7 @@ def test_the_default_configuration_needs_only_shards():
         ("trainer.steps=1.5", "trainer.steps must be a whole number from 1 to 1000000000 or null, not 1.5"),
         ("trainer.epochs=0", "trainer.epochs must be a number above 0 and at most 1e+06 or null, not 0 (int)"),
         ("sede=1", "there is no key sede; did you mean seed?"),
+        ("seed.x=1", "there is no key seed.x; did you mean seed?"),
         ("seed=one", "seed must be a whole number from 0 to 9223372036854775807, not 'one'"),
         ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, not -1"),
         ("seed=9223372036854775808", "seed must be a whole number from 0 to 9223372036854775807"),
