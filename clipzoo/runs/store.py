@@ -222,19 +222,23 @@ def local_files(folder: Path) -> dict[str, Version]:
     Hidden files outside of checkpoints, temporary files, links, pipes, devices and LEFT_OUT stay on the machine.
     """
     files: dict[str, Version] = {}
-    for place, folders, names in os.walk(folder):
-        prefix = "" if place == str(folder) else f"{Path(place).relative_to(folder)}/"
+
+    def walk(place: str, prefix: str) -> None:
+        try:
+            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+        except OSError:
+            return
         hidden = () if _STEP.match(prefix) else "."
-        kept = [
-            name
-            for name in (*folders, *names)
-            if not name.startswith(hidden)
-            and not name.endswith((".tmp", ".part", ".partial"))
-            and prefix + name not in LEFT_OUT
-        ]
-        versions = {prefix + name: version_of(Path(place, name)) for name in kept if name not in folders}
-        files |= {name: version for name, version in versions.items() if version is not None}
-        folders[:] = [name for name in folders if name in kept]
+        for entry in entries:
+            name, is_temporary = prefix + entry.name, entry.name.endswith((".tmp", ".part", ".partial"))
+            if is_temporary or entry.name.startswith(hidden) or name in LEFT_OUT:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                walk(entry.path, f"{name}/")
+            elif (version := version_of(Path(entry.path))) is not None:
+                files[name] = version
+
+    walk(str(folder), "")
     return files
 
 
