@@ -68,7 +68,8 @@ def report(options: argparse.Namespace) -> None:
         refuse(options, ("--output", "--note"), why)
         print(write_report(options.folders[0]))
     else:
-        write_comparison(options.folders, options.table, options.output, options.note)
+        output = options.output or comparison_folder(options.folders, "report")
+        write_comparison(options.folders, output, options.note, options.table)
     if len(given) == 1 and options.output is None:
         write_back(given[0], "FOLDER")
 
@@ -101,12 +102,12 @@ def compare(options: argparse.Namespace) -> None:
     if len(runs) < 2:
         counted = f"{' '.join(options.folders)} holds {number_of(len(runs), 'run')}"
         raise ConfigError(f"{counted}: give two or more, clipzoo compare runs/a runs/b")
-    default = folders[0] / "comparison" if len(folders) == 1 else comparison_folder(folders)
-    write_comparison(runs, [], options.output or default, options.note, options.scaling)
+    output = options.output or comparison_folder(folders, "comparison")
+    write_comparison(runs, output, options.note, scaling=options.scaling)
 
 
 def write_comparison(
-    folders: list[Path], tables: list[str], output: Path | None, note: str | None, scaling: Sequence[str] = ()
+    folders: list[Path], output: Path, note: str | None, tables: Sequence[str] = (), scaling: Sequence[str] = ()
 ) -> None:
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
     from clipzoo.report.pages import write_pages
@@ -115,12 +116,16 @@ def write_comparison(
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
             raise ConfigError(f"{folder} is given {places.count(place)} times: give each run once")
-    default = folders[0] / "report" if len(folders) == 1 else comparison_folder(folders)
-    print(write_pages(folders, tables, output or default, note, scaling=scaling))
+    print(write_pages(folders, list(tables), output, note, scaling=scaling))
 
 
-def comparison_folder(folders: Sequence[Path]) -> Path:
-    """Return the folder of a comparison: beside the runs if one folder holds them, else in the working directory."""
+def comparison_folder(folders: Sequence[Path], name: str) -> Path:
+    """Return the folder of a comparison: in a single folder, next to runs of one folder, or in the working directory.
+
+    name: of the folder in a single one.
+    """
+    if len(folders) == 1:
+        return folders[0] / name
     parents = [folder.resolve().parent for folder in folders]
     common = Path(os.path.commonpath(parents))
     return (common if common in parents else Path()) / "comparison"

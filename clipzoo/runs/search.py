@@ -164,9 +164,8 @@ def is_setting(line: str) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """A key with a list of values, as texts of the command line."""
+    """A list of values of a key, as texts of the command line."""
 
-    key: str
     values: tuple[str, ...]
 
     @property
@@ -193,9 +192,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Interval:
-    """A key with an interval of numbers, both ends included. log: drawn uniformly in the logarithm."""
+    """An interval of numbers, both ends included. log: drawn uniformly in the logarithm."""
 
-    key: str
     low: float
     high: float
     log: bool
@@ -317,7 +315,7 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
             values = tuple(text.partition("=")[2] for text in alternatives(override) or ())
             if not values:
                 raise ConfigError(f"{line} has no value")
-            dimensions[key] = Choice(key, tuple(dict.fromkeys(values)))
+            dimensions[key] = Choice(tuple(dict.fromkeys(values)))
             continue
         low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
         if tags := sweep.tags - {"log"}:
@@ -326,7 +324,7 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
             raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
         if is_log and low <= 0:
             raise ConfigError(f"{line}: a logarithmic interval begins above 0")
-        dimensions[key] = Interval(key, low, high, is_log, isinstance(low, int) and isinstance(high, int))
+        dimensions[key] = Interval(low, high, is_log, isinstance(low, int) and isinstance(high, int))
     if not dimensions:
         raise ConfigError("the search has no ranges: give search=NAME, KEY=a,b,c or KEY='interval(0.1,1)'")
     return Space(dimensions, tuple(lines))
@@ -395,15 +393,14 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
     """
     import numpy as np
 
-    number, dimensions = len(trials), list(space.dimensions.values())
-    keys = sorted(space.dimensions)
+    number, keys = len(trials), sorted(space.dimensions)
     drawn = {tuple(str(trial.values[key]) for key in keys) for trial in trials}
 
     def is_new(point: Mapping[str, Value]) -> bool:
         return tuple(str(point[key]) for key in keys) not in drawn
 
     def all_points() -> Iterator[dict[str, Value]]:
-        listed: list[Sequence[Value]] = [dimension.listed for dimension in dimensions]
+        listed: list[Sequence[Value]] = [dimension.listed for dimension in space.dimensions.values()]
         for point in itertools.product(*listed):
             yield dict(zip(space.dimensions, point, strict=True))
 
@@ -421,18 +418,17 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
             suggested = study.ask(ranges).params
             values = {key: dimension.rounded(suggested[key]) for key, dimension in space.dimensions.items()}
         else:
-            shares = generator.random(len(dimensions))
+            shares = generator.random(len(keys))
             if search.sampler == "quasi_random" and not attempt:
                 from scipy.stats import qmc
 
                 # A point of Sobol's sequence, shifted by a random vector of the seed, modulo 1.
-                sequence = qmc.Sobol(len(dimensions), scramble=False)
+                sequence = qmc.Sobol(len(keys), scramble=False)
                 if number:
                     sequence.fast_forward(number)
-                shares = (sequence.random(1)[0] + np.random.default_rng(search.seed).random(len(dimensions))) % 1.0
-            values = {
-                dimension.key: dimension.at(float(share)) for dimension, share in zip(dimensions, shares, strict=True)
-            }
+                shares = (sequence.random(1)[0] + np.random.default_rng(search.seed).random(len(keys))) % 1.0
+            drawn_shares = zip(space.dimensions.items(), shares, strict=True)
+            values = {key: dimension.at(float(share)) for (key, dimension), share in drawn_shares}
         if is_new(values):
             return values
     if space.count > MOST_POINTS:

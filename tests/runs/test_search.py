@@ -40,9 +40,9 @@ def test_every_kind_of_range_is_read_from_the_grammar_of_sweeps():
              "f=int(tag(log,interval(1,64)))", "g=7"],
     )  # fmt: skip
     assert list(space.dimensions.values()) == [
-        Interval("a", 0.5, 2.0, log=False, whole=False), Interval("b", 1e-4, 1e-2, log=True, whole=False),
-        Interval("c", 1, 8, log=False, whole=True), Choice("d", ("x", "y")), Choice("e", ("[1,2]", "[3,4]")),
-        Interval("f", 1, 64, log=True, whole=True),
+        Interval(0.5, 2.0, log=False, whole=False), Interval(1e-4, 1e-2, log=True, whole=False),
+        Interval(1, 8, log=False, whole=True), Choice(("x", "y")), Choice(("[1,2]", "[3,4]")),
+        Interval(1, 64, log=True, whole=True),
     ]  # fmt: skip
     values = {key: dimension.at(0.0) for key, dimension in space.dimensions.items()}
     assert space.overrides(values) == ("a=0.5", "b=0.0001", "c=1", "d=x", "e=[1,2]", "f=1", "g=7")
@@ -51,7 +51,7 @@ def test_every_kind_of_range_is_read_from_the_grammar_of_sweeps():
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("log", [False, True])
 def test_draws_stay_inside_an_interval_and_have_four_digits(log, whole):
-    dimension = Interval("a", 3, 40, log, whole)
+    dimension = Interval(3, 40, log, whole)
     values = [dimension.at(share / 997) for share in range(997)]
     assert min(values) == 3 and max(values) == pytest.approx(40, rel=1e-2) and max(values) <= 40
     assert all(float(f"{value:.4g}") == value for value in values)
