@@ -9,10 +9,9 @@ import argparse
 import inspect
 import os
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from io import StringIO
 
 from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
@@ -31,27 +30,12 @@ RESUMABLE = ("train", "evaluate", "launch")
 """Commands that exit with code 75 when they are asked to stop, so that their job is requeued."""
 
 COMMANDS = {
-    "report": (
-        "cli.report.report_arguments",
-        "write the report of a run, or the papers' tables with the results of finished runs",
-    ),
+    "report": ("cli.report.report_arguments", "write the report of a run, or the papers' tables with finished runs"),
     "config": ("cli.report.config_arguments", "list the keys of a run: type, default, meaning, options"),
-    "compare": (
-        "cli.report.compare_arguments",
-        "compare runs: metrics, intervals and paired tests of their differences",
-    ),
-    "lab": (
-        "lab.methods.lab.add_arguments",
-        "compare methods with equal search budgets and fresh seeds on generated scenes",
-    ),
-    "explore": (
-        "cli.models.explore_arguments",
-        "explore trained models in a browser: search, neighbours, maps, curves",
-    ),
-    "export": (
-        "cli.models.export_arguments",
-        "write a trained model for open_clip, transformers, torch.export or onnxruntime",
-    ),
+    "compare": ("cli.report.compare_arguments", "compare runs: metrics, intervals and paired tests of differences"),
+    "lab": ("lab.methods.lab.add_arguments", "compare methods with equal search budgets on generated scenes"),
+    "explore": ("cli.models.explore_arguments", "explore trained models in a browser: search, neighbours, maps"),
+    "export": ("cli.models.export_arguments", "write a model for open_clip, transformers, torch.export or onnxruntime"),
     "index": ("cli.models.index_arguments", "embed images once, to search them"),
     "search": ("cli.models.search_arguments", "search an index of images by captions"),
     "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),
@@ -93,13 +77,15 @@ def main(*command: str) -> int:
 
 def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of all commands. chosen: the command whose arguments are declared; None for all."""
+    from importlib.metadata import version  # imports the email package
+
     parser = Parser(prog="clipzoo", description="Contrastive image-text pretraining.")
     parser.add_argument("--version", action="version", version=f"clipzoo {version('clipzoo')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (_, summary) in OVERRIDE_COMMANDS.items():
         overrides = commands.add_parser(name, help=summary).add_argument("overrides", nargs="*", metavar="KEY=VALUE")
         config_name = {"evaluate": "eval", "studies": "studies"}.get(name, "train")
-        overrides.completer = _completer(config_name)  # type: ignore[attr-defined]
+        overrides.completer = partial(_complete, config_name)  # type: ignore[attr-defined]
     for name, (function, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if chosen in (None, name):
@@ -110,23 +96,19 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def _completer(config_name: str) -> Callable[..., list[str]]:
-    """Return an argcomplete completer of Hydra overrides for the configuration `config_name`."""
+def _complete(config_name: str, prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Complete Hydra overrides of the configuration `config_name`, for argcomplete."""
+    from clipzoo.cli.train import job
+    from clipzoo.config.groups import hide_internal_options, own_folder
 
-    def complete(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-        from clipzoo.cli.train import job
-        from clipzoo.config.groups import hide_internal_options, own_folder
-
-        own = own_folder()
-        folder = [] if own is None else ["--config-dir", str(own)]
-        hide_internal_options()
-        sys.argv = ["clipzoo", "--config-name", config_name, *folder, "--shell-completion", "query=bash"]
-        os.environ["COMP_LINE"] = " ".join(["clipzoo", *(parsed_args.overrides or []), prefix])
-        with redirect_stdout(StringIO()) as completions:
-            job()
-        return completions.getvalue().split()
-
-    return complete
+    own = own_folder()
+    folder = [] if own is None else ["--config-dir", str(own)]
+    hide_internal_options()
+    sys.argv = ["clipzoo", "--config-name", config_name, *folder, "--shell-completion", "query=bash"]
+    os.environ["COMP_LINE"] = " ".join(["clipzoo", *(parsed_args.overrides or []), prefix])
+    with redirect_stdout(StringIO()) as completions:
+        job()
+    return completions.getvalue().split()
 
 
 if __name__ == "__main__":

@@ -69,11 +69,9 @@ class Parser(argparse.ArgumentParser):
                 raise ConfigError(f"{action.option_strings[-1]} has no effect without {' or '.join(needed)}")
         for action in self._given:
             values = getattr(options, action.dest, None)
-            if (
-                isinstance(values, list)
-                and action.nargs != "*"
-                and (repeated := [*(Counter(values) - Counter({*values}))])
-            ):
+            if not isinstance(values, list) or action.nargs == "*":
+                continue
+            if repeated := [*(Counter(values) - Counter({*values}))]:
                 raise ConfigError(f"{'/'.join(action.option_strings) or action.metavar} {repeated[0]} is given twice")
         options.given = {*given, *vars(options).get("given", ())}
         return options, others
@@ -100,7 +98,7 @@ def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
 
 
 def word(characters: str) -> Callable[[str], str]:
-    """Return an argparse `type` that admits a word of these characters, a class of regular expressions.
+    """Return an argparse `type` for a word of these characters (a class of a regular expression).
 
     Its first character is a letter or a digit.
     """
@@ -142,11 +140,9 @@ def number_in(annotation: Any) -> Callable[[str], Any]:
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
-    """Add --batch, for which the expected number of equal captions is printed."""
-    parser.add_argument(
-        "--batch", type=number_in(Samples), default=2048,
-        help="batch size for which the expected number of equal captions is printed (default: %(default)s)",
-    )  # fmt: skip
+    """Add --batch, the batch size for which the expected number of equal captions is printed."""
+    parser.add_argument("--batch", type=number_in(Samples), default=2048,
+                        help="batch size for the expected number of equal captions (default: %(default)s)")  # fmt: skip
 
 
 def output_folder(text: str) -> Path:
@@ -189,9 +185,16 @@ def own_errors(options: argparse.Namespace) -> Iterator[None]:
     Raises:
         ConfigError: the folder for the results is an input, too.
     """
-    given = [Path(one).absolute() for value in vars(options).values() for one in _texts(value)]
+    # The texts and paths of all arguments, which may be lists.
+    texts = [
+        (key, one)
+        for key, value in vars(options).items()
+        for one in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(one, str | Path) and str(one)
+    ]
+    given = [Path(one).absolute() for _, one in texts]
     for name in OUTPUTS & vars(options).keys():
-        inputs = [one for key, value in vars(options).items() if key not in OUTPUTS for one in _texts(value)]
+        inputs = [one for key, one in texts if key not in OUTPUTS]
         output = getattr(options, name)
         if output is not None and any(os.path.realpath(output) == os.path.realpath(one) for one in inputs):
             raise ConfigError(f"{output} is read by this command: give another --{name}")
@@ -216,13 +219,6 @@ def with_config_folder(arguments: list[str]) -> list[str]:
     if options.config_dir is not None:
         os.environ[VARIABLE] = os.path.abspath(os.path.expanduser(options.config_dir))
     return others
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield the texts and paths of an argument that may be a list."""
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(one, str | Path) and str(one):
-            yield str(one)
 
 
 class Progress:

@@ -6,7 +6,6 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
     from clipzoo.data.index import ShardIndex
     from clipzoo.data.locations import ShardCache
-    from clipzoo.data.write import Written
-    from clipzoo.evaluation.datasets.own import Made
 
 MAKE_SHARDS = """Pack images and captions into shards.
 
@@ -58,7 +55,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo shards index 'data/cc3m/{00000..00331}.tar'
     clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
     """
-    form = argparse.RawDescriptionHelpFormatter
+    form, default = argparse.RawDescriptionHelpFormatter, "(default: %(default)s)"
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     make = commands.add_parser("make", help="pack images and captions", description=MAKE_SHARDS, formatter_class=form)
     index = commands.add_parser("index", help="index shards", description=INDEX_SHARDS, formatter_class=form)
@@ -73,38 +70,28 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--samples-a-shard", type=number_in(Samples), default=10_000)
     order = number_in(Annotated[int, Range(at_least=-1, at_most=2**63 - 1)])
     make.add_argument("--shuffle-seed", type=order, default=0, help="-1 keeps the order of the source")
-    make.add_argument("--hold-out", type=_share, metavar="SHARE",
-                      help="write this share of the pairs (5%%) to OUTPUT/held_out")  # fmt: skip
+    make.add_argument("--hold-out", type=_share, metavar="SHARE", help="write this share (5%%) to OUTPUT/held_out")
     make.add_argument("--hold-out-seed", type=number_in(Seed), default=0, help="chooses the pairs held out")
     add_batch(make)
-    make.add_argument("--shortest-side", type=number_in(Side), help="downscale larger images to this many pixels, as "
-                      "JPEG")  # fmt: skip
-    make.add_argument(
-        "--caption-line", type=_caption_line, metavar="LINE",
-        help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all for several "
-        "captions (default: all lines joined to one caption)",
-    )  # fmt: skip
+    make.add_argument("--shortest-side", type=number_in(Side), help="downscale to this many pixels, as JPEG")
+    make.add_argument("--caption-line", type=_caption_line, metavar="LINE",
+                      help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all "
+                      "for several captions (default: all lines joined to one caption)")  # fmt: skip
 
     for command in (index, inspect):
-        command.add_argument(
-            "shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source"
-        )
-        command.add_argument(
-            "--caption-key", help="as data.caption_key: the caption's key in .json (default: the .txt)"
-        )
-        command.add_argument("--index-folder", type=output_folder, help="folder of the index (default: that of the "
-                             "shards)")  # fmt: skip
+        command.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; one source")
+        command.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: .txt)")
+        command.add_argument("--index-folder", type=output_folder, help="default: the folder of the shards")
     index.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
     index.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
-                       help="of the copies (default: %(default)s)")  # fmt: skip
+                       help=f"of the copies {default}")  # fmt: skip
 
     add_batch(inspect)
     inspect.add_argument("--samples", type=number_in(Samples), default=100_000, help="most samples to read, at random")
-    inspect.add_argument("--quick", action="store_true", help="read the headers of images only: does not detect "
-                         "truncated images")  # fmt: skip
+    inspect.add_argument("--quick", action="store_true", help="read only headers: does not detect truncated images")
     inspect.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
     tiles = number_in(Annotated[int, Range(at_least=1, at_most=10_000)])
-    inspect.add_argument("--images", type=tiles, default=36, needs=["--sheet"], help="default: %(default)s")
+    inspect.add_argument("--images", type=tiles, default=36, needs=["--sheet"], help=default)
     inspect.add_argument("--seed", type=number_in(Seed), default=0)
 
     for command in (make, inspect):
@@ -134,8 +121,7 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("name", help="a dataset of the catalogue: clipzoo datasets list")
     convert.add_argument("--source", type=Path, required=True, help="the folder of the dataset's files as distributed")
     convert.add_argument("--root", type=output_folder, default=Path("data/downstream"), help="default: %(default)s")
-    convert.add_argument("--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 (slip) or 80 (clip) "
-                         "templates")  # fmt: skip
+    convert.add_argument("--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 or 80 templates")
     convert.set_defaults(run=convert_dataset)
 
     prompts = commands.add_parser("prompts", help="write shards whose captions are class prompts (FLYP)")
@@ -145,10 +131,8 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument("--samples", type=number_in(Samples), default=1000, help="in a shard; default: %(default)s")
     prompts.set_defaults(run=write_prompts)
 
-    form = argparse.RawDescriptionHelpFormatter
-    make = commands.add_parser(
-        "make", help="make one from your own images", description=MAKE_DATASET, formatter_class=form
-    )
+    make = commands.add_parser("make", help="make one from your own images", description=MAKE_DATASET,
+                               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     make.add_argument("source", type=Path, help="a folder, a .csv or a .tsv")
     make.add_argument("output", type=output_folder, help="folder of the dataset; must not exist")
     make.add_argument("--captions", action="store_true", help="of a folder: NAME.txt next to each image")
@@ -156,8 +140,7 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--label", help="column of class names")
     make.add_argument("--caption", help="column of captions; rows with the same image are its captions")
     make.add_argument("--split", help="column with train, val or test (default: all rows are test)")
-    make.add_argument("--template", action="append",
-                      help="prompt with {c} for the class, may be repeated (default: a photo of a {c}.)")  # fmt: skip
+    make.add_argument("--template", action="append", help="prompt, repeatable (default: a photo of a {c}.)")
     add_batch(make)
     make.add_argument("--metric", choices=("top1", "mean_per_class"), default="top1", help="the report's metric")
     _add_processes(make)
@@ -189,24 +172,25 @@ def _share(text: str) -> float:
 
 def make_shards(options: argparse.Namespace) -> None:
     from clipzoo.data import faults
+    from clipzoo.data.captions import described
     from clipzoo.data.write import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 
     others: list[LeftOut] = []
-    kinds = {
+    source, kinds = options.source, {
         "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
         "a table": ("--image", "--caption"),
     }  # fmt: skip
-    kind = list(kinds)[0 if options.source.is_dir() else 1 if options.source.suffix == ".json" else 2]
+    kind = list(kinds)[0 if source.is_dir() else 1 if source.suffix == ".json" else 2]
     for other in kinds.keys() - {kind}:
-        refuse(options, kinds[other], f"is for {other}, and {options.source} is {kind}")
-    if options.source.is_dir():
-        pairs, others = pairs_from_folder(options.source, options.caption_line)
-    elif options.source.suffix == ".json":
-        pairs = pairs_from_karpathy(options.source, options.images, options.splits)
-    elif options.source.is_file():
-        pairs = pairs_from_table(options.source, options.image, options.caption)
+        refuse(options, kinds[other], f"is for {other}, and {source} is {kind}")
+    if source.is_dir():
+        pairs, others = pairs_from_folder(source, options.caption_line)
+    elif source.suffix == ".json":
+        pairs = pairs_from_karpathy(source, options.images, options.splits)
+    elif source.is_file():
+        pairs = pairs_from_table(source, options.image, options.caption)
     else:
-        raise ConfigError(f"{options.source} does not exist")
+        raise ConfigError(f"{source} does not exist")
     held_out = options.output / "held_out"
     parts = {options.output: pairs}
     if options.hold_out is not None:
@@ -235,36 +219,30 @@ def make_shards(options: argparse.Namespace) -> None:
                 processes=options.processes or 1,
                 progress=Progress("shards", "images"),
             )
-    _report_written(written, others, options)
-    if options.hold_out is not None:
-        print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 
-
-def _report_written(written: Mapping[Path, Written], others: list[LeftOut], options: argparse.Namespace) -> None:
-    """Print what was written to each folder, and name the files that were left out in OUTPUT/left_out.tsv."""
-    from clipzoo.data import faults
-    from clipzoo.data.captions import described
-
-    unused = [entry for part in written.values() for entry in part.left_out]
+    # What was written to each folder, and what was left out.
+    unused = [entry for shards in written.values() for entry in shards.left_out]
     faults.write_left_out([*unused, *others], options.output)
-    if not any(part.samples for part in written.values()):
+    if not any(shards.samples for shards in written.values()):
         first = unused[0]
-        folder = options.images if options.source.suffix == ".json" else options.source.parent
-        where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
-        kinds = faults.counted(Counter(entry.kind for entry in unused))
+        parent = options.images if source.suffix == ".json" else source.parent
+        where = "" if source.is_dir() else f" Paths are relative to {parent}/."
+        counted = faults.counted(Counter(entry.kind for entry in unused))
         raise ConfigError(
-            f"none of {number_of(len(unused), 'image')} can be used ({kinds}). First: {first.path}: {first.reason}."
+            f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
             f"{where} {options.output / faults.FILE} names all."
         )
-    for folder, part in written.items():
-        print(f"{number_of(part.samples, 'sample')} in {number_of(part.shards, 'shard')} in {folder}")
-        print(f"  {described(part.captions.figures(options.batch))}")
+    for place, shards in written.items():
+        print(f"{number_of(shards.samples, 'sample')} in {number_of(shards.shards, 'shard')} in {place}")
+        print(f"  {described(shards.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *others], options.output)), end="")
-    if joined := sum(part.joined for part in written.values()):
+    if joined := sum(shards.joined for shards in written.values()):
         print(
             f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"
         )
+    if options.hold_out is not None:
+        print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 
 
 def index_shards(options: argparse.Namespace) -> None:
@@ -330,20 +308,22 @@ def convert_dataset(options: argparse.Namespace) -> None:
 
 
 def make_dataset(options: argparse.Namespace) -> None:
+    from clipzoo.data.captions import described
+    from clipzoo.data.faults import summary
     from clipzoo.evaluation.datasets import own
 
-    source, is_folder = options.source, options.source.is_dir()
+    source, is_folder, has_captions = options.source, options.source.is_dir(), options.captions or options.caption
     if not source.exists():
         raise ConfigError(f"{source} does not exist")
     if is_folder:
         refuse(options, ("--image", "--label", "--caption", "--split"), f"is for a table, and {source} is a folder")
     else:
         refuse(options, ("--captions",), f"is for a folder: for {source} give --caption COLUMN")
-    if options.captions or options.caption:
+    if has_captions:
         refuse(options, ("--label", "--template", "--metric"), "is for a dataset with classes, not with captions")
     own.require_free(options.output)
     progress = Progress("evaluation dataset", "images")
-    if options.captions or options.caption:
+    if has_captions:
         content = (
             own.captioned_folder(source)
             if is_folder
@@ -360,20 +340,13 @@ def make_dataset(options: argparse.Namespace) -> None:
         )
         templates = options.template or ["a photo of a {c}."]
         made = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
-    print(_description(made, options.batch))
 
-
-def _description(made: Made, batch: int) -> str:
-    """Return what was written, what was left out, and the keys that evaluate the dataset. batch: see `add_batch`."""
-    from clipzoo.data.captions import described
-    from clipzoo.data.faults import summary
-
-    name = made.folder.name
-    content = number_of(made.classes, "class", "es") if made.classes else number_of(made.captions, "caption")
+    # What was written, what was left out, and the keys that evaluate the dataset.
+    counted = number_of(made.classes, "class", "es") if made.classes else number_of(made.captions, "caption")
     images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
-    lines = [f"{made.folder}: {content}; images: {images}", *summary(made.left_out, made.folder)]
+    lines = [f"{made.folder}: {counted}; images: {images}", *summary(made.left_out, made.folder)]
     if made.captions:
-        lines.append(described(made.repetition.figures(batch)))
+        lines.append(described(made.repetition.figures(options.batch)))
     if made.empty_classes:
         others = len(made.empty_classes) - 10
         shown = ", ".join(made.empty_classes[:10]) + (f" and {others} more" if others > 0 else "")
@@ -381,8 +354,8 @@ def _description(made: Made, batch: int) -> str:
     if "train" in made.samples and not made.probed:
         lines.append("no linear probe: train lacks images of some classes")
     tasks = ["zero_shot"] * bool(made.classes) + ["linear_probe"] * made.probed or ["retrieval"]
-    keys = " ".join(f"eval.{task}=[{name}]" for task in tasks)
-    return "\n".join([*lines, f"evaluate with: eval=none eval.root={made.folder.parent} {keys}"])
+    keys = " ".join(f"eval.{task}=[{made.folder.name}]" for task in tasks)
+    print("\n".join([*lines, f"evaluate with: eval=none eval.root={made.folder.parent} {keys}"]))
 
 
 def write_prompts(options: argparse.Namespace) -> None:

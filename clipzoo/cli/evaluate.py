@@ -22,8 +22,7 @@ from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
-from clipzoo.runs import directory as run
-from clipzoo.runs.directory import config_of
+from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import with_variables
 from clipzoo.runs.record import AVERAGE, RunRecord, of_average, parsed, results
 from clipzoo.runs.remote import local_copy, write_back
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
     from clipzoo.evaluation.suite import Suite
     from clipzoo.loading import LoadedModel
 
-MIXES = "mix"
-"""Folder of the evaluations of interpolated weights, in that of the results."""
 MIX_METRICS = ("top1", "mean_per_class", "recall_at_1")
-"""Metrics of their table."""
+"""Metrics of the table of interpolated weights."""
 PLACEHOLDERS = {
     "image_size": 224,
     "interpolation": "bicubic",
@@ -64,11 +61,24 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         given = plain["run"]
         local = {key: plain[key] and str(local_copy(plain[key], key)) for key in ("run", "mix_with")}
         plain |= local
-        _check(plain)
+        if (plain["run"] is None) == (plain["model"] is None):
+            raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
+        if plain["mix_with"] is not None:
+            _stored_config(plain["mix_with"], "mix_with")
+            if not plain["mix"]:
+                raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
+        if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
+            raise ConfigError("averaged=true needs run= without mix_with=: it is the average of a run's weights")
+        if plain["row"] is not None:
+            if plain["run"] is not None:
+                raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
+            from clipzoo.report.published import require_row
+
+            require_row(plain["row"])
         if plain["run"] is not None:
             _stored_config(plain["run"])
         folder = _output_folder(plain)
-        if run.is_finished(folder):
+        if is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
     from clipzoo import loading
     from clipzoo.build import build_part
@@ -110,23 +120,6 @@ def _composed(overrides: list[str], encoder: Mapping[str, Any]) -> dict[str, Any
     return with_variables(compose(overrides, "eval", nodes={"encoder": node}))
 
 
-def _check(plain: Mapping[str, Any]) -> None:
-    if (plain["run"] is None) == (plain["model"] is None):
-        raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
-    if plain["mix_with"] is not None:
-        _stored_config(plain["mix_with"], "mix_with")
-        if not plain["mix"]:
-            raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
-    if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
-        raise ConfigError("averaged=true needs run= without mix_with=: it is the average of a run's weights")
-    if plain["row"] is not None and plain["run"] is not None:
-        raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
-    if plain["row"] is not None:
-        from clipzoo.report.published import require_row
-
-        require_row(plain["row"])
-
-
 def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     """Return the configuration of a run directory, or of the run that a checkpoint belongs to."""
     folder = run_of(Path(path))
@@ -157,7 +150,7 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
     from clipzoo.report.pages import write_report
 
     record = None
-    if run.is_finished(folder):
+    if is_finished(folder):
         record = RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics), folder)
     elif not (folder / "config.yaml").exists():
         row = plain["row"] if plain["run"] is None else _stored_config(plain["run"])["row"]
@@ -181,7 +174,7 @@ def evaluate_mixes(
     from clipzoo.loading import interpolate
     from clipzoo.report.render import Cell, markdown, terminal, text_table
 
-    output = folder / MIXES
+    output = folder / "mix"
     results: dict[float, dict[str, float]] = {}
     for mix in mixes:
         model = interpolate(first, second, mix).to(world.device)

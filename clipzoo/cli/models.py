@@ -34,14 +34,16 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=FORMATS, required=True, help="the format")
     parser.add_argument("--output", type=output_folder, required=True, help="folder for the files")
     parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
-    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    _add_trust(parser)
     hub = ["--to hub"]
     parser.add_argument("--licence", needs=hub, help="licence of the model, for the card of a hub directory")
     parser.add_argument("--data-licence", needs=hub, help="licence of the training data, for the card")
-    parser.add_argument(
-        "--upload", metavar="USER/NAME", needs=hub, help="upload the directory; needs a token of the hub"
-    )
+    parser.add_argument("--upload", metavar="USER/NAME", needs=hub, help="upload it; needs a token of the hub")
     parser.set_defaults(run=export)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of a run's own classes")
 
 
 def export(options: argparse.Namespace) -> None:
@@ -70,7 +72,7 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
     parser.add_argument("--images", required=True, help="a folder of images or tar shards, or a pattern of shards")
     parser.add_argument("--output", type=output_folder, required=True, help="folder of the index")
-    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    _add_trust(parser)
     parser.set_defaults(run=index)
 
 
@@ -84,9 +86,8 @@ def index(options: argparse.Namespace) -> None:
     model = load(options.model, trust=options.trust)
     built = build_index(model, options.model, options.images, options.output, world, report=say)
     if built is not None:
-        say(
-            f'{number_of(len(built), "image")} in {options.output}: clipzoo search "a caption" --index {options.output}'
-        )
+        output = options.output
+        say(f'{number_of(len(built), "image")} in {output}: clipzoo search "a caption" --index {output}')
     world.leave()
 
 
@@ -98,19 +99,12 @@ def search_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("captions", nargs="+", metavar="CAPTION")
     parser.add_argument("--index", type=Path, required=True, help="folder of the index")
-    parser.add_argument(
-        "--count", type=number_in(Samples), default=10, help="images per caption (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--candidates", type=number_in(Samples), help="KME-CLIP: images that are scored exactly (default: all)"
-    )
-    parser.add_argument(
-        "--recall",
-        action="store_true",
-        needs=["--candidates"],
-        help="print the share of the exact best images that is found",
-    )
-    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    count = number_in(Samples)
+    parser.add_argument("--count", type=count, default=10, help="images per caption (default: %(default)s)")
+    parser.add_argument("--candidates", type=count, help="KME-CLIP: images that are scored exactly (default: all)")
+    parser.add_argument("--recall", action="store_true", needs=["--candidates"],
+                        help="print the share of the exact best images that is found")  # fmt: skip
+    _add_trust(parser)
     parser.set_defaults(run=search)
 
 
@@ -139,33 +133,20 @@ def explore_arguments(parser: argparse.ArgumentParser) -> None:
 
     The page is served only on this machine, and no data leaves it.
     """
-    parser.add_argument(
-        "models", nargs="+", metavar="RUN", help="run directories, checkpoints, hub directories, or hf-hub:NAME"
-    )
+    default = "(default: %(default)s)"
+    parser.add_argument("models", nargs="+", metavar="RUN", help="run or hub directories, checkpoints, hf-hub:NAME")
     pictures = parser.add_mutually_exclusive_group()
-    pictures.add_argument(
-        "--images", help="explore a folder of images or tar shards instead of the evaluation datasets"
-    )
-    pictures.add_argument(
-        "--dataset", action="append", default=[], metavar="NAME", help="only this evaluation dataset; repeatable"
-    )
-    parser.add_argument(
-        "--limit", type=number_in(Samples), default=2000, help="pictures per dataset (default: %(default)s)"
-    )
+    pictures.add_argument("--images", help="explore images or tar shards instead of the evaluation datasets")
+    pictures.add_argument("--dataset", action="append", default=[], metavar="NAME", help="only this one; repeatable")
+    parser.add_argument("--limit", type=number_in(Samples), default=2000, help=f"pictures per dataset {default}")
     page = parser.add_mutually_exclusive_group()
-    page.add_argument(
-        "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
-        help="port of the page; 0 for a free one (default: %(default)s)",
-    )  # fmt: skip
+    ports = number_in(Annotated[int, Range(at_least=0, at_most=65535)])
+    page.add_argument("--port", type=ports, default=PORT, help=f"port of the page; 0 for a free one {default}")
     page.add_argument("--static", type=output_folder, metavar="DIR", help="write a page that needs no server, and end")
-    parser.add_argument(
-        "--captions", type=number_in(Samples), default=24, needs=["--static"],
-        help="captions of each dataset (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cache", type=output_folder, metavar="DIR", help="folder for embeddings (default: RUN/explore)"
-    )
-    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the runs' own classes")
+    parser.add_argument("--captions", type=number_in(Samples), default=24, needs=["--static"],
+                        help=f"captions of each dataset {default}")  # fmt: skip
+    parser.add_argument("--cache", type=output_folder, metavar="DIR", help="for embeddings (default: RUN/explore)")
+    _add_trust(parser)
     parser.set_defaults(run=explore)
 
 

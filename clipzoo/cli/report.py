@@ -39,15 +39,9 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo report runs --table wpse/1 --table kme/3 --output pages
     clipzoo report --list                        the names of the tables
     """
-    parser.add_argument(
-        "folders", nargs="*", help="run directories, or a folder of them; URLs of a store too", metavar="FOLDER"
-    )
+    parser.add_argument("folders", nargs="*", help="run directories, or a folder of them; URLs too", metavar="FOLDER")
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
-    parser.add_argument(
-        "--output",
-        type=output_folder,
-        help="folder for the page (default: FOLDER/report of one folder, comparison of several)",
-    )
+    parser.add_argument("--output", type=output_folder, help="default: FOLDER/report of one folder, else comparison")
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
     parser.set_defaults(run=report)
@@ -70,12 +64,12 @@ def report(options: argparse.Namespace) -> None:
     if len(given) == 1 and is_run(options.folders[0]) and not options.table:
         from clipzoo.report.pages import write_report
 
-        refuse(
-            options, ("--output", "--note"), f"is for several runs or --table: the page of {given[0]} is in its folder"
-        )
+        why = f"is for several runs or --table: the page of {given[0]} is in its folder"
+        refuse(options, ("--output", "--note"), why)
         print(write_report(options.folders[0]))
     else:
-        write_comparison(options.folders, options.table, options.output, options.note)
+        output = options.output or comparison_folder(options.folders, "report")
+        write_comparison(options.folders, output, options.note, options.table)
     if len(given) == 1 and options.output is None:
         write_back(given[0], "FOLDER")
 
@@ -90,15 +84,11 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo compare runs --scaling compute width power laws of loss and errors, checked on the largest scale
     """
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
-    parser.add_argument(
-        "--output", type=output_folder,
-        help="folder for the page (default: comparison, in the common folder of the runs or the working directory)",
-    )  # fmt: skip
+    parser.add_argument("--output", type=output_folder,
+                        help="default: comparison, in the common folder of the runs or here")  # fmt: skip
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
-    parser.add_argument(
-        "--scaling", nargs="+", default=[], metavar="AXIS",
-        help="fit power laws of loss and errors in compute, samples, width or a configuration key",
-    )  # fmt: skip
+    parser.add_argument("--scaling", nargs="+", default=[], metavar="AXIS",
+                        help="fit power laws in compute, samples, width or a configuration key")  # fmt: skip
     parser.set_defaults(run=compare)
 
 
@@ -110,16 +100,14 @@ def compare(options: argparse.Namespace) -> None:
             raise ConfigError(f"there is no folder {folder}")
         runs += [folder] if is_run(folder) else [path.parent for path in sorted(folder.rglob("config.yaml"))]
     if len(runs) < 2:
-        given = " ".join(options.folders)
-        raise ConfigError(
-            f"{given} holds {number_of(len(runs), 'run')}: give two or more, clipzoo compare runs/a runs/b"
-        )
-    default = folders[0] / "comparison" if len(folders) == 1 else comparison_folder(folders)
-    write_comparison(runs, [], options.output or default, options.note, options.scaling)
+        counted = f"{' '.join(options.folders)} holds {number_of(len(runs), 'run')}"
+        raise ConfigError(f"{counted}: give two or more, clipzoo compare runs/a runs/b")
+    output = options.output or comparison_folder(folders, "comparison")
+    write_comparison(runs, output, options.note, scaling=options.scaling)
 
 
 def write_comparison(
-    folders: list[Path], tables: list[str], output: Path | None, note: str | None, scaling: Sequence[str] = ()
+    folders: list[Path], output: Path, note: str | None, tables: Sequence[str] = (), scaling: Sequence[str] = ()
 ) -> None:
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
     from clipzoo.report.pages import write_pages
@@ -128,12 +116,16 @@ def write_comparison(
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
             raise ConfigError(f"{folder} is given {places.count(place)} times: give each run once")
-    default = folders[0] / "report" if len(folders) == 1 else comparison_folder(folders)
-    print(write_pages(folders, tables, output or default, note, scaling=scaling))
+    print(write_pages(folders, list(tables), output, note, scaling=scaling))
 
 
-def comparison_folder(folders: Sequence[Path]) -> Path:
-    """Return the folder of a comparison: beside the runs if one folder holds them, else in the working directory."""
+def comparison_folder(folders: Sequence[Path], name: str) -> Path:
+    """Return the folder of a comparison: in a single folder, next to runs of one folder, or in the working directory.
+
+    name: of the folder in a single one.
+    """
+    if len(folders) == 1:
+        return folders[0] / name
     parents = [folder.resolve().parent for folder in folders]
     common = Path(os.path.commonpath(parents))
     return (common if common in parents else Path()) / "comparison"
@@ -176,9 +168,7 @@ def config(options: argparse.Namespace) -> None:
     if not found and not groups:
         words = [word for section in listed for entry in section.entries for word in entry.key.split(".")]
         near = nearest(options.words[0], list(dict.fromkeys(words)))
-        raise ConfigError(
-            f"no key, option or meaning holds {' and '.join(options.words)}{near}; clipzoo config lists all"
-        )
+        raise ConfigError(f"nothing holds {' and '.join(options.words)}{near}; clipzoo config lists all keys")
     width = min(shutil.get_terminal_size((100, 24)).columns, 140)
     lines = _markdown(groups, found) if options.markdown else _terminal(groups, found, width)
     try:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,19 +29,7 @@ from clipzoo.errors import CHECKOUT, ConfigError, TrainingError, number_of
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.search import (
-    Search,
-    Space,
-    State,
-    Study,
-    Trial,
-    chosen_search,
-    measured,
-    require_metrics,
-    results_of,
-    space_of,
-    study_folder,
-)
+from clipzoo.runs.search import Search, Space, State, Study, Trial, measured, results_of, search_of, study_folder
 
 if TYPE_CHECKING:
     from clipzoo.distributed.watchdog import Watchdog
@@ -88,42 +76,48 @@ KILLS = 3
 def main(arguments: list[str]) -> None:
     options = _options(arguments)
     with own_errors(options):
-        _launch(options)
-
-
-def _launch(options: argparse.Namespace) -> None:
-    if options.to is not None:
-        _write(batch_script(options) if options.to == "slurm" else recipe(options), options.output)
-        return
-    if options.output is not None and (fault := output_fault(str(options.output))):
-        raise ConfigError(f"argument --output: {fault}")
-    if options.submit:
-        submit(options)
-        return
-    if (search := search_of(options.overrides)) is not None:
-        _print_search(options, *search)
-        return
-    points = sweep.points(options.overrides)
-    if options.point is not None:
-        train_point(points, options.point, options.overrides)
-    elif options.table:
-        show_table(points, options)
-    else:
-        for number, point in enumerate(points):
-            values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
-            state = "finished" if is_finished(point.folder) else ""
-            print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
-
-
-def _write(text: str, file: Path | None) -> None:
-    """Print a file, or write it unless another one is there."""
-    if file is None:
-        print(text, end="")
-    elif file.exists() and (not file.is_file() or io.read_bytes(file, io.MB) != text.encode()):
-        raise ConfigError(f"--output {file} exists: give another file, or remove it")
-    else:
-        io.write_whole(file, text)
-        print(file)
+        if options.to is not None:
+            text, file = batch_script(options) if options.to == "slurm" else recipe(options), options.output
+            if file is None:
+                print(text, end="")
+            elif file.exists() and (not file.is_file() or io.read_bytes(file, io.MB) != text.encode()):
+                raise ConfigError(f"--output {file} exists: give another file, or remove it")
+            else:
+                io.write_whole(file, text)
+                print(file)
+            return
+        if options.output is not None and (fault := output_fault(str(options.output))):
+            raise ConfigError(f"argument --output: {fault}")
+        if options.submit:
+            submit(options)
+            return
+        if (search := search_of(options.overrides)) is not None:
+            if options.point is not None or options.table:
+                raise ConfigError("a search draws its points: clipzoo train -m ... trains them, and launch without "
+                                  "--point and --table shows them")  # fmt: skip
+            for line in search[1].corner_lines():
+                compose(line)
+            study = Study(study_folder(*search), *search)
+            if study.folder.exists():
+                show_search(study)
+            else:
+                print("no trial of the search has been drawn: clipzoo train -m ... begins it")
+            return
+        points = sweep.points(options.overrides)
+        if options.point is not None:
+            if not 0 <= options.point < len(points):
+                raise ConfigError(f"--point {options.point}: the sweep has points 0 to {len(points) - 1}")
+            # The training replaces this process.
+            os.environ["CLIPZOO_SWEEP"] = sweep.sweep_name(options.overrides)
+            train = [sys.executable, "-m", "clipzoo.cli", "train", *points[options.point].overrides]
+            os.execv(sys.executable, train)
+        elif options.table:
+            show_table(points, options)
+        else:
+            for number, point in enumerate(points):
+                values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
+                state = "finished" if is_finished(point.folder) else ""
+                print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
 
 
 def batch_script(options: argparse.Namespace) -> str:
@@ -166,7 +160,7 @@ def recipe(options: argparse.Namespace) -> str:
     Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; the rendezvous on the first node assigns the ranks. All
     recipes are elastic if the least number of nodes is below their number.
     """
-    plain = compose(list(options.overrides))
+    plain = compose(options.overrides)
     nodes, gpus = options.nodes or 1, options.gpus or 8
     least = options.min_nodes or nodes
     if least > nodes:
@@ -197,33 +191,11 @@ def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str,
     Returns the name of the batch script, the range of its array, and `trainer.device`.
     """
     if (search := search_of(overrides)) is not None:
-        plain = [compose(list(line)) for line in search[1].corner_lines()]
+        plain = [compose(line) for line in search[1].corner_lines()]
         return "search", f"0-{(at_once or 1) - 1}", plain[0]["trainer"]["device"]
-    plain = [compose(list(point.overrides)) for point in sweep.points(overrides)]
+    plain = [compose(point.overrides) for point in sweep.points(overrides)]
     limit = f"%{at_once}" if at_once else ""
     return "sweep", f"0-{len(plain) - 1}{limit}", plain[0]["trainer"]["device"]
-
-
-def _print_search(options: argparse.Namespace, search: Search, space: Space) -> None:
-    """Show the trials of a search until now."""
-    if options.point is not None or options.table:
-        raise ConfigError("a search draws its points: clipzoo train -m ... trains them, and launch without --point and "
-                          "--table shows them")  # fmt: skip
-    for line in space.corner_lines():
-        compose(line)
-    study = Study(study_folder(search, space), search, space)
-    if study.folder.exists():
-        show_search(study)
-    else:
-        print("no trial of the search has been drawn: clipzoo train -m ... begins it")
-
-
-def train_point(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
-    """Replace this process by the training of one point."""
-    if not 0 <= number < len(points):
-        raise ConfigError(f"--point {number}: the sweep has points 0 to {len(points) - 1}")
-    os.environ["CLIPZOO_SWEEP"] = sweep.sweep_name(overrides)
-    os.execv(sys.executable, [sys.executable, "-m", "clipzoo.cli", "train", *points[number].overrides])
 
 
 def submit(options: argparse.Namespace) -> None:
@@ -266,78 +238,37 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     action.add_argument("--to", choices=("slurm", *RECIPES), help="print or write the file that starts a training on "
                         f"several machines; slurm takes one of {', '.join(SCRIPTS)} before the overrides")  # fmt: skip
     size, nodes, pods = number_in(Machines), ["--to"], ["--to kubernetes", "--to pytorchjob"]
-    recipes = [f"--to {name}" for name in RECIPES]
+    recipes, default = [f"--to {name}" for name in RECIPES], "(default: %(default)s)"
     parser.add_argument("--nodes", type=size, needs=nodes, help="number of nodes (default: 1)")
-    parser.add_argument(
-        "--min-nodes", type=size, needs=recipes, help="fewest nodes that go on after a loss; default: all"
-    )
+    parser.add_argument("--min-nodes", type=size, needs=recipes, help="fewest nodes that continue after a loss; "
+                        "default: all")  # fmt: skip
     parser.add_argument("--gpus", type=size, needs=nodes, help="ranks of a node (default: 8; of slurm eval 1)")
-    parser.add_argument(
-        "--max-restarts", type=number_in(Restarts), default=3, needs=recipes, help="of the ranks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--host", type=word("[A-Za-z0-9.:-]"), default="HOST", needs=["--to torchrun"], help="first node"
-    )
-    parser.add_argument(
-        "--port", type=number_in(Port), default=29400, needs=["--to torchrun", "--to kubernetes", "--to skypilot"],
-        help="of the rendezvous (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--gpu", type=word("[A-Za-z0-9_.-]"), default="H100", needs=["--to skypilot"],
-        help="name of the GPU (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--image", type=word("[A-Za-z0-9_./:@-]"), default="clipzoo:latest", needs=pods,
-        help="container (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--volume", type=word("[a-z0-9.-]"), default="runs", needs=pods,
-        help="claim mounted at /runs (default: %(default)s)",
-    )  # fmt: skip
+    parser.add_argument("--max-restarts", type=number_in(Restarts), default=3, needs=recipes,
+                        help=f"of the ranks {default}")  # fmt: skip
+    parser.add_argument("--host", type=word("[A-Za-z0-9.:-]"), default="HOST", needs=["--to torchrun"],
+                        help="first node")  # fmt: skip
+    parser.add_argument("--port", type=number_in(Port), default=29400, help=f"of the rendezvous {default}",
+                        needs=["--to torchrun", "--to kubernetes", "--to skypilot"])  # fmt: skip
+    parser.add_argument("--gpu", type=word("[A-Za-z0-9_.-]"), default="H100", needs=["--to skypilot"],
+                        help=f"name of the GPU {default}")  # fmt: skip
+    parser.add_argument("--image", type=word("[A-Za-z0-9_./:@-]"), default="clipzoo:latest", needs=pods,
+                        help=f"container {default}")  # fmt: skip
+    parser.add_argument("--volume", type=word("[a-z0-9.-]"), default="runs", needs=pods,
+                        help=f"claim mounted at /runs {default}")  # fmt: skip
     parser.add_argument("--sbatch", default="", needs=["--submit"], help="options for sbatch, in one string")
-    parser.add_argument(
-        "--at-once",
-        type=size,
-        needs=["--submit", "--to slurm"],
-        help="maximum number of points that run at the same time; of a search, the number of processes",
-    )
+    parser.add_argument("--at-once", type=size, needs=["--submit", "--to slurm"], help="maximum number of points that "
+                        "run at the same time; of a search, the number of processes")  # fmt: skip
     parser.add_argument("--lowest", action="store_true", needs=["--table"], help="the lowest value is best")
-    parser.add_argument(
-        "--output", type=Path, needs=["--table", "--to"], help="folder for the table and its plot; the file of --to"
-    )
+    parser.add_argument("--output", type=Path, needs=["--table", "--to"], help="folder for the table and its plot; the "
+                        "file of --to")  # fmt: skip
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
-    return parser.parse_intermixed_args(_with_sbatch_joined(arguments))
-
-
-def _with_sbatch_joined(arguments: list[str]) -> list[str]:
-    """Return the arguments with `--sbatch OPTIONS` as one word: argparse would take "--nodes=2 ..." for its own."""
+    # `--sbatch OPTIONS` becomes one word: argparse would take "--nodes=2 ..." for its own.
     place = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)
     joined = ["=".join(arguments[place : place + 2])] if place < len(arguments) else []
-    return [*arguments[:place], *joined, *arguments[place + 2 :]]
+    return parser.parse_intermixed_args([*arguments[:place], *joined, *arguments[place + 2 :]])
 
 
 # Searches
-
-
-def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
-    """Return the search that a command line asks for, None for a plain sweep.
-
-    Raises:
-        ConfigError: its settings or ranges are invalid.
-    """
-    hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
-    search = chosen_search([line for line in overrides if line not in hydra])
-    if search is None:
-        return None
-    if hydra:
-        raise ConfigError(
-            f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
-        )
-    space = space_of(sweep.of_search_option(overrides), overrides)
-    space.require(search.sampler or "")
-    corner = compose(space.overrides(space.corners()[0]))
-    require_metrics(search.metrics, corner["eval"], search.rungs)
-    return search, space
 
 
 def run_search(search: Search, space: Space) -> None:
@@ -356,16 +287,43 @@ def run_search(search: Search, space: Space) -> None:
             total = f" of {min(search.trials or space.count, space.count)}"
             values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
             say(f"trial {trial.number + 1}{total}: {values}")
-            _finish(study, trial)
+            for _ in range(KILLS):
+                code = 0 if is_finished(trial.folder) else _train(study, trial)
+                if code >= 0:
+                    break
+                say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
+            if code in (EXIT_CODE, io.WriteError.exit_code):
+                # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
+                say("clipzoo: the search is stopped; run the same command to resume")
+                sys.exit(code)
+            state: State = "finished"
+            results: list[float] = []
+            reason = ""
+            if code:
+                state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            elif study.trials()[trial.number].pruned_at is not None:
+                state = "pruned"
+            else:
+                try:
+                    results = measured(search.metrics, results_of(trial.folder))
+                except io.DamagedFileError as error:
+                    state, reason = "failed", str(error)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), "
+                        "or give another metric"
+                    ) from None
+                if not all(map(math.isfinite, results)):
+                    state, results, reason = "failed", [], f"a metric is not finite: {results}"
+            study.finish(trial, state, results, reason, run=trial.folder)
     finally:
         study.release()
     show_search(study)
     trials = study.trials()
     if failed := [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]:
-        more = f" and {len(failed) - sweep.MOST_NAMES} more" if len(failed) > sweep.MOST_NAMES else ""
         raise TrainingError(
             f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
-            f"{', '.join(failed[: sweep.MOST_NAMES])}{more}"
+            f"{sweep.first_names(failed)}"
         )
 
 
@@ -397,42 +355,6 @@ def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
     return [Rungs(rungs, passes, stop, world)]
 
 
-def _finish(study: Study, trial: Trial) -> None:
-    """Train a trial to its end and record it."""
-    for _ in range(KILLS):
-        code = 0 if (trial.folder / "results.json").exists() else _train(study, trial)
-        if code >= 0:
-            break
-        say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
-    if code in (EXIT_CODE, io.WriteError.exit_code):
-        # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
-        say("clipzoo: the search is stopped; run the same command to resume")
-        sys.exit(code)
-    state: State = "finished"
-    results: list[float] = []
-    reason = ""
-    if code:
-        state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    elif study.was_pruned(trial):
-        state = "pruned"
-    else:
-        try:
-            found = results_of(trial.folder)
-        except io.DamagedFileError as error:
-            state, reason = "failed", str(error)
-        else:
-            try:
-                results = measured(study.search.metrics, found)
-            except ConfigError as error:
-                raise ConfigError(
-                    f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), or "
-                    "give another metric"
-                ) from None
-            if not all(map(math.isfinite, results)):
-                state, results, reason = "failed", [], f"a metric is not finite: {results}"
-    study.finish(trial, state, results, reason, run=trial.folder)
-
-
 def _train(study: Study, trial: Trial) -> int:
     """Run the training of a trial and return its exit code, below 0 after a signal.
 
@@ -445,7 +367,7 @@ def _train(study: Study, trial: Trial) -> int:
             lock.acquire(math.inf)
     command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
     described = json.dumps([str(study.folder), trial.number, asdict(study.search)])
-    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.name}
+    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.folder.name}
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def end_with_parent() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo import io
-from clipzoo.cli import sweep as sweeps
 from clipzoo.cli.arguments import Parser
 from clipzoo.config import trust as overrides
 from clipzoo.config.compose import checked, compose
@@ -29,19 +29,14 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.distributed import launch
 from clipzoo.distributed.launch import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
-from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished, with_digests
-from clipzoo.runs.identity import with_variables
-from clipzoo.runs.lock import RunLock
-from clipzoo.runs.record import of_weights
-from clipzoo.runs.remote import runs_of
 
 if TYPE_CHECKING:
+    from clipzoo.distributed.preemption import Preemption
+    from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
-    from clipzoo.encoders.weights import Row
-    from clipzoo.model import Model
+    from clipzoo.runs.lock import RunLock
+    from clipzoo.runs.remote import RemoteRun
     from clipzoo.runs.search import Search, Space
-    from clipzoo.training.parts import Dataset, Parts
 
 
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -73,6 +68,8 @@ class CommandLine:
     @property
     def hydra_arguments(self) -> list[str]:
         """The command line as Hydra reads it: options first, shard ranges in quotes."""
+        from clipzoo.runs.remote import runs_of
+
         own = own_folder()
         is_sweep = self.options.multirun and self.configurations
         return [
@@ -88,7 +85,9 @@ def main(arguments: list[str]) -> None:
     with same_on_all_ranks():
         line = read_command_line(arguments)
     if line.search is not None:
-        return sweeps.run_search(*line.search)
+        from clipzoo.cli.sweep import run_search
+
+        return run_search(*line.search)
     if not line.needs_hydra:
         chosen = [given.value() for given in map(overrides.read, line.lines) if given.key_or_group == "experiment"]
         experiment = None if not chosen or chosen[-1] is None else str(chosen[-1])
@@ -103,8 +102,10 @@ def main(arguments: list[str]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(first_line(error)) from None
     if line.options.multirun:
+        from clipzoo.runs.sweep import require_results
+
         print(by_name("clipzoo.report.pages.write_sweep")(line.lines), flush=True)
-        sweep.require_results(line.lines)
+        require_results(line.lines)
 
 
 def read_command_line(arguments: list[str]) -> CommandLine:
@@ -132,7 +133,9 @@ def read_command_line(arguments: list[str]) -> CommandLine:
             raise ConfigError("-m starts one process for each point: run it without torchrun")
         if options.cfg:
             raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
-        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
+        from clipzoo.runs.sweep import sweep_name
+
+        os.environ.setdefault("CLIPZOO_SWEEP", sweep_name(lines))
     for option in ("config_path", "config_name", "experimental_rerun"):
         if getattr(options, option) is not None:
             raise ConfigError(f"--{option.replace('_', '-')} is not an option of clipzoo: choose groups and keys "
@@ -142,16 +145,27 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     if options.version or options.shell_completion:
         return CommandLine(arguments, options, lines, None, [])
     given = [overrides.read(line) for line in lines]
-    search = sweeps.search_of(lines) if options.multirun and not shows(options) else None
+    is_sweep, search = options.multirun and not shows(options), None
+    if is_sweep:
+        from clipzoo.runs.search import search_of
+
+        search = search_of(lines)
     if search is None:
         for override in given:
             overrides.require_values(override, options.multirun)
-    points = search[1].corner_lines() if search else overrides.covering_points(given)
+        # As few command lines as contain every value of every swept key; one if nothing is swept.
+        choices = [values for override in given if (values := overrides.alternatives(override)) is not None]
+        count = max(map(len, choices), default=1)
+        points = [tuple(values[min(index, len(values) - 1)] for values in choices) for index in range(count)]
+    else:
+        points = search[1].corner_lines()
     configurations = [compose(point, complete=not shows(options)) for point in points]
     for row in {plain["row"] for plain in configurations} - {None}:
         by_name("clipzoo.report.published.require_row")(row)
-    if options.multirun and not shows(options) and not search:
-        sweep.points(lines)
+    if is_sweep and search is None:
+        from clipzoo.runs.sweep import points as points_of
+
+        points_of(lines)
     return CommandLine(arguments, options, lines, search, configurations)
 
 
@@ -187,7 +201,16 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     """Train a run to its end, or report that it is finished.
 
     config: checked. lines: overrides as they were typed. experiment: chosen by them.
+
+    results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
+    again after the last checkpoint, with the cached evaluation.
     """
+    from clipzoo.runs import record
+    from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished, with_digests
+    from clipzoo.runs.identity import with_variables
+    from clipzoo.runs.lock import RunLock
+    from clipzoo.runs.remote import runs_of
+
     trust = trusted_names(lines)
     given = with_digests(config)
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
@@ -202,19 +225,22 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
 
     folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
-        if launch.read().is_first:
-            runs.complete(folder)
-        result = record.summary(folder) + evaluation_hint(folder, plain)
-        launch.say(result)
+        if launch.read().is_first and (run := runs.run(folder.name)) is not None:
+            run.complete()
+        launch.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.build import build_model, build_parts, found_in_model
+    from clipzoo.cli.sweep import hooks
+    from clipzoo.data.captions import described as described_captions
     from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World, described, set_threads
     from clipzoo.evaluation.suite import Suite
-    from clipzoo.initial import initialise
+    from clipzoo.exports.open_clip import export_note
+    from clipzoo.initial import initialise, report_initial_weights
+    from clipzoo.training.diagnostics import write_examples, write_sample_summary
     from clipzoo.training.loggers import quiet_libraries
     from clipzoo.training.train import train as fit
 
@@ -233,9 +259,9 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     with (
         watchdog.guard(world, settings.timeout, folder),
         RunLock(folder) as lock,
-        runs.kept(lock, world, preemption.request, watchdog.before_exit),
+        uploaded(runs.run(folder.name), lock, world, preemption, watchdog),
     ):
-        with created(folder, world):
+        with created(folder, world.is_first):
             model = build_model(values, parts.head, trust)
             dataset.open(folder, world)
             dataset.check(parts.seed, settings.global_batch)
@@ -243,80 +269,75 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
             rows = initialise(model, folder, plain, values, parts, trust, world)
             settings = settings.resolved(folder, world)
             evaluator.open()
-            best_metric = of_weights(settings.checkpoints.best_metric, averaged=parts.averaging is not None)
+            best_metric = settings.checkpoints.best_metric
+            if best_metric and parts.averaging is not None:
+                best_metric = best_metric.removeprefix(f"{record.AVERAGE}/")
             evaluator.require(best_metric, settings.global_batch)
         device, warning = described(world, plain["data"].get("workers"))
-        hardware = f"{settings.precision} on {device}"
-        world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, hardware, world))
+
+        def begin() -> None:
+            claim(lock, plain, dataset.fingerprint, given)
+            report_initial_weights(rows, folder)
+            launch.say(
+                f"{folder}: {number_of(dataset.samples, 'sample')}, {settings.global_batch} per step, "
+                f"{number_of(world.size, 'rank')}, {settings.precision} on {device}{export_note(plain)}"
+            )
+            if (captions := dataset.captions()).pairs:
+                figures = captions.figures(settings.global_batch)
+                io.write_json(folder / CAPTIONS, figures)
+                launch.say(f"data: {described_captions(figures)}")
+
+        world.run_on_first(begin)
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
-        cost, metrics = fit(model, parts, world, preemption, sweeps.hooks(watchdog, world))
-        finish(model, parts, world, lines, experiment, cost, metrics)
+        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world))
+        samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
+
+        def finish() -> None:
+            write_examples(samples, dataset, folder / "evaluation" / "samples")
+            results = record.results(folder, plain, experiment, lines, cost, metrics)
+            by_name("clipzoo.report.pages.write_report")(folder, results)
+            parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
+            parts.logger.close()
+            if any(name.endswith("lora_A") for name in model.state_dict()):
+                from clipzoo.exports.adapters import save_adapters
+
+                save_adapters(folder, folder / "adapters")
+            results.write(folder)
+            launch.say(record.summary(folder))
+
+        world.run_on_first(finish)
     world.leave()
     spares.release()
 
 
-def begin(
-    lock: RunLock,
-    plain: Mapping[str, Any],
-    given: Mapping[str, Any],
-    dataset: Dataset,
-    rows: Sequence[Row],
-    hardware: str,
-    world: World,
-) -> None:
-    """Claim the run directory, and say what is trained and how. On the first rank.
+@contextmanager
+def uploaded(
+    run: RemoteRun | None, lock: RunLock, world: World, preemption: Preemption, watchdog: Watchdog
+) -> Iterator[None]:
+    """Keep the store of a run up to date while the run is trained in the block; no-op for None. Collective.
 
-    given: see `claim`. hardware: precision, device and loader processes, in words.
+    Raises:
+        ConfigError: another process trains the run, or the store cannot be used.
+        TrainingError: at the end, the store has not taken all files within upload_patience seconds.
     """
-    from clipzoo.data.captions import described as described_captions
-    from clipzoo.exports.open_clip import export_note
-    from clipzoo.initial import report_initial_weights
-
-    claim(lock, plain, dataset.fingerprint, given)
-    report_initial_weights(rows, lock.folder)
-    launch.say(
-        f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "
-        f"{number_of(world.size, 'rank')}, {hardware}{export_note(plain)}"
-    )
-    if (captions := dataset.captions()).pairs:
-        figures = captions.figures(plain["trainer"]["global_batch"])
-        io.write_json(lock.folder / CAPTIONS, figures)
-        launch.say(f"data: {described_captions(figures)}")
-
-
-def finish(
-    model: Model,
-    parts: Parts,
-    world: World,
-    lines: Sequence[str],
-    experiment: str | None,
-    cost: Mapping[str, Any],
-    metrics: Mapping[str, float],
-) -> None:
-    """Write the report and the results of a run that has ended. Collective.
-
-    results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
-    again after the last checkpoint, with the cached evaluation.
-    """
-    from clipzoo.training.diagnostics import write_examples, write_sample_summary
-
-    folder = parts.folder
-    assert folder is not None
-    samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
-
-    def write() -> None:
-        write_examples(samples, parts.dataset, folder / "evaluation" / "samples")
-        results = record.results(folder, parts.config, experiment, lines, cost, metrics)
-        by_name("clipzoo.report.pages.write_report")(folder, results)
-        parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
-        parts.logger.close()
-        if any(name.endswith("lora_A") for name in model.state_dict()):
-            from clipzoo.exports.adapters import save_adapters
-
-            save_adapters(folder, folder / "adapters")
-        results.write(folder)
-        launch.say(record.summary(folder))
-
-    world.run_on_first(write)
+    if run is None:
+        yield
+        return
+    run.on_failure = preemption.request
+    needed = world.run_on_first(lambda: run.begin(lock))
+    if world.local_rank == 0 and not world.is_first:
+        run.fetch(needed)
+    world.barrier()
+    if world.is_first:
+        launch.say(f"{run.store.url} is kept up to date with its local copy {run.folder}")
+        watchdog.before_exit(run.finish_at_exit)
+    try:
+        yield
+    except Exception:
+        # Several ranks end through the watchdog, which calls `finish_at_exit`.
+        if world.size == 1:
+            run.finish_at_exit()
+        raise
+    world.run_on_first(run.finish)

@@ -26,7 +26,7 @@ from clipzoo.config.groups import (
     unknown_key,
     unknown_option,
 )
-from clipzoo.config.schema import Argument, Kind, UncheckableError, constructor_arguments, kind_of
+from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
 from clipzoo.config.trust import KEY, OWN, is_within, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
 
@@ -70,25 +70,22 @@ def compose(
     nodes: plain values to add before interpolations are resolved; a "${" in them is text. trust: classes and packages
     that may be named, for overrides of a file; None for overrides of the command line, which say it themselves.
 
-    Raises:
-        ConfigError: names every fault.
+    Raises ConfigError with every fault.
     """
     for line in overrides if trust is not None else ():
         # `hydra.searchpath` imports packages.
         if re.split("[./@]", read(line).key_or_group)[0] in ("hydra", KEY):
             raise ConfigError(f"{line} is an option only of the command line: remove it from the file")
     lines, config = _explained(overrides, name)
-    known = [
-        *yaml.safe_load((CONF / f"{name}.yaml").read_text()),
-        *(path.name for path in CONF.iterdir()),
-        *NOT_SETTINGS,
-    ]
+    content = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    known = [*content, *(path.name for path in CONF.iterdir()), *NOT_SETTINGS]
     for key in map(str, config):
         if key not in known:
             raise ConfigError(unknown_key(key, known))
     if nodes:
         OmegaConf.set_struct(config, False)
-        config.update(_literal(nodes))
+        # A "${" in their strings is escaped, so that OmegaConf reads no interpolation.
+        config.update(schema.mapped(nodes, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text)))
     return checked(config, trusted_names(lines) if trust is None else trust, complete, name)
 
 
@@ -161,15 +158,6 @@ def _compose(lines: list[str], name: str) -> DictConfig:
         return hydra.compose(name, lines)
 
 
-def _literal(value: Any) -> Any:
-    """Return plain values with their strings escaped, so that OmegaConf reads no interpolation in them."""
-    if isinstance(value, Mapping):
-        return {key: _literal(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_literal(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
 def _explanation(error: Exception, lines: list[str], name: str) -> str:
     """Return Hydra's error as one sentence with the nearest valid key or option."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -183,17 +171,20 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
             return group_not_chosen(key[1])
         if name == "train" and (command := COMMANDS.get(key[1].split(".")[0])):
             return f"{key[1]} is a setting of `{command}`, not of a training"
-        # The values that only the choices of groups give, inner mappings among them, by dotted key.
+        # Hydra's cause holds the configuration: its values, inner mappings among them, by dotted key.
         values: dict[str, Any] = {}
-        with suppress(HydraException, OmegaConfBaseException):
-            chosen = _compose([line for line in lines if is_group(read(line).key_or_group)], name)
-            pending = [("", OmegaConf.to_container(chosen, resolve=False))]
+        if (parent := getattr(error.__cause__, "parent_node", None)) is not None:
+            container: Any = OmegaConf.to_container(parent._get_root(), resolve=False)
+            container.pop("hydra", None)
+            pending = [("", container)]
             for prefix, node in pending:
                 inner = {f"{prefix}{key!s}": value for key, value in node.items()} if isinstance(node, dict) else {}
                 values |= inner
                 pending += [(f"{key}.", value) for key, value in inner.items()]
         for mapping in (key[1], key[1].rpartition(".")[0]):
-            if values.get(mapping) == {}:
+            # Hydra has replaced a number or a text by a mapping: only the choices of groups tell what it was.
+            chosen = [line for line in lines if is_group(read(line).key_or_group)]
+            if values.get(mapping) == {} and OmegaConf.select(_compose(chosen, name), mapping) == {}:
                 return f"{mapping} takes any keys, which are added with a plus: +{mapping}={{KEY: VALUE}}"
         return unknown_key(key[1], groups() + sorted(values))
     return _first_line(error)
@@ -217,8 +208,16 @@ def without_variables(config: DictConfig) -> Any:
     `${oc.env:NAME}` remains as text wherever the constructor's annotation admits any text. Elsewhere (numbers, named
     options) its value stands, which is no secret and may change the result of a run.
     """
-    OmegaConf.register_new_resolver(RESOLVER, _variable, replace=True)
-    OmegaConf.register_new_resolver("oc.decode", _decoded, replace=True)
+
+    def variable(name: str, *default: str | None) -> str:
+        quoted = ["null" if value is None else "'" + str(value).replace("'", "\\'") + "'" for value in default]
+        return MARK + ",".join([name, *quoted]) + "}"
+
+    def decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
+        return "${oc.decode:" + text + "}" if text is not None and MARK in text else oc.decode(text, _parent_, _node_)
+
+    OmegaConf.register_new_resolver(RESOLVER, variable, replace=True)
+    OmegaConf.register_new_resolver("oc.decode", decoded, replace=True)
     try:
         text = OmegaConf.to_container(config, resolve=True)
     finally:
@@ -227,32 +226,19 @@ def without_variables(config: DictConfig) -> Any:
     return _merged(OmegaConf.to_container(config, resolve=True), text) if MARK in repr(text) else text
 
 
-def _variable(name: str, *default: str | None) -> str:
-    quoted = ["null" if value is None else "'" + str(value).replace("'", "\\'") + "'" for value in default]
-    return MARK + ",".join([name, *quoted]) + "}"
-
-
-def _decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
-    if text is not None and MARK in text:
-        return "${oc.decode:" + text + "}"
-    return oc.decode(text, _parent_, _node_)
-
-
 def _merged(value: Any, text: Any, kind: Kind | None = None) -> Any:
     """Return `text`, with the value in each place whose kind admits no text. kind: of the argument, None if unknown."""
     if value == text:
         return value
     if isinstance(value, dict) and isinstance(text, dict) and value.keys() == text.keys():
         # The classes of this package say what their arguments admit.
-        arguments: Mapping[str, Argument] = {}
+        kinds: dict[str, Kind] = {}
         if is_within(str(value.get("_target_")), (OWN,)):
             with suppress(LookupError, SyntaxError):
-                arguments = constructor_arguments(value["_target_"])
-        kinds: dict[str, Kind] = {}
-        for name, argument in arguments.items():
-            with suppress(UncheckableError):
-                if argument.annotation is not None:
-                    kinds[name] = kind_of(argument.annotation)
+                for name, argument in constructor_arguments(value["_target_"]).items():
+                    with suppress(UncheckableError):
+                        if argument.annotation is not None:
+                            kinds[name] = kind_of(argument.annotation)
         merged: Any = {key: _merged(value[key], text[key], kinds.get(key)) for key in value}
     elif isinstance(value, list) and isinstance(text, list) and len(value) == len(text):
         merged = [_merged(*pair) for pair in zip(value, text, strict=True)]

@@ -29,8 +29,6 @@ FOREIGN_KEYS = {
     "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
-FOREIGN_GROUPS = {"hydra/sweeper": "a search draws its points with search.sampler=tpe"}
-"""Groups of Hydra's plugins whose work clipzoo does itself."""
 RENAMED_KEYS = {
     "trainer.save_every": "trainer.checkpoints.every", "trainer.keep": "trainer.checkpoints.keep",
     "trainer.best_metric": "trainer.checkpoints.best_metric",
@@ -47,8 +45,7 @@ FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pr
 def own_folder() -> Path | None:
     """Return the user's folder of further options, laid out like CONF; None without one.
 
-    Raises:
-        ConfigError: it has no option of a group of CONF, or one that CONF has too.
+    Raises ConfigError if it has no option of a group of CONF, or one that CONF has too.
     """
     given = os.environ.get(VARIABLE)
     return _checked(Path(given).expanduser().absolute()) if given else None
@@ -93,10 +90,7 @@ def _checked(folder: Path) -> Path:
         raise ConfigError(f"--config-dir {folder} is not a folder")
     files = _files(folder)
     if not files:
-        raise ConfigError(
-            f"--config-dir {folder} has no options: it is laid out like clipzoo's conf, with experiment/NAME.yaml, "
-            "head/NAME.yaml, ..."
-        )
+        raise ConfigError(f"--config-dir {folder} has no options: it is laid out like clipzoo's conf, head/NAME.yaml")
     for path in files:
         if (CONF / path).exists():
             raise ConfigError(f"{folder / path}: clipzoo has an option of this name, rename the file")
@@ -143,8 +137,8 @@ def group_not_chosen(group: str) -> str:
 
 def unknown_option(group: str, option: str) -> str:
     """Return the message for an option that its group does not have."""
-    if group in FOREIGN_GROUPS:
-        return f"there is no {group}={option}: {FOREIGN_GROUPS[group]}"
+    if group == "hydra/sweeper":
+        return f"there is no {group}={option}: a search draws its points with search.sampler=tpe"
     names = options(group)
     folder = f"{option.split('/')[0]}/"
     # Options sorted into folders are many: list those of the same folder, or only the folders.

@@ -14,13 +14,12 @@ from clipzoo.config.compose import TOP_LEVEL
 from clipzoo.config.groups import CONF, groups, is_group, option_file, options
 from clipzoo.config.schema import (
     ANY_KEY,
-    HYDRA_KEYS,
-    Argument,
     UncheckableError,
     constructor_arguments,
     docstrings,
     kind_of,
     name_of,
+    nodes,
 )
 
 MOST_VALUES = 3
@@ -76,12 +75,12 @@ def sections() -> Iterator[Section]:
     for group in groups():
         if group.partition("/")[0] in ONLY_OPTIONS:
             continue
-        nodes: dict[tuple[str, str], list[tuple[_Option, Mapping[str, Any]]]] = {}
+        found: dict[tuple[str, str], list[tuple[_Option, Mapping[str, Any]]]] = {}
         for option in [_option(group, name) for name in options(group)]:
-            for place, node in _nodes(option[1], ""):
-                nodes.setdefault((place, str(node["_target_"])), []).append((option, node))
-        for (place, target), found in nodes.items():
-            yield _section(group, place, target, found)
+            for node, place in nodes(option[1]):
+                found.setdefault((place, str(node["_target_"])), []).append((option, node))
+        for (place, target), having in found.items():
+            yield _section(group, place, target, having)
 
 
 def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option, Mapping[str, Any]]]) -> Section:
@@ -99,23 +98,19 @@ def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option,
             words = name_of(argument.annotation)
         inner = ".".join(filter(None, (place, name)))
         remarks = [remarks[inner] for (_, _, remarks), _ in found if inner in remarks]
-        meaning = meanings.get(name) or next(iter(remarks), "")
-        entries.append(Entry(f"{prefix}.{name}", words, _default(values, argument), meaning))
+        # The values of the options; where one has none, the default of the constructor.
+        code = {"None": "null", "True": "true", "False": "false"}.get(argument.default, argument.default)
+        texts = list(dict.fromkeys(code if value is _MISSING else _shown(value) for value in values))
+        default = ", ".join(value or "must be given" for value in texts) if len(texts) > 1 else "".join(texts)
+        if len(texts) > MOST_VALUES:
+            default = "by option"
+        entries.append(Entry(f"{prefix}.{name}", words, default, meanings.get(name) or next(iter(remarks), "")))
     # The first sentence. None ends inside brackets, "(eq. 3)", or at the dot of a product, "unit(x P) . unit(y Q)".
     text = next(_paragraphs(next(docstrings(target))), "")
     parts = (text[: end.start()] for end in re.finditer(r"(?<! )\.(?= |$)", text))
     summary = next((part for part in parts if part.count("(") == part.count(")")), text)
     names = tuple(name for (name, _, _), _ in found if name)
     return Section(group, names, target, summary, tuple(entries))
-
-
-def _default(values: Sequence[Any], argument: Argument) -> str:
-    """The values of the options; where one has none, the default of the constructor."""
-    code = {"None": "null", "True": "true", "False": "false"}.get(argument.default, argument.default)
-    texts = list(dict.fromkeys(code if value is _MISSING else _shown(value) for value in values))
-    if len(texts) > MOST_VALUES:
-        return "by option"
-    return ", ".join(value or "must be given" for value in texts) if len(texts) > 1 else "".join(texts)
 
 
 def _shown(value: Any) -> str:
@@ -147,15 +142,6 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
         before = merged.get(key)
         merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def _nodes(node: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every node with a `_target_`, and its dotted place in the option."""
-    if _is_node(node):
-        yield place, node
-    for key, value in node.items() if isinstance(node, Mapping) else ():
-        if key not in HYDRA_KEYS:
-            yield from _nodes(value, f"{place}.{key}" if place else str(key))
 
 
 def _is_node(value: Any) -> bool:

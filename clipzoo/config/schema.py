@@ -61,10 +61,10 @@ def faults(config: Mapping[str, Any], path: str = "") -> list[str]:
 
     Relations between values are checked once every value by itself is right.
     """
-    nodes = list(_nodes(config, path))
-    return [fault for node, place in nodes for fault in _node_faults(node, place)] or [
+    found = list(nodes(config, path))
+    return [fault for node, place in found for fault in _node_faults(node, place)] or [
         fault
-        for node, place in nodes
+        for node, place in found
         for fault in broken(class_constant(node["_target_"], "relations") or {}, node, f"{place}.")
     ]
 
@@ -124,16 +124,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-def _nodes(config: Any, path: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+def nodes(config: Any, path: str = "") -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield all nodes with a `_target_`, outer ones first, with their paths."""
     if isinstance(config, Mapping):
         if "_target_" in config:
             yield config, path
         for key, value in config.items():
-            yield from _nodes(value, f"{path}.{key}" if path else str(key))
+            yield from nodes(value, f"{path}.{key}" if path else str(key))
     elif isinstance(config, list):
         for index, item in enumerate(config):
-            yield from _nodes(item, f"{path}[{index}]")
+            yield from nodes(item, f"{path}[{index}]")
 
 
 def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -149,14 +149,12 @@ def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
         return
     given = {key: value for key, value in config.items() if key not in HYDRA_KEYS}
     for key, value in given.items():
-        argument = arguments.get(key) or arguments.get(ANY_KEY)
-        if argument is None:
-            new = RENAMED_KEYS.get(f"{path}.{key}")
-            near = f"; did you mean {new}?" if new else nearest(key, list(arguments))
-            hint = near or f": leave it out (~{path}.{key})"
-            yield f"{path}.{key}: {name} has no such argument{hint}"
-        else:
+        if argument := arguments.get(key) or arguments.get(ANY_KEY):
             yield from _value_faults(value, argument, f"{path}.{key}", name)
+            continue
+        new = RENAMED_KEYS.get(f"{path}.{key}")
+        near = f"; did you mean {new}?" if new else nearest(key, list(arguments))
+        yield f"{path}.{key}: {name} has no such argument{near or f': leave it out (~{path}.{key})'}"
     for key, argument in arguments.items():
         if key not in given and not argument.optional and "_partial_" not in config:
             yield f"{path}.{key} is missing: {name} needs it"
@@ -169,10 +167,9 @@ def _value_faults(value: Any, argument: Argument, path: str, name: str) -> Itera
     try:
         kind = kind_of(argument.annotation)
     except UncheckableError as error:
-        words = name_of(argument.annotation)
+        words, key = name_of(argument.annotation), path.rsplit(".", 1)[-1]
         part = "" if str(error) == words else f" ({error} in it)"
-        argument_name = path.rsplit(".", 1)[-1]
-        yield f"{path}: the annotation {words} of {name}'s argument {argument_name} cannot be checked{part}: change it"
+        yield f"{path}: the annotation {words} of {name}'s argument {key} cannot be checked{part}: change it"
         return
     if not kind.admits(value) and not is_open(value):
         seen = "null" if value is None else f"{shown(value)} ({type(value).__name__})"
@@ -222,22 +219,30 @@ def kind_of(annotation: Any) -> Kind:
     if origin in _SIMPLE and not parameters:
         return _SIMPLE[origin]
     if origin is Annotated:
-        return _constrained(*parameters)
+        # Metadata that is not of the vocabulary is ignored.
+        base, *constraints = parameters
+        kind = kind_of(base)
+        bounds = [one for one in constraints if isinstance(one, Range | MultipleOf | Ascending | Distinct)]
+        text = " ".join(["a number" if base is float else kind.words, *(bound.words for bound in bounds)])
+        admits = _is_number if any(isinstance(one, NonFinite) for one in constraints) else kind.admits
+        return Kind(text, lambda value: admits(value) and all(bound.admits(value) for bound in bounds))
     if origin is typing.Literal:
         constants = [(type(constant), constant) for constant in parameters]
         return Kind(" or ".join(map(str, parameters)), lambda value: (type(value), value) in constants)
     is_class = isinstance(origin, type) and origin.__module__ not in ("builtins", "typing", "collections.abc", "types")
     if is_class or origin is collections.abc.Callable:
-        return Kind(name_of(annotation), _is_node)
+        return Kind(
+            name_of(annotation),
+            lambda value: isinstance(value, Mapping) and "_target_" in value or not isinstance(value, PLAIN),
+        )
     if origin not in _COMPOUND:
         raise UncheckableError(name_of(annotation))
 
-    is_list = origin in (list, collections.abc.Sequence) or ... in parameters
     kinds = [kind_of(parameter) for parameter in parameters if parameter is not ...]
     words = list(dict.fromkeys(kind.words for kind in kinds))
     if origin in (typing.Union, types.UnionType):
         return Kind(" or ".join(words), lambda value: any(kind.admits(value) for kind in kinds))
-    if is_list:
+    if origin in (list, collections.abc.Sequence) or ... in parameters:
         (kind,) = kinds
         return Kind(f"a list, every value {kind.words}", lambda value: _is_list(value) and all(map(kind.admits, value)))
     if origin is tuple:
@@ -267,15 +272,6 @@ def name_of(annotation: Any) -> str:
     special: dict[Any, str] = {type(None): "None", ...: "..."}
     name = special[annotation] if annotation in special else str(getattr(annotation, "__name__", annotation))
     return f"{name}[{', '.join(parameters)}]" if parameters else name
-
-
-def _constrained(base: Any, *constraints: Any) -> Kind:
-    """The kind of Annotated[base, constraint, ...]; metadata that is not of the vocabulary is ignored."""
-    kind = kind_of(base)
-    bounds = [one for one in constraints if isinstance(one, Range | MultipleOf | Ascending | Distinct)]
-    words = " ".join(["a number" if base is float else kind.words, *(bound.words for bound in bounds)])
-    admits = _is_number if any(isinstance(one, NonFinite) for one in constraints) else kind.admits
-    return Kind(words, lambda value: admits(value) and all(bound.admits(value) for bound in bounds))
 
 
 def _evaluated(text: str, names: Mapping[str, ast.stmt | str]) -> Any:
@@ -321,10 +317,6 @@ class _Named(type):
         if name.startswith("_"):
             raise AttributeError(name)
         return _Named(f"{cls.__name__}.{name}", (), {})
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Mapping) and "_target_" in value or not isinstance(value, PLAIN)
 
 
 def _is_list(value: Any) -> bool:
@@ -381,17 +373,25 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
         LookupError, ImportError: there is no such module or name.
     """
     module, node = _definition(target)
-    match node:
-        case ast.FunctionDef(args=signature):
-            return _signature(signature, module)
-        case ast.ClassDef():
-            pass
-        case _:
-            return _imported_arguments(node)
+    if isinstance(node, ast.FunctionDef):
+        return _signature(node.args, module)
+    arguments: dict[str, Argument] = {}
+    if not isinstance(node, ast.ClassDef):
+        try:
+            signature = inspect.signature(node, eval_str=True)
+        except NameError:
+            # An annotation that only a type checker imports.
+            signature = inspect.signature(node)
+        for parameter in signature.parameters.values():
+            is_keywords = parameter.kind is parameter.VAR_KEYWORD
+            annotation = None if parameter.annotation is parameter.empty else parameter.annotation
+            if parameter.kind is not parameter.VAR_POSITIONAL:
+                optional = is_keywords or parameter.default is not parameter.empty
+                arguments[ANY_KEY if is_keywords else parameter.name] = Argument(annotation, optional)
+        return arguments
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             return dict(list(_signature(item.args, module).items())[1:])
-    arguments: dict[str, Argument] = {}
     for base in reversed(_bases(node, module)):
         arguments |= constructor_arguments(base)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
@@ -502,22 +502,6 @@ def _argument(annotation: ast.expr | None, default: ast.expr | None, module: str
     return Argument(meaning, default is not None, "" if default is None else ast.unparse(default))
 
 
-def _imported_arguments(target: Any) -> dict[str, Argument]:
-    try:
-        signature = inspect.signature(target, eval_str=True)
-    except NameError:
-        # An annotation that only a type checker imports.
-        signature = inspect.signature(target)
-    arguments = {}
-    for parameter in signature.parameters.values():
-        is_keywords = parameter.kind is parameter.VAR_KEYWORD
-        annotation = None if parameter.annotation is parameter.empty else parameter.annotation
-        if parameter.kind is not parameter.VAR_POSITIONAL:
-            optional = is_keywords or parameter.default is not parameter.empty
-            arguments[ANY_KEY if is_keywords else parameter.name] = Argument(annotation, optional)
-    return arguments
-
-
 # Values of a configuration that are found in the model, such as `image_size: from_model:image_size`.
 #
 # They remain as they are while the configuration is composed and checked, and while its run is looked up, because no
@@ -542,16 +526,25 @@ def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:
     Raises:
         ConfigError: the model has no value of a name.
     """
+
+    def value(text: str) -> Any:
+        if not is_open(text) or facts is None:
+            return None if is_open(text) else text
+        name = text.removeprefix(PREFIX)
+        if name not in facts:
+            raise ConfigError(f"{text}: this encoder gives no value {name}{nearest(name, list(facts))}")
+        return facts[name]
+
+    return mapped(plain, value)
+
+
+def mapped(plain: Any, change: Callable[[str], Any]) -> Any:
+    """Return nested mappings and lists with `change(text)` in place of every text."""
     if isinstance(plain, Mapping):
-        return {key: filled(value, facts) for key, value in plain.items()}
+        return {key: mapped(value, change) for key, value in plain.items()}
     if isinstance(plain, list):
-        return [filled(value, facts) for value in plain]
-    if not is_open(plain) or facts is None:
-        return None if is_open(plain) else plain
-    name = plain.removeprefix(PREFIX)
-    if name not in facts:
-        raise ConfigError(f"{plain}: this encoder gives no value {name}{nearest(name, list(facts))}")
-    return facts[name]
+        return [mapped(value, change) for value in plain]
+    return change(plain) if isinstance(plain, str) else plain
 
 
 # Relations between values of a configuration, such as "image_size % patch_size == 0".

@@ -87,13 +87,6 @@ def require_values(override: Override, is_sweep: bool) -> None:
         raise ConfigError(f"{line} has no value")
 
 
-def covering_points(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return as few command lines as contain every value of every sweep; one if nothing is swept."""
-    choices = [values for override in overrides if (values := alternatives(override)) is not None]
-    count = max(map(len, choices), default=1)
-    return [[values[min(index, len(values) - 1)] for values in choices] for index in range(count)]
-
-
 def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
     """Return the packages of `trust=` and the classes that the command line names with `_target_=`.
 

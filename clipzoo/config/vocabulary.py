@@ -32,10 +32,15 @@ class Range:
 
     @property
     def words(self) -> str:
-        if self.at_least is not None and self.at_most is not None:
-            return f"from {_short(self.at_least)} to {_short(self.at_most)}"
-        bounds = {"at least": self.at_least, "above": self.above, "below": self.below, "at most": self.at_most}
-        words = " and ".join(f"{words} {_short(bound)}" for words, bound in bounds.items() if bound is not None)
+        values = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        bounds = {
+            name: str(bound) if isinstance(bound, int) else f"{bound:g}"
+            for name, bound in values.items()
+            if bound is not None
+        }
+        if bounds.keys() == {"at least", "at most"}:
+            return f"from {bounds['at least']} to {bounds['at most']}"
+        words = " and ".join(f"{name} {bound}" for name, bound in bounds.items())
         return f"of {words}" if words.startswith("at ") else words
 
 
@@ -76,10 +81,6 @@ class Distinct:
 @dataclass(frozen=True)
 class NonFinite:
     """Admit inf and nan too."""
-
-
-def _short(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 AnyNumber = Annotated[float, NonFinite()]

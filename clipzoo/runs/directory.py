@@ -8,28 +8,28 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from clipzoo import io
-from clipzoo.config.trust import read
+from clipzoo.config.compose import NOT_SETTINGS
+from clipzoo.config.trust import is_within, read
 from clipzoo.errors import ConfigError, TrainingError, masked
 from clipzoo.io import folder_name
 from clipzoo.io.weights import weights_digest
 from clipzoo.runs.identity import (
     DATASET_FILE,
+    HARMLESS,
     LOCATION,
     Fingerprint,
     differing,
     digest,
     flat,
     identity,
-    is_harmless,
     is_moved,
     record_dataset,
     run_on_moved_dataset,
-    unknown_fingerprint,
     with_variables,
 )
 from clipzoo.runs.lock import RunLock
@@ -59,25 +59,12 @@ WEIGHT_KEYS = ("weights", "image", "text", "head")
 LONGEST_DESCRIPTION = 80
 """Largest number of characters before the digest in the name of a run."""
 LONGEST_VALUE = 32
-UNNAMED = ("name", "search", "trust", "hydra")
-"""Keys that choose no setting. Besides HARMLESS, they do not appear in the name of a run."""
 EXEMPT = ("seed", "row", "head.seed", "data.shards")
-"""Keys besides HARMLESS in which a run of an experiment may differ: seeds and paths. The number of pairs tells whether
-the shards hold the right dataset."""
-NAMED_NODE = "init"
-"""Node of HARMLESS that appears: the identity of a run has digests of the weights that it names."""
+"""Keys besides HARMLESS in which a run of an experiment may differ. The number of pairs tells whether the shards hold
+the right dataset."""
 
 
-class Rank(Protocol):
-    """One of a run's processes, such as `clipzoo.distributed.world.World`."""
-
-    @property
-    def is_first(self) -> bool: ...
-
-
-def find_run(
-    plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fingerprint = unknown_fingerprint
-) -> Path:
+def find_run(plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fingerprint = lambda run: None) -> Path:
     """Return the run directory of a configuration, which need not exist.
 
     overrides: for the name of a new run. fingerprint: of the configured dataset, by which a run is known whose dataset
@@ -101,8 +88,7 @@ def is_finished(folder: Path) -> bool:
 def config_of(folder: Path) -> dict[str, Any]:
     """Return the configuration of a run.
 
-    Raises:
-        DamagedFileError: its config.yaml is missing or damaged, or a link in the run directory leads out of it.
+    Raises DamagedFileError if its config.yaml is missing or damaged, or a link in the run directory leads out of it.
     """
     io.require_no_links(folder)
     path = folder / CONFIG
@@ -111,31 +97,29 @@ def config_of(folder: Path) -> dict[str, Any]:
     io.require_fields(path, config, {"seed": int, **dict.fromkeys(nodes, dict)}, CONFIG_REMEDY)
     # Nodes and values of nested mappings and lists by dotted key.
     values: dict[str, Any] = {}
-
-    def add(node: Mapping[Any, Any] | list[Any], prefix: str = "") -> None:
-        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            values[f"{prefix}{name}"] = value
-            if isinstance(value, Mapping | list):
-                add(value, f"{prefix}{name}.")
-
-    add(config)
-    kinds = {key: kinds for key, kinds in FIELDS.items() if key in values}
+    pending: list[tuple[str, Any]] = [("", config)]
+    for prefix, node in pending:
+        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+        inner = {f"{prefix}{name}": value for name, value in items}
+        values |= inner
+        pending += [(f"{key}.", value) for key, value in inner.items()]
     names = [f"eval.{task}" for task in TASKS]
+    kinds = dict.fromkeys((f"{part}._target_" for part in PARTS), str) | {
+        key: kinds for key, kinds in FIELDS.items() if key in values
+    }
     kinds |= {key: str for key in values if key.endswith("_target_") or key.rpartition(".")[0] in names}
-    io.require_fields(
-        path, values, {**dict.fromkeys((f"{part}._target_" for part in PARTS), str), **kinds}, CONFIG_REMEDY
-    )
+    io.require_fields(path, values, kinds, CONFIG_REMEDY)
     return config
 
 
 @contextmanager
-def created(folder: Path, rank: Rank) -> Iterator[None]:
+def created(folder: Path, is_first: bool) -> Iterator[None]:
     """Make the run directory; if the start fails with an error of the user's, remove the directory again.
 
     Only the first rank does so, and only a directory that did not exist before is removed.
     """
     is_new = not folder.exists()
-    if rank.is_first:
+    if is_first:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -149,7 +133,7 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
     try:
         yield
     except (ConfigError, TrainingError):
-        if is_new and rank.is_first:
+        if is_new and is_first:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -171,7 +155,7 @@ def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapp
     record_dataset(lock.folder, given or plain, fingerprint)
 
 
-def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint = unknown_fingerprint) -> None:
+def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint = lambda run: None) -> None:
     """Raise ConfigError if the directory has a run of another configuration.
 
     A dataset in another place with the same fingerprint is the same dataset. `claim` knows the fingerprint of a dataset
@@ -197,19 +181,14 @@ def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
     before = flat(config_of(folder).get("eval") if (folder / CONFIG).exists() else plain["eval"])
     if not differing(before, flat(plain["eval"])):
         return ""
-    return (
-        f"\nIts eval configuration was different. Evaluate it with another one: clipzoo evaluate run={folder} eval=..."
-    )
+    return f"\nIts eval configuration was different. Evaluate it again: clipzoo evaluate run={folder} eval=..."
 
 
 def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration of a training with the digests of its initial weights, if it has any, as `init.digests`.
 
     A run is known by the digests, wherever the files are. A run with a configured name keeps its digests when the files
-    are gone: a resume does not read them.
-
-    Raises:
-        ConfigError: a file of weights does not exist.
+    are gone: a resume does not read them. Otherwise a missing file is a ConfigError.
     """
     node = plain.get("init") or {}
     names = with_variables({key: node[key] for key in WEIGHT_KEYS if node.get(key) is not None})
@@ -234,12 +213,9 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
 def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     """Return the run directory of a configuration, <runs>/<name>. It need not exist.
 
-    A run without a configured name is the directory whose name ends with the digest of its configuration, whatever
-    stands before the digest; if there is none, the name begins with a description of the overrides. Of a run in a store
-    it is the local copy, which is brought up to date.
-
-    Raises:
-        ConfigError: no folder may have the configured name.
+    A run without a configured name is the directory whose name ends with the digest of its configuration; if there is
+    none, the name begins with a description of the overrides. Of a run in a store it is the local copy, which is
+    brought up to date. Raises ConfigError if no folder may have the configured name.
     """
     runs = runs_of(plain)
     if named := with_variables(plain["name"]):
@@ -291,7 +267,8 @@ def departs(overrides: Sequence[str]) -> bool:
 def _is_named(key: str) -> bool:
     """Return True if an override of this key appears in the name of a run: it may change the result."""
     node = re.split("[./]", key)[0]
-    return node not in UNNAMED and (node == NAMED_NODE or not is_harmless(key))
+    # The identity of a run has digests of the weights that `init` names.
+    return node not in NOT_SETTINGS and (node == "init" or not is_within(key, HARMLESS))
 
 
 def _plain_text(text: str) -> str:

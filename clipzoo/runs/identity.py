@@ -14,7 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo import io
 from clipzoo.config.compose import MARK
-from clipzoo.config.schema import is_open
+from clipzoo.config.schema import is_open, mapped
+from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, masked
 from clipzoo.io.weights import checkpoints_in
 
@@ -29,12 +30,12 @@ HARMLESS = (
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
     "trainer.parallel", "trainer.fsdp",
 )  # fmt: skip
-"""Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
+"""Keys and nodes that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 DATASET_FILE = "dataset.json"
 LOCATION = "data.shards"
 """Key of the configuration that says where the dataset is."""
 Fingerprint = Callable[[Path], str | None]
-"""Returns the fingerprint of the configured dataset, None if it is not known yet. The argument is a run directory,
+"""Returns the fingerprint of the configured dataset, None if it is not known (yet). The argument is a run directory,
 which may hold the dataset's index."""
 
 
@@ -51,12 +52,7 @@ def flat(plain: Any, path: str = "") -> dict[str, Any]:
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat configuration without harmless keys and without passwords of URLs."""
-    return {key: value for key, value in flat(masked(plain)).items() if not is_harmless(key)}
-
-
-def is_harmless(key: str) -> bool:
-    """Return True for the keys of HARMLESS and those below them."""
-    return any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
+    return {key: value for key, value in flat(masked(plain)).items() if not is_within(key, HARMLESS)}
 
 
 def digest(plain: Mapping[str, Any]) -> str:
@@ -71,12 +67,8 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     the other has the value that was found in the model: `tokenizer` is open in one, the other has `tokenizer.name`.
     """
 
-    def is_left_open(key: str) -> bool:
-        parts = key.split(".")
-        nodes = [".".join(parts[: length + 1]) for length in range(len(parts))]
-        return any(is_open(config.get(node)) for config in (before, now) for node in nodes)
-
-    return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and not is_left_open(key)]
+    opened = {key for config in (before, now) for key, value in config.items() if is_open(value)}
+    return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and not is_within(key, opened)]
 
 
 def with_variables(plain: Any) -> Any:
@@ -85,16 +77,15 @@ def with_variables(plain: Any) -> Any:
     Raises:
         ConfigError: a variable is not set.
     """
-    if isinstance(plain, Mapping):
-        return {key: with_variables(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [with_variables(value) for value in plain]
-    if not isinstance(plain, str) or MARK not in plain:
-        return plain
-    try:
-        return OmegaConf.to_container(OmegaConf.create([plain]), resolve=True)[0]  # type: ignore[index]
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{plain} cannot be resolved: {str(error).splitlines()[0]}") from None
+
+    def resolved(text: str) -> Any:
+        try:
+            container: Any = OmegaConf.to_container(OmegaConf.create([text]), resolve=True) if MARK in text else [text]
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{text} cannot be resolved: {str(error).splitlines()[0]}") from None
+        return container[0]
+
+    return mapped(plain, resolved)
 
 
 def uses_variables(plain: Any) -> bool:
@@ -103,10 +94,6 @@ def uses_variables(plain: Any) -> bool:
 
 
 # The dataset of a run, known by its content: a run whose dataset was moved is found and resumes.
-
-
-def unknown_fingerprint(run: Path) -> None:
-    """The fingerprint of a dataset that has not been looked at."""
 
 
 def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> None:

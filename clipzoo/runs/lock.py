@@ -10,10 +10,10 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 """Seconds to wait for another process, which may have been told to stop."""
 
 
-class RunLock:
+class RunLock(AbstractContextManager["RunLock"]):
     """Exclusive lock on a run directory, against other processes of this machine and of others.
 
     As a context manager it is released on exit; the system releases it when the process ends, in whatever way. A
@@ -68,21 +68,15 @@ class RunLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.release()
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file in the block, once other processes have released theirs. The file is made.
+    """Hold an exclusive lock on a file, which is made, in the block; wait until other processes have released theirs.
 
-    Raises:
-        OSError: the file cannot be opened for writing.
+    Raises OSError if the file cannot be opened for writing.
     """
     descriptor = _opened(path)
     try:
@@ -93,10 +87,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file, which is made, until its descriptor is closed; return the descriptor.
-
-    None if another process holds the lock.
-    """
+    """Lock a file, which is made, until the returned descriptor is closed; None if another process holds the lock."""
     descriptor = _opened(path)
     if _lock(descriptor):
         return descriptor

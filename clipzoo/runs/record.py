@@ -135,11 +135,6 @@ def of_average(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{AVERAGE}/{text}": value for text, value in metrics.items()}
 
 
-def of_weights(metric: str | None, averaged: bool) -> str | None:
-    """The key of a metric without the segment of averaged weights, if there are any."""
-    return metric.removeprefix(f"{AVERAGE}/") if metric and averaged else metric
-
-
 def split(metrics: Mapping[MetricKey, float]) -> tuple[dict[MetricKey, float], dict[MetricKey, float]]:
     """Metrics of the weights and, by the same keys, those of averaged weights."""
     average = {str(key).removeprefix(f"{AVERAGE}/"): value for key, value in metrics.items() if key.task == AVERAGE}
@@ -226,7 +221,7 @@ class RunRecord:
     ) -> RunRecord:
         """Add metrics, and the settings of `eval` they were measured with, in place of earlier values.
 
-        folder: the run directory, in which the evaluation names the probes that did not converge.
+        folder: the run directory, which names the probes that did not converge.
         """
         # Averaged weights are evaluated with the settings of the weights.
         places = dict.fromkeys((key.task, key.dataset) for key in metrics if key.task != AVERAGE)
@@ -255,11 +250,8 @@ def results(
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
-    Args:
-        folder: the run directory.
-        plain: the configuration; its `row`, `seed` and `eval` are recorded.
-        training: costs of the training by name.
-        metrics: results of the evaluation by written key ("zero_shot/cifar10/top1").
+    plain: the configuration; its `row`, `seed` and `eval` are recorded. training: costs of the training by name.
+    metrics: results of the evaluation by written key ("zero_shot/cifar10/top1").
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -267,12 +259,12 @@ def results(
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    own, working = own_folder(), Path.cwd()
-    if own is not None and own.is_relative_to(working):
-        own = own.relative_to(working)
+    config_dir = own_folder()
+    if config_dir is not None and config_dir.is_relative_to(Path.cwd()):
+        config_dir = config_dir.relative_to(Path.cwd())
     record = RunRecord(
-        experiment, plain["row"], tuple(masked(list(overrides))), None if own is None else str(own), plain["seed"],
-        versions, revision(), dict(training),
+        experiment, plain["row"], tuple(masked(list(overrides))), None if config_dir is None else str(config_dir),
+        plain["seed"], versions, revision(), dict(training),
     )  # fmt: skip
     return record.evaluated(plain["eval"], parsed(metrics), folder)
 
@@ -337,10 +329,8 @@ class TrainingLog:
 def read_arrays(path: Path, names: Iterable[str] = (), most: int = ARRAYS_BYTES) -> dict[str, np.ndarray]:
     """Return arrays of an .npz file of an evaluation by name, all of them by default.
 
-    most: largest size in bytes of the file, and of all its arrays together, which may be compressed.
-
-    Raises:
-        DamagedFileError: the file or an array is missing or damaged, or too large.
+    most: largest size in bytes of the file, and of all its arrays together, which may be compressed. Raises
+    DamagedFileError if the file or an array is missing, damaged or too large.
     """
     import numpy as np
     from numpy.lib import format as npy

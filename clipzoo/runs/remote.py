@@ -19,16 +19,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from clipzoo import io
-from clipzoo.errors import ConfigError, TrainingError, masked
-from clipzoo.io.stores import Result, is_url
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.io.stores import is_url
 from clipzoo.runs.lock import RunLock, locked
-from clipzoo.runs.store import THREADS, Mirror, Record, Store, fetch_group, fetch_newest, local_files, refresh, tree_of
+from clipzoo.runs.store import THREADS, Mirror, Record, Store, Tree, fetch_group, fetch_newest, local_files, refresh
 
 log = logging.getLogger(__name__)
 
@@ -47,32 +47,9 @@ WITHOUT_BEATS = ("hf",)
 _LOCK = re.compile(r"\.writer-(\d{6,})\.json")
 
 
-class Ranks(Protocol):
-    """The processes of a training, such as `clipzoo.distributed.world.World`."""
-
-    @property
-    def is_first(self) -> bool: ...
-    @property
-    def local_rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def run_on_first(self, action: Callable[[], Result]) -> Result: ...
-    def barrier(self) -> None: ...
-
-
-OnFailure = Callable[[TrainingError], None]
-"""Asks the training to end because of an error."""
-BeforeExit = Callable[[Callable[[], None]], None]
-"""Adds an action before the process ends early."""
-
-
 def runs_of(plain: Mapping[str, Any]) -> Runs:
-    """Return the folder of runs of a configuration. Checks a URL, and asks no store.
-
-    Raises:
-        ConfigError: the URL is invalid.
-    """
-    # Imports hydra, which the help of a command does not need.
+    """Return the folder of runs of a configuration. Raises ConfigError for an invalid URL, and asks no store."""
+    # Imports omegaconf, which the help of a command does not need.
     from clipzoo.runs.identity import with_variables
 
     runs = with_variables(plain["runs"])
@@ -98,22 +75,9 @@ class Runs:
     def refresh_file(self, file: str) -> None:
         """Bring one small file of every run up to date."""
 
-    def kept(
-        self, lock: RunLock, ranks: Ranks, on_failure: OnFailure, before_exit: BeforeExit
-    ) -> AbstractContextManager[None]:
-        """Keep the run of a lock where runs are kept, while it is trained in the block. Collective.
-
-        on_failure: is called with the error if the store has taken nothing for upload_patience seconds. before_exit:
-        is given an action to call before the process ends early.
-
-        Raises:
-            ConfigError: another process trains the run, or the store cannot be used.
-            TrainingError: at the end, the store has not taken all files within upload_patience seconds.
-        """
-        return nullcontext()
-
-    def complete(self, folder: Path) -> None:
-        """Upload what the store lacks of a finished run."""
+    def run(self, name: str) -> RemoteRun | None:
+        """Return the run of a name in the store; None for a local folder."""
+        return None
 
     def hydra_overrides(self) -> list[str]:
         """Return the overrides that keep Hydra's own files of a sweep out of a URL."""
@@ -165,35 +129,6 @@ class RemoteRuns(Runs):
         with alone(self.folder), ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, self.names()))
 
-    @contextmanager
-    def kept(self, lock: RunLock, ranks: Ranks, on_failure: OnFailure, before_exit: BeforeExit) -> Iterator[None]:
-        run = self.run(lock.folder.name)
-        run.on_failure = on_failure
-        needed = ranks.run_on_first(lambda: run.begin(lock))
-        if ranks.local_rank == 0 and not ranks.is_first:
-            run.fetch(needed)
-        ranks.barrier()
-        if ranks.is_first:
-            text = f"{run.store.url} is kept up to date with its local copy {run.folder}"
-            print(masked(text), file=sys.stderr, flush=True)
-            before_exit(run.finish_at_exit)
-        try:
-            yield
-        except Exception:
-            # Several ranks end through the watchdog, which calls `finish_at_exit`.
-            if ranks.size == 1:
-                run.finish_at_exit()
-            raise
-        ranks.run_on_first(run.finish)
-
-    def complete(self, folder: Path) -> None:
-        record, files = Record(folder), local_files(folder)
-        if not all(record.has(name, files[name]) for name in tree_of(files).plain):
-            run = self.run(folder.name)
-            with RunLock(folder) as lock:
-                run.begin(lock)
-                run.finish()
-
     def hydra_overrides(self) -> list[str]:
         return [f"hydra.sweep.dir='{self.folder / 'multirun'}'"]
 
@@ -204,10 +139,7 @@ class RemoteRuns(Runs):
 def local_copy(place: str, key: str, weights: bool = True) -> Path:
     """Return the local copy of a run, of a checkpoint in it or of a folder of runs; a local path as it is.
 
-    weights: fetch the checkpoint, of a run the newest.
-
-    Raises:
-        ConfigError: there is no such run or checkpoint, or the store fails.
+    weights: fetch the checkpoint, of a run the newest. Raises ConfigError if there is none, or the store fails.
     """
     if not is_url(place):
         return Path(place)
@@ -297,7 +229,7 @@ class RemoteRun:
 
     def __init__(self, store: Store, folder: Path, patience: float, every: float) -> None:
         self.store, self.folder, self._patience, self._every = store, folder, patience, every
-        self.on_failure: OnFailure = lambda error: None
+        self.on_failure: Callable[[TrainingError], None] = lambda error: None
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
@@ -309,10 +241,7 @@ class RemoteRun:
         """Lock the run, fetch what it needs to resume, and start to keep the store up to date.
 
         lock: of the local copy. fetch: leave the local copy as it is if False. Returns the names of the checkpoints
-        that the run resumes from.
-
-        Raises:
-            ConfigError: another process trains the run, or the store cannot be written.
+        that the run resumes from. Raises ConfigError if another process trains the run, or the store cannot be written.
         """
         io.make_folder(self.folder)
         if lock is not None:
@@ -334,6 +263,14 @@ class RemoteRun:
         self.store.require(mirror.start)
         threading.Thread(target=self._keep_lock, args=(mirror,), name="lease", daemon=True).start()
         return needed
+
+    def complete(self) -> None:
+        """Upload what the store lacks of a finished run."""
+        record, files = Record(self.folder), local_files(self.folder)
+        if not all(record.has(name, files[name]) for name in Tree(files).plain):
+            with RunLock(self.folder) as lock:
+                self.begin(lock)
+                self.finish()
 
     def fetch(self, needed: Sequence[str]) -> None:
         """Fetch these checkpoints on another machine than the first; wait until it has uploaded them."""
@@ -374,10 +311,7 @@ class RemoteRun:
         """Take the lock; return the id of the copy that had it before, None if none had.
 
         previous: the id that this copy had before: a process of this machine that held it is dead, as the lock of the
-        local folder says.
-
-        Raises:
-            ConfigError: another machine holds the lock, or takes it at the same moment.
+        local folder says. Raises ConfigError if another machine holds the lock, or takes it at the same moment.
         """
 
         def taken(content: Mapping[str, Any]) -> str:
@@ -434,11 +368,7 @@ class RemoteRun:
         return None
 
     def _require_lock(self) -> None:
-        """Before a writing: after a pause in which another could have taken the lock, read it again.
-
-        Raises:
-            OSError: it is another's.
-        """
+        """Raise OSError before a write if another process has taken the lock during a long pause."""
         if time.monotonic() - self._renewed > HEARTBEAT_TIMEOUT_SECONDS / 2 and (owner := self._renew()) is not None:
             raise OSError(f"the run has been taken by {owner}")
 

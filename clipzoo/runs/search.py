@@ -27,21 +27,22 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep
 
 from clipzoo import io
-from clipzoo.config.compose import compose, compose_search
-from clipzoo.config.trust import alternatives, read
+from clipzoo.config.compose import NOT_SETTINGS, compose, compose_search
+from clipzoo.config.trust import alternatives, is_within, read
 from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
 from clipzoo.errors import ConfigError, cause, installation
 from clipzoo.io import shortened
 from clipzoo.runs.directory import run_folder, with_digests
-from clipzoo.runs.identity import identity, is_harmless
+from clipzoo.runs.identity import HARMLESS, identity
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
-from clipzoo.runs.sweep import Point
+from clipzoo.runs.sweep import Point, of_search_option
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -97,53 +98,63 @@ class Search:
     keep: Share
     launcher: str | None
 
+    def __post_init__(self) -> None:
+        # A single name is a list of one.
+        for name in ("maximize", "minimize"):
+            if isinstance(names := getattr(self, name), str):
+                object.__setattr__(self, name, [names])
+
     @property
     def metrics(self) -> list[str]:
         """Names or patterns of the metrics; see `measured`."""
-        return [*_listed(self.maximize), *_listed(self.minimize)]
+        return [*self.maximize, *self.minimize]
 
     @property
     def directions(self) -> list[Literal["maximize", "minimize"]]:
         """The direction of each metric."""
-        high, low = len(_listed(self.maximize)), len(_listed(self.minimize))
-        return [*(["maximize"] * high), *(["minimize"] * low)]  # type: ignore[list-item]
+        return [*(["maximize"] * len(self.maximize)), *(["minimize"] * len(self.minimize))]  # type: ignore[list-item]
 
     @property
     def facts(self) -> dict[str, Any]:
         """The settings that determine which points are drawn, for the identity of the study."""
-        return {
-            "sampler": self.sampler, "maximize": _listed(self.maximize), "minimize": _listed(self.minimize),
-            "seed": self.seed, "startup": self.startup, "rungs": list(self.rungs), "keep": self.keep,
-        }  # fmt: skip
+        names = ("sampler", "maximize", "minimize", "seed", "startup", "rungs", "keep")
+        return {name: getattr(self, name) for name in names}
 
 
-def chosen_search(overrides: Sequence[str]) -> Search | None:
-    """Return the search of a command line, None for a plain sweep.
+def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
+    """Return the search that a command line asks for, None for a plain sweep.
 
     Raises:
-        ConfigError: the settings are invalid, or do not go together.
+        ConfigError: its settings or ranges are invalid, or do not go together.
     """
-    read_lines = [read(line) for line in overrides]
-    for override in read_lines:
+    hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
+    given = [read(line) for line in overrides if line not in hydra]
+    for override in given:
         if override.is_sweep_override() and is_setting(override.input_line or ""):
             raise ConfigError(f"{override.input_line}: a search has one value of {override.get_key_element()}")
-    node = compose_search([str(line.input_line) for line in read_lines if not line.is_sweep_override()])
+    node = compose_search([str(line.input_line) for line in given if not line.is_sweep_override()])
     search = Search(**{key: value for key, value in node.items() if key != "_target_"})
     if search.sampler is None:
-        given = [line for line in overrides if line.startswith("search.")]
-        if given:
-            raise ConfigError(f"{given[0]} has no effect without search.sampler=tpe, quasi_random, random or grid")
+        if settings := [line for line in overrides if line.startswith("search.")]:
+            raise ConfigError(f"{settings[0]} has no effect without search.sampler=tpe, quasi_random, random or grid")
         return None
     if not search.metrics:
         raise ConfigError(
             f"search.sampler={search.sampler} needs a metric: give search.maximize='zero_shot/*/top1' or "
             "search.minimize=loss"
         )
-    if repeated := {*_listed(search.maximize)} & {*_listed(search.minimize)}:
+    if repeated := {*search.maximize} & {*search.minimize}:
         raise ConfigError(f"{repeated.pop()} is in search.maximize and in search.minimize: leave it out of one")
     if search.trials is None and search.sampler != "grid":
         raise ConfigError(f"search.sampler={search.sampler} needs the number of runs: give search.trials=20")
-    return search
+    if hydra:
+        raise ConfigError(
+            f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
+        )
+    space = space_of(of_search_option(overrides), overrides)
+    space.require(search.sampler)
+    require_metrics(search.metrics, compose(space.corner_lines()[0])["eval"], search.rungs)
+    return search, space
 
 
 def is_setting(line: str) -> bool:
@@ -151,15 +162,10 @@ def is_setting(line: str) -> bool:
     return line.lstrip("+~").startswith("search.")
 
 
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
-
-
 @dataclass(frozen=True)
 class Choice:
-    """A key with a list of values, as texts of the command line."""
+    """A list of values of a key, as texts of the command line."""
 
-    key: str
     values: tuple[str, ...]
 
     @property
@@ -167,17 +173,11 @@ class Choice:
         """Values that are checked before anything is trained."""
         return self.values
 
-    @property
-    def listed(self) -> Sequence[Value]:
-        return self.values
+    listed = description = ends
 
     @property
     def count(self) -> float:
         return len(self.values)
-
-    @property
-    def description(self) -> list[Any]:
-        return list(self.values)
 
     def has(self, value: Any) -> bool:
         return value in self.values
@@ -192,9 +192,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Interval:
-    """A key with an interval of numbers, both ends included. log: drawn uniformly in the logarithm."""
+    """An interval of numbers, both ends included. log: drawn uniformly in the logarithm."""
 
-    key: str
     low: float
     high: float
     log: bool
@@ -205,7 +204,7 @@ class Interval:
         return str(self.low), str(self.high)
 
     @property
-    def listed(self) -> Sequence[Value]:
+    def listed(self) -> range:
         """All values of an interval of whole numbers."""
         return range(math.ceil(self.low), math.floor(self.high) + 1)
 
@@ -258,19 +257,19 @@ class Space:
         return {key: dimension.log for key, dimension in self.dimensions.items() if isinstance(dimension, Interval)}
 
     @property
-    def described(self) -> dict[str, list[Any]]:
+    def described(self) -> dict[str, Sequence[Any]]:
         return {key: dimension.description for key, dimension in self.dimensions.items()}
 
     def overrides(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the command line of a point."""
         return tuple(f"{key}={values[key]}" if key else line for key, line in self.lines)
 
-    def corners(self) -> list[dict[str, Value]]:
-        """Return as few points as contain every value of a list and both ends of every interval."""
-        dimensions = self.dimensions.values()
-        count = max(len(dimension.ends) for dimension in dimensions)
+    def corner_lines(self) -> list[tuple[str, ...]]:
+        """Return as few command lines as contain every value of a list and both ends of every interval."""
+        ends = {key: dimension.ends for key, dimension in self.dimensions.items()}
+        count = max(map(len, ends.values()))
         return [
-            {dimension.key: dimension.ends[min(index, len(dimension.ends) - 1)] for dimension in dimensions}
+            self.overrides({key: values[min(index, len(values) - 1)] for key, values in ends.items()})
             for index in range(count)
         ]
 
@@ -288,10 +287,6 @@ class Space:
                 "several"
             )
 
-    def corner_lines(self) -> list[tuple[str, ...]]:
-        """Return the command lines of the corners."""
-        return [self.overrides(corner) for corner in self.corners()]
-
 
 def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     """Return the space of a command line. searched: swept overrides of its `search=`, which the command line replaces.
@@ -306,37 +301,33 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     dimensions: dict[str, Dimension] = {}
     lines: list[tuple[str | None, str]] = []
     for override in (*map(read, searched), *given):
-        if override.is_sweep_override():
-            if last.get(override.get_key_element(), override) is not override:
-                continue
-            dimension = _dimension(override)
-            dimensions[dimension.key] = dimension
-            lines.append((dimension.key, ""))
-        else:
-            lines.append((None, override.input_line or ""))
+        key, line = override.get_key_element(), override.input_line or ""
+        if not override.is_sweep_override():
+            lines.append((None, line))
+            continue
+        if last.get(key, override) is not override:
+            continue
+        if is_within(key.lstrip("+"), (*HARMLESS, *NOT_SETTINGS)):
+            raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
+        lines.append((key, ""))
+        sweep = override.value()
+        if not isinstance(sweep, IntervalSweep):
+            values = tuple(text.partition("=")[2] for text in alternatives(override) or ())
+            if not values:
+                raise ConfigError(f"{line} has no value")
+            dimensions[key] = Choice(tuple(dict.fromkeys(values)))
+            continue
+        low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
+        if tags := sweep.tags - {"log"}:
+            raise ConfigError(f"{line} has the tag {', '.join(sorted(tags))}: the only tag of a range is log")
+        if low is None or high is None or not -math.inf < low < high < math.inf:
+            raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
+        if is_log and low <= 0:
+            raise ConfigError(f"{line}: a logarithmic interval begins above 0")
+        dimensions[key] = Interval(low, high, is_log, isinstance(low, int) and isinstance(high, int))
     if not dimensions:
         raise ConfigError("the search has no ranges: give search=NAME, KEY=a,b,c or KEY='interval(0.1,1)'")
     return Space(dimensions, tuple(lines))
-
-
-def _dimension(override: Override) -> Dimension:
-    key, line = override.get_key_element(), override.input_line
-    if is_harmless(key.lstrip("+")) or key.lstrip("+").split(".")[0] in ("hydra", "trust", "search"):
-        raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
-    sweep = override.value()
-    if not isinstance(sweep, IntervalSweep):
-        values = tuple(text.partition("=")[2] for text in alternatives(override) or ())
-        if not values:
-            raise ConfigError(f"{line} has no value")
-        return Choice(key, tuple(dict.fromkeys(values)))
-    low, high = sweep.start, sweep.end
-    if tags := sweep.tags - {"log"}:
-        raise ConfigError(f"{line} has the tag {', '.join(sorted(tags))}: the only tag of a range is log")
-    if low is None or high is None or not -math.inf < low < high < math.inf:
-        raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
-    if "log" in sweep.tags and low <= 0:
-        raise ConfigError(f"{line}: a logarithmic interval begins above 0")
-    return Interval(key, low, high, "log" in sweep.tags, isinstance(low, int) and isinstance(high, int))
 
 
 @dataclass(frozen=True)
@@ -402,15 +393,15 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
     """
     import numpy as np
 
-    number, dimensions = len(trials), list(space.dimensions.values())
-    keys = sorted(space.dimensions)
+    number, keys = len(trials), sorted(space.dimensions)
     drawn = {tuple(str(trial.values[key]) for key in keys) for trial in trials}
 
     def is_new(point: Mapping[str, Value]) -> bool:
         return tuple(str(point[key]) for key in keys) not in drawn
 
     def all_points() -> Iterator[dict[str, Value]]:
-        for point in itertools.product(*(dimension.listed for dimension in dimensions)):
+        listed: list[Sequence[Value]] = [dimension.listed for dimension in space.dimensions.values()]
+        for point in itertools.product(*listed):
             yield dict(zip(space.dimensions, point, strict=True))
 
     if search.sampler == "grid":
@@ -427,18 +418,17 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
             suggested = study.ask(ranges).params
             values = {key: dimension.rounded(suggested[key]) for key, dimension in space.dimensions.items()}
         else:
-            shares = generator.random(len(dimensions))
+            shares = generator.random(len(keys))
             if search.sampler == "quasi_random" and not attempt:
                 from scipy.stats import qmc
 
                 # A point of Sobol's sequence, shifted by a random vector of the seed, modulo 1.
-                sequence = qmc.Sobol(len(dimensions), scramble=False)
+                sequence = qmc.Sobol(len(keys), scramble=False)
                 if number:
                     sequence.fast_forward(number)
-                shares = (sequence.random(1)[0] + np.random.default_rng(search.seed).random(len(dimensions))) % 1.0
-            values = {
-                dimension.key: dimension.at(float(share)) for dimension, share in zip(dimensions, shares, strict=True)
-            }
+                shares = (sequence.random(1)[0] + np.random.default_rng(search.seed).random(len(keys))) % 1.0
+            drawn_shares = zip(space.dimensions.items(), shares, strict=True)
+            values = {key: dimension.at(float(share)) for (key, dimension), share in drawn_shares}
         if is_new(values):
             return values
     if space.count > MOST_POINTS:
@@ -452,14 +442,14 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     """Return the ranges of all keys as distributions of Optuna."""
     from optuna import distributions as kinds
 
-    found: dict[str, BaseDistribution] = {}
+    ranges: dict[str, BaseDistribution] = {}
     for key, dimension in space.dimensions.items():
         if isinstance(dimension, Choice):
-            found[key] = kinds.CategoricalDistribution(dimension.values)
+            ranges[key] = kinds.CategoricalDistribution(dimension.values)
         else:
             kind = kinds.IntDistribution if dimension.whole else kinds.FloatDistribution
-            found[key] = kind(dimension.low, dimension.high, log=dimension.log)  # type: ignore[arg-type]
-    return found
+            ranges[key] = kind(dimension.low, dimension.high, log=dimension.log)  # type: ignore[arg-type]
+    return ranges
 
 
 def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
@@ -478,8 +468,7 @@ def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
 def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
     """Return the value of each name; of a pattern ("zero_shot/*/top1"), the mean over the values that match.
 
-    Raises:
-        ConfigError: nothing has this name.
+    Raises ConfigError if no value has a name.
     """
     results = []
     for name in names:
@@ -494,9 +483,7 @@ def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
 def results_of(folder: Path) -> dict[str, float]:
     """Return all numbers of a finished run by name: metrics, costs of the training, and the last loss."""
     record, loss = RunRecord.read(folder), TrainingLog.read(folder).last_loss
-    costs = {
-        f"{COSTS}{name}": float(value) for name, value in record.training.items() if isinstance(value, int | float)
-    }
+    costs = {f"{COSTS}{name}": float(cost) for name, cost in record.training.items() if isinstance(cost, int | float)}
     return {**written(record.metrics), **costs, **({} if loss is None else {LOSS: loss})}
 
 
@@ -509,15 +496,15 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
     validated = [str(VALIDATION_LOSS)] if evaluation.get("validation") else []
     places += [f"retrieval/{VALIDATION}"] if validated else []
     known = [*(f"{place}/..." for place in places), *validated, LOSS, f"{COSTS}seconds"]
-    own = evaluation.get("_target_") != SUITE
+    is_custom = evaluation.get("_target_") != SUITE
     for number, name in enumerate(names):
         is_cost = name == LOSS or name.startswith(COSTS)
-        task_and_dataset = "/".join(name.split("/")[:2])
-        found = own or name in validated
+        is_known = is_cost or is_custom or name in validated
         if name.count("/") > 1:
             # A name or pattern may be that of a metric of this task and dataset.
-            found |= any(fnmatchcase(f"{place}{end}", task_and_dataset) for place in places for end in ("", "_paired"))
-        if not is_cost and not found:
+            start = "/".join(name.split("/")[:2])
+            is_known |= any(fnmatchcase(f"{place}{end}", start) for place in places for end in ("", "_paired"))
+        if not is_known:
             raise ConfigError(
                 f"there is no metric {name} (there are: {', '.join(known)}): choose eval=... or its datasets"
             )
@@ -540,10 +527,6 @@ class Study:
         self._lock: int | None = None
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError(f"search.sampler={search.sampler} needs optuna: {installation('optuna')}")
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     def trials(self) -> list[Trial]:
         """Return all trials by number."""
@@ -594,15 +577,11 @@ class Study:
             value = trials[number].rungs.get(rung, value)
             storage.set_trial_intermediate_value(key, rung, value)
             maximize = self.search.directions[0] == "maximize"
-            goes_on = passes(rung, value, trials, number, maximize, self.search.keep)
-            if trials[number].pruned_at == rung or not goes_on:
+            continues = passes(rung, value, trials, number, maximize, self.search.keep)
+            if trials[number].pruned_at == rung or not continues:
                 storage.set_trial_user_attr(key, PRUNED, rung)
                 return False
             return True
-
-    def was_pruned(self, trial: Trial) -> bool:
-        """Return True if the trial has not passed a rung."""
-        return self.trials()[trial.number].pruned_at is not None
 
     def release(self) -> None:
         """Release the trial that this process has claimed."""
@@ -616,22 +595,9 @@ class Study:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[JournalStorage, int]]:
-        """Hold the lock of the study and yield its storage, and the study's number in it.
-
-        Raises:
-            ConfigError: the storage cannot be written, or is damaged.
-        """
+        """Hold the lock of the study and yield its storage, and the study's number in it. Raises ConfigError."""
         import optuna
         from optuna.storages.journal import JournalFileBackend
-
-        class NoLock:
-            """The lock of the journal, which this method holds already."""
-
-            def acquire(self) -> bool:
-                return True
-
-            def release(self) -> None:
-                pass
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = self.folder / JOURNAL
@@ -646,18 +612,16 @@ class Study:
                             file.truncate(file.seek(0) or file.read(size).rfind(b"\n") + 1)
                 try:
                     if self._storage is None:
-                        backend = JournalFileBackend(str(journal), lock_obj=NoLock())  # type: ignore[arg-type]
+                        # The lock of the study is held already.
+                        backend = JournalFileBackend(str(journal), lock_obj=Lock())  # type: ignore[arg-type]
                         self._storage = optuna.storages.JournalStorage(backend)
                     if not self._storage.get_all_studies():
                         directions = [optuna.study.StudyDirection[name.upper()] for name in self.search.directions]
-                        described = {
-                            "ranges": self.space.described,
-                            "settings": self.search.facts,
-                            "overrides": list(self.space.overrides({key: "..." for key in self.space.dimensions})),
-                        }
-                        io.write_json(self.folder / DESCRIPTION, described)
-                        self._storage.create_new_study(directions, self.name)
-                    study = self._storage.get_study_id_from_name(self.name)
+                        overrides = self.space.overrides({key: "..." for key in self.space.dimensions})
+                        described = {"ranges": self.space.described, "settings": self.search.facts}
+                        io.write_json(self.folder / DESCRIPTION, {**described, "overrides": overrides})
+                        self._storage.create_new_study(directions, self.folder.name)
+                    study = self._storage.get_study_id_from_name(self.folder.name)
                 except (OSError, io.WriteError):
                     raise
                 # Damaged lines end in errors of many types.
@@ -710,10 +674,8 @@ class Study:
 def study_folder(search: Search, space: Space) -> Path:
     """Return the folder of a search, next to its runs. The same ranges and settings, in any order, find it again.
 
-    The datasets of the evaluation count as settings: a metric may be a mean over them.
-
-    Raises:
-        ConfigError: the configuration is invalid at one of the corners of the space, or names all runs alike.
+    The datasets of the evaluation count as settings: a metric may be a mean over them. Raises ConfigError if the
+    configuration names all runs alike.
     """
     lines = space.corner_lines()
     plain = with_digests(compose(lines[0]))

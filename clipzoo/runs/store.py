@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,10 @@ class Store:
         if not re.match("[^/]+:///*[^/?#]", url) or self.protocol not in {*available_protocols(), *registry}:
             raise ConfigError(f"{key}={url} is no URL of a store: give PROTOCOL://BUCKET/FOLDER, s3://bucket/runs")
         self.url, self.key, self.patience = url.rstrip("/"), key, patience
-        self._opened: tuple[Any, str] | None = None
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        return open_filesystem(self.url, self.key)
 
     def __truediv__(self, name: str) -> Store:
         """Return a folder in this one."""
@@ -74,17 +77,14 @@ class Store:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every file below this folder by its name; none if it does not exist."""
-
-        def find(filesystem: Any, root: str) -> dict[str, int]:
-            prefix = root.rstrip("/") + "/"
-            # Stores list a folder's placeholder as a file of its own name.
-            return {
-                path[len(prefix) :]: int(facts["size"] or 0)
-                for path, facts in filesystem.find(root, detail=True).items()
-                if path.startswith(prefix) and len(path) > len(prefix) and ".." not in path.split("/")
-            }
-
-        return self._repeated(find, {})
+        files: dict[str, Any] = self._repeated(lambda filesystem, root: filesystem.find(root, detail=True), {})
+        prefix = f"{self._opened[1].rstrip('/')}/"
+        # Stores list a folder's placeholder as a file of its own name.
+        return {
+            path[len(prefix) :]: int(facts["size"] or 0)
+            for path, facts in files.items()
+            if path.startswith(prefix) and len(path) > len(prefix) and ".." not in path.split("/")
+        }
 
     def read(self, name: str) -> bytes | None:
         """Return a small file that may be replaced meanwhile: one of its versions, never a part; None if missing."""
@@ -142,7 +142,7 @@ class Store:
         self._repeated(lambda filesystem, root: filesystem.rm_file(f"{root}/{name}"), None)
 
     def require(self, action: Callable[[], Result]) -> Result:
-        """Return `action()`; any failure of the store is a ConfigError that names it. For the start of a command."""
+        """Return `action()`; any failure of the store is a ConfigError that names it."""
         try:
             return action()
         except ConfigError:
@@ -157,7 +157,7 @@ class Store:
         actual = self._repeated(lambda filesystem, root: filesystem.info(f"{root}/{name}")["size"])
         if actual != size:
             raise ChangedError(f"{self.url}/{name} has {actual} bytes, not {size}")
-        filesystem, root = self._open()
+        filesystem, root = self._opened
         yield from stores.read_ranges(f"{self.url}/{name}", filesystem, f"{root}/{name}", size, self.key)
 
     def _write(self, name: str, write: Callable[[Any, str], Any]) -> None:
@@ -171,14 +171,9 @@ class Store:
 
         self._repeated(action)
 
-    def _open(self) -> tuple[Any, str]:
-        if self._opened is None:
-            self._opened = open_filesystem(self.url, self.key)
-        return self._opened
-
     def _repeated(self, action: Callable[[Any, str], Result], missing: Any = ...) -> Result:
         """Return `action(file system, root)`, or `missing` if the file does not exist."""
-        filesystem, root = self._open()
+        filesystem, root = self._opened
         filesystem.invalidate_cache()  # not all file systems can do without one
         try:
             return repeated(self.url, lambda: action(filesystem, root), self.key, self.patience)
@@ -191,45 +186,34 @@ class Store:
 # Files of a run directory
 
 
-@dataclass(frozen=True)
 class Tree:
-    """Names of the files of a run.
+    """The files of a run, sorted by their names.
 
     groups: complete checkpoints by their name without suffix, with their files: the .pt or the manifest first, the mark
-    last. A pair NAME.pt and NAME.json is a group too. unfinished: files of checkpoints without a mark. plain: others.
+    last. A pair NAME.pt and NAME.json is a group too. series: names of groups, the newest last, by their folder; of a
+    pair by its own name. unfinished: files of checkpoints without a mark. plain: all others.
     """
 
-    plain: tuple[str, ...]
-    groups: Mapping[str, tuple[str, ...]]
-    unfinished: tuple[str, ...]
-
-    def series(self) -> dict[str, list[str]]:
-        """Return the names of groups by series, the newest last: a folder of checkpoints, or the group's own name."""
-        series: dict[str, list[str]] = {}
-        for group in sorted(self.groups):
-            step = _STEP.match(f"{group}/")
-            series.setdefault(step["series"] if step else group, []).append(group)
-        return series
-
-
-def tree_of(names: Collection[str]) -> Tree:
-    """Sort the names of files into plain ones and checkpoints."""
-    pairs = {name[:-3] for name in names if name.endswith(".pt") and f"{name[:-3]}.json" in names}
-    members: dict[str, list[str]] = {}
-    plain, unfinished, groups = [], [], {}
-    for name in sorted(names):
-        step, stem = _STEP.match(name), name.rpartition(".")[0]
-        if step or stem in pairs:
-            members.setdefault(step["group"] if step else stem, []).append(name)
-        else:
-            plain.append(name)
-    for group, files in members.items():
-        files.sort(key=lambda name: (name == f"{group}.json", not name.endswith((".pt", "/" + MANIFEST)), name))
-        if len(files) > 1 and files[-1] == f"{group}.json":
-            groups[group] = tuple(files)
-        else:
-            unfinished.extend(files)
-    return Tree(tuple(plain), groups, tuple(unfinished))
+    def __init__(self, names: Collection[str]) -> None:
+        self.plain: list[str] = []
+        self.unfinished: list[str] = []
+        self.groups: dict[str, list[str]] = {}
+        self.series: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {}
+        for name in sorted(names):
+            step, stem = _STEP.match(name), name.rpartition(".")[0]
+            if step or (f"{stem}.pt" in names and f"{stem}.json" in names):
+                members.setdefault(step["group"] if step else stem, []).append(name)
+            else:
+                self.plain.append(name)
+        for group, files in sorted(members.items()):
+            files.sort(key=lambda name: (name == f"{group}.json", not name.endswith((".pt", "/" + MANIFEST)), name))
+            if len(files) > 1 and files[-1] == f"{group}.json":
+                step = _STEP.match(f"{group}/")
+                self.series.setdefault(step["series"] if step else group, []).append(group)
+                self.groups[group] = files
+            else:
+                self.unfinished += files
 
 
 def local_files(folder: Path) -> dict[str, Version]:
@@ -244,10 +228,10 @@ def local_files(folder: Path) -> dict[str, Version]:
             entries = sorted(os.scandir(place), key=lambda entry: entry.name)
         except OSError:
             return
-        in_checkpoint = _STEP.match(prefix) is not None
+        hidden = () if _STEP.match(prefix) else "."
         for entry in entries:
-            name, is_hidden = prefix + entry.name, entry.name.startswith(".") and not in_checkpoint
-            if is_hidden or name in LEFT_OUT or name.endswith((".tmp", ".part", ".partial")):
+            name, is_temporary = prefix + entry.name, entry.name.endswith((".tmp", ".part", ".partial"))
+            if is_temporary or entry.name.startswith(hidden) or name in LEFT_OUT:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 walk(entry.path, f"{name}/")
@@ -279,7 +263,7 @@ def stated_digest(mark: bytes | None) -> str | None:
 class Record:
     """The files of a local run directory that were read back from the store, in `.remote.json` in the directory.
 
-    id: of this copy of the run directory, None if it has never written to the store.
+    id: of this copy of the run directory, None if it has never written to the store. stored: versions by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -289,30 +273,20 @@ class Record:
             content = io.DamageLog().read(lambda: io.read_json(self._path, 16 * io.MB, "the files are sent again"), {})
         versions = content.get("stored")
         self.id: str | None = content.get("id")
-        self._versions: dict[str, Any] = versions if isinstance(versions, dict) else {}
+        self.stored: dict[str, Any] = versions if isinstance(versions, dict) else {}
 
     def has(self, name: str, version: Version) -> bool:
         """Return True if the store has this version of a file."""
-        return self._versions.get(name) == list(version)
-
-    def knows(self, name: str) -> bool:
-        """Return True if the store had some version of a file of this copy."""
-        return name in self._versions
+        return self.stored.get(name) == list(version)
 
     def add(self, versions: Mapping[str, Version | None]) -> None:
         """Note files that the store has; None: has no longer."""
-        for name, version in versions.items():
-            self._versions.pop(name, None)
-            if version is not None:
-                self._versions[name] = list(version)
+        known = {name: list(version) for name, version in versions.items() if version is not None}
+        self.stored = {name: kept for name, kept in self.stored.items() if name not in versions} | known
         self.save()
 
-    def forget_unless(self, sizes: Mapping[str, int]) -> None:
-        """Forget files that the store does not have in this size."""
-        self._versions = {name: kept for name, kept in self._versions.items() if sizes.get(name) == kept[0]}
-
     def save(self) -> None:
-        io.write_json(self._path, {"id": self.id, "stored": self._versions})
+        io.write_json(self._path, {"id": self.id, "stored": self.stored})
 
 
 # Fetching
@@ -322,14 +296,12 @@ def refresh(store: Store, folder: Path, last: str | None) -> None:
     """Bring the plain files of a run and the marks of its checkpoints up to date, unless the local copy is newer.
 
     The local copy is newer if no other copy has written to the store since, or if it has a later checkpoint of an
-    unfinished run.
-
-    last: id of the copy that was the last to write.
+    unfinished run. last: id of the copy that was the last to write.
     """
     sizes, record = store.sizes(), Record(folder)
-    local, remote = tree_of(local_files(folder)), tree_of(sizes)
-    newest = [max(tree.series().get("checkpoints", [""])) for tree in (local, remote)]
-    is_newer = FINISHED not in remote.plain and newest[0] > newest[1]
+    local, remote = Tree(local_files(folder)), Tree(sizes)
+    newest, newest_remote = (tree.series.get("checkpoints", [""])[-1] for tree in (local, remote))
+    is_newer = FINISHED not in remote.plain and newest > newest_remote
     if not sizes or is_newer or (record.id is not None and record.id == last):
         return
 
@@ -358,7 +330,7 @@ def fetch_newest(store: Store, folder: Path) -> list[str]:
     Returns the names of the local ones.
     """
     sizes = store.sizes()
-    local, remote = tree_of(local_files(folder)).series(), tree_of(sizes).series()
+    local, remote = Tree(local_files(folder)).series, Tree(sizes).series
     fetched = []
     for series in sorted({*local, *remote} - {"best"}):
         newest = local.get(series, [""])[-1]
@@ -370,9 +342,9 @@ def fetch_newest(store: Store, folder: Path) -> list[str]:
 
 def fetch_group(store: Store, folder: Path, group: str, sizes: Mapping[str, int]) -> bool:
     """Fetch one checkpoint, its mark last. Return False if it does not exist, or, with a warning, if it is damaged."""
-    if group in tree_of(local_files(folder)).groups:
+    if group in Tree(local_files(folder)).groups:
         return True
-    files = tree_of(sizes).groups.get(group)
+    files = Tree(sizes).groups.get(group)
     if files is None:
         return False
     *others, mark = files
@@ -433,9 +405,11 @@ class Mirror:
 
     def start(self) -> None:
         """List the remote files and start the upload thread."""
-        self._in_store = self._store.sizes()
-        self._count_at_start = {series: len(groups) for series, groups in tree_of(self._in_store).series().items()}
-        self._record.forget_unless(self._in_store)
+        self._in_store = sizes = self._store.sizes()
+        self._count_at_start = {series: len(groups) for series, groups in Tree(sizes).series.items()}
+        # Files that the store does not have in the recorded size are sent again.
+        stored = self._record.stored
+        self._record.stored = {name: version for name, version in stored.items() if sizes.get(name) == version[0]}
         threading.Thread(target=self._run, name="mirror", daemon=True).start()
 
     def finish(self) -> None:
@@ -452,11 +426,10 @@ class Mirror:
         if not self._complete.is_set():
             raise self.failure or self._error(self._patience)
 
-    def stop(self, error: TrainingError | None = None) -> None:
+    def stop(self, error: TrainingError) -> None:
         """Stop without waiting. error: the reason, for `on_failure`."""
         self._stopped.set()
-        if error is not None:
-            self._fail(error)
+        self._fail(error)
 
     def _run(self) -> None:
         pause, behind_since = FIRST_PAUSE, time.monotonic()
@@ -486,25 +459,49 @@ class Mirror:
                 self._stopped.wait(PERIOD / 10)
 
     def _send_changes(self, is_final: bool) -> bool:
-        """Send what differs from the store; return True if the store then has all files."""
+        """Send what differs from the store, then remove old files from it; return True if it has all files."""
         files = local_files(self._folder)
-        tree = tree_of(files)
-        newest = [tree.groups[groups[-1]] for groups in tree.series().values()]
+        tree = Tree(files)
+        newest = [tree.groups[groups[-1]] for groups in tree.series.values()]
         has_new = any(not self._record.has(name, files[name]) for names in newest for name in names)
-        is_complete, has_checkpoints = True, True
+        is_complete = has_checkpoints = True
         for name in tree.plain:
             # Before a checkpoint: a run that resumes from it needs the lines of metrics.jsonl up to its step.
             is_due = time.monotonic() - self._sent.get(name, -self._every) >= self._every or has_new
             if name != FINISHED and not self._record.has(name, files[name]):
-                is_complete &= (is_final or is_due or FINISHED in files) and self._send((name,), files)
+                is_complete &= (is_final or is_due or FINISHED in files) and self._send([name], files)
         for names in newest:
             has_checkpoints &= self._send(names, files)
         is_complete &= has_checkpoints
         if is_complete and FINISHED in files:
             # Last: a run that has its results in the store is complete there.
-            is_complete = self._send((FINISHED,), files)
-        if has_checkpoints:
-            self._remove(tree, files)
+            is_complete = self._send([FINISHED], files)
+        if not has_checkpoints:
+            return is_complete
+
+        stored = Tree(self._in_store)
+        removed = [name for name in stored.plain if name not in files and name in self._record.stored]
+        for series, groups in stored.series.items():
+            if series not in tree.series:
+                continue
+            # This machine may have fetched only the newest: the store keeps as many as it had.
+            most = max(self._count_at_start.get(series, 1), len(tree.series[series]))
+            old = [group for group in groups if group not in tree.groups]
+            for group in old[: max(0, len(groups) - most)]:
+                # The mark first: an interruption leaves no checkpoint that looks complete.
+                removed += reversed(stored.groups[group])
+            # A checkpoint that was saved again in the other format, and those that were never completed.
+            for group in set(groups) & set(tree.groups):
+                removed += sorted(set(stored.groups[group]) - set(tree.groups[group]))
+            last = tree.series[series][-1]
+            removed += [name for name in stored.unfinished if name.startswith(f"{series}/") and name < last]
+        for name in removed:
+            if self._stopped.is_set():
+                break
+            self._require()
+            self._store.remove(name)
+            self._record.add({name: None})
+            del self._in_store[name]
         return is_complete
 
     def _send(self, names: Sequence[str], files: Mapping[str, Version]) -> bool:
@@ -512,6 +509,12 @@ class Mirror:
         if all(self._record.has(name, files[name]) for name in names):
             return True
         copies = self._folder / UPLOADING
+
+        def upload(name: str) -> str:
+            if self._stopped.is_set():
+                raise InterruptedError("the upload was stopped")
+            return self._store.upload(io.below(copies, name), name)
+
         shutil.rmtree(copies, ignore_errors=True)
         try:
             # A checkpoint may be removed by the training, and a plain file may grow, while it is sent.
@@ -528,12 +531,11 @@ class Mirror:
             self._require()
             pending = [name for name in others if not self._record.has(name, files[name])]
             with ThreadPoolExecutor(THREADS) as pool:
-                digests = pool.map(lambda name: self._upload(name, copies), pending)
-                for name, digest in zip(pending, digests, strict=True):
+                for name, digest in zip(pending, pool.map(upload, pending), strict=True):
                     if name == names[0] and digest != (stated or digest):
                         raise TruncatedError(f"{name} is being written again: its digest is not that of its mark")
                     self._note(name, files[name])
-            self._upload(last, copies)
+            upload(last)
             self._note(last, files[last])
             self._sent[last] = time.monotonic()
             return True
@@ -545,40 +547,9 @@ class Mirror:
         finally:
             shutil.rmtree(copies, ignore_errors=True)
 
-    def _upload(self, name: str, copies: Path) -> str:
-        if self._stopped.is_set():
-            raise InterruptedError("the upload was stopped")
-        return self._store.upload(io.below(copies, name), name)
-
     def _note(self, name: str, version: Version) -> None:
         self._record.add({name: version})
         self._in_store[name] = version[0]
-
-    def _remove(self, tree: Tree, files: Mapping[str, Version]) -> None:
-        """Remove from the store what the run directory has no longer. Called when its checkpoints are stored."""
-        stored, local = tree_of(self._in_store), tree.series()
-        removed = [name for name in stored.plain if name not in files and self._record.knows(name)]
-        for series, groups in stored.series().items():
-            if series not in local:
-                continue
-            # This machine may have fetched only the newest: the store keeps as many as it had.
-            most = max(self._count_at_start.get(series, 1), len(local[series]))
-            old = [group for group in groups if group not in tree.groups]
-            for group in old[: max(0, len(groups) - most)]:
-                # The mark first: an interruption leaves no checkpoint that looks complete.
-                removed += reversed(stored.groups[group])
-            # A checkpoint that was saved again in the other format, and those that were never completed.
-            for group in set(groups) & set(tree.groups):
-                removed += sorted(set(stored.groups[group]) - set(tree.groups[group]))
-            newest = local[series][-1]
-            removed += [name for name in stored.unfinished if name.startswith(f"{series}/") and name < newest]
-        for name in removed:
-            if self._stopped.is_set():
-                return
-            self._require()
-            self._store.remove(name)
-            self._record.add({name: None})
-            del self._in_store[name]
 
     def _error(self, lag: float) -> TrainingError:
         return TrainingError(

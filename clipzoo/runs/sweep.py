@@ -18,9 +18,6 @@ from clipzoo.config.trust import alternatives, read, require_values
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.runs.directory import run_folder, with_digests
 
-MOST_NAMES = 4
-"""Names of failed points that a message lists."""
-
 
 @dataclass(frozen=True)
 class Point:
@@ -66,11 +63,16 @@ def require_results(overrides: Sequence[str]) -> None:
     folders = list(dict.fromkeys(point.folder for point in points(overrides)))
     failed = [folder.name for folder in folders if not (folder / "results.json").exists()]
     if failed:
-        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
         raise TrainingError(
             f"{len(failed)} of {number_of(len(folders), 'point')} of the sweep have failed, see their messages above: "
-            f"{', '.join(failed[:MOST_NAMES])}{more}. The same command trains only these again"
+            f"{first_names(failed)}. The same command trains only these again"
         )
+
+
+def first_names(failed: Sequence[str], most: int = 4) -> str:
+    """Return the names of failed points for a message: the first ones, and the number of others."""
+    more = f" and {len(failed) - most} more" if len(failed) > most else ""
+    return f"{', '.join(failed[:most])}{more}"
 
 
 def searched(search: str) -> list[str]:
@@ -78,8 +80,8 @@ def searched(search: str) -> list[str]:
     path = option_file("search", search)
     if path is None:
         raise ConfigError(unknown_option("search", search))
-    stated = OmegaConf.create(yaml.safe_load(path.read_text()) or {})
-    ranges = OmegaConf.select(stated, "hydra.sweeper.params")
+    stated = yaml.safe_load(path.read_text()) or {}
+    ranges = OmegaConf.select(OmegaConf.create(stated), "hydra.sweeper.params")
     if not ranges:
         raise ConfigError(f"{path} states no ranges: give KEY: VALUES below hydra.sweeper.params")
     return [f"{key}={values}" for key, values in ranges.items()]

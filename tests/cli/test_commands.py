@@ -1,14 +1,16 @@
-"""The `clipzoo` command: help and completion without heavy imports, train.py as a thin door."""
+"""The `clipzoo` command: help and completion without heavy imports, train.py as a thin door, `clipzoo compare`."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from clipzoo.cli.__main__ import main
 from tests.support.paths import ROOT
 
 
@@ -40,12 +42,8 @@ def test_help_imports_neither_torch_nor_hydra(arguments):
 
 @pytest.mark.medium
 def test_train_help_lists_groups_without_torch():
-    code = (
-        "import sys; sys.argv = ['clipzoo', 'train', '--help']; from clipzoo.cli.__main__ import main\n"
-        "try: main()\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    lines = run("-c", code).stdout.splitlines()
+    code = "import sys; sys.argv = ['clipzoo', 'train', '--help']; from clipzoo.cli.__main__ import main\n"
+    lines = run("-c", f"{code}try: main()\nfinally: print('torch' in sys.modules)").stdout.splitlines()
     assert "head: clip, cloob, cosine, distance, inner_product, kme, wpse" in lines and lines[-1] == "False"
     assert "experiment/emoji: clip, kme, wpse" in lines, "without _base, which is no option"
 
@@ -82,3 +80,48 @@ def test_commands_options_and_overrides_are_completed(line, expected, tmp_path):
 def test_hydras_own_completion_is_available():
     completed = run("train.py", "-sc", "query=bash", COMP_LINE="python train.py head=clo")
     assert completed.stdout.split() == ["head=cloob"]
+
+
+# `clipzoo compare`
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["clipzoo", "compare", *map(str, words)])
+    main()
+
+
+@pytest.mark.medium
+def test_runs_or_folders_are_compared_beside_the_runs_of_one_folder_and_else_in_the_working_directory(
+    undisturbed, tmp_path, monkeypatch, capsys
+):
+    for name in ("runs/a", "runs/b", "runs/more/c", "others/d"):
+        shutil.copytree(undisturbed / "run", tmp_path / name)
+    for name in ("runs/b", "runs/more/c", "others/d"):
+        config = tmp_path / name / "config.yaml"
+        config.write_text(config.read_text().replace("clip_gradient: null", "clip_gradient: 1.0"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    places = {
+        ("runs/a", "runs/b"): "runs/comparison", ("runs",): "runs/comparison",
+        ("runs/a", "runs/more/c"): "runs/comparison", ("runs/a", "others/d"): "work/comparison",
+        ("runs", "others"): "comparison",
+    }  # fmt: skip
+    for given, place in places.items():
+        compare(monkeypatch, *(tmp_path / name for name in given))
+        page = Path(capsys.readouterr().out.strip())
+        assert page.resolve() == (tmp_path / place / "index.html").resolve() and page.exists()
+        assert "clip_gradient" in (page.parent / "tables.md").read_text()
+
+
+def test_one_run_a_missing_folder_and_a_run_given_by_two_names_are_one_clear_message(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").touch()
+    (tmp_path / "link").symlink_to("a")
+    for given, message in {
+        ("a",): "holds 1 run: give two or more",
+        ("no",): "there is no folder",
+        ("a", "link"): "give each run once",
+    }.items():
+        with pytest.raises(SystemExit) as end:
+            compare(monkeypatch, *(tmp_path / name for name in given))
+        assert end.value.code == 2 and message in capsys.readouterr().err

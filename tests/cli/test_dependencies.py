@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 import sys
@@ -28,14 +29,13 @@ LOADED_BY_NAME = {
 kernel of notebooks, file systems of fsspec."""
 
 
-def declared(extras: bool) -> set[str]:
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def declared() -> set[str]:
     """Modules of the dependencies in pyproject.toml, with those of the users' extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = list(project["dependencies"])
-    if extras:
-        requirements += [
-            line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines
-        ]
+    extras = {name: lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"}
+    requirements = [*PROJECT["dependencies"], *itertools.chain(*extras.values())]
     names = {re.match(r"[\w-]+", requirement)[0].lower() for requirement in requirements}
     return {MODULES.get(name, name.replace("-", "_")) for name in names}
 
@@ -56,31 +56,26 @@ def imported() -> set[str]:
 
 @pytest.mark.medium
 def test_every_third_party_import_is_a_declared_dependency():
-    assert imported() - declared(extras=True) == set()
+    assert imported() - declared() == set()
 
 
 def test_every_declared_dependency_is_imported():
-    assert declared(extras=True) - imported() - LOADED_BY_NAME == set()
+    assert declared() - imported() - LOADED_BY_NAME == set()
 
 
 def test_a_missing_extra_is_installed_from_the_checkout_or_by_the_names_of_its_packages(tmp_path):
     assert shlex.split(installation("hf")) == ["pip", "install", "-e", f"{ROOT}[hf]"]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for name in extras:
-        packages = shlex.split(installation(name, checkout=tmp_path))[2:]
-        assert sorted(map(project, packages)) == sorted(map(project, extras[name])), name
-
-
-def project(requirement: str) -> str:
-    """Return the normalised name of a requirement."""
-    return re.split(r"[<>=~]", requirement)[0].lower().replace("_", "-")
+    for extra, requirements in PROJECT["optional-dependencies"].items():
+        packages = shlex.split(installation(extra, checkout=tmp_path))[2:]
+        given, expected = (
+            sorted(re.split(r"[<>=~]", line)[0].lower().replace("_", "-") for line in lines)
+            for lines in (packages, requirements)
+        )
+        assert given == expected, extra
 
 
 def test_no_page_or_message_installs_clipzoo_by_name_from_an_index():
     places = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "conf", "clipzoo", "scripts", "slurm")]
     files = [file for place in places for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file()]
-    texts = {
-        file: file.read_text() for file in files if file.suffix in (".py", ".md", ".yaml", ".j2", ".sh", ".sbatch")
-    }
-    wrong = [file for file, text in texts.items() if re.search(r"pip install '?clipzoo\b(?!\[EXTRA\])", text)]
-    assert wrong == []
+    texts = [file for file in files if file.suffix in (".py", ".md", ".yaml", ".j2", ".sh", ".sbatch")]
+    assert [file for file in texts if re.search(r"pip install '?clipzoo\b(?!\[EXTRA\])", file.read_text())] == []

@@ -24,27 +24,27 @@ from tests.support.paths import ROOT
 from tests.support.processes import Process
 
 
-def faults(commands: list[Line], folder: Path) -> list[str]:
-    """Run the command lines in forks of one process and describe every one whose outcome is not as it should be."""
-    results = zip(commands, run_lines(commands, folder), strict=True)
-    return [_described(line, outcome) for line, outcome in results if fault(line, outcome)]
+def faults(commands: list[Line], results: list[Outcome]) -> str:
+    """Describe every command line whose outcome is not as it should be."""
+    return "\n\n".join(
+        f"{fault(line, outcome)}: {line.script} {' '.join(line.arguments)}\n{outcome.errors[-600:]}"
+        for line, outcome in zip(commands, results, strict=True)
+        if fault(line, outcome)
+    )
 
 
 def run_lines(commands: list[Line], folder: Path) -> list[Outcome]:
+    """Run the command lines in forks of one process."""
     folder.mkdir()
     worker = Process(run_all, commands, str(folder), log=folder / "worker")
     assert worker.wait(3600) == 0, worker.stderr
     return list(outcomes(folder, len(commands)))
 
 
-def _described(line: Line, outcome: Outcome) -> str:
-    return f"{fault(line, outcome)}: {line.script} {' '.join(line.arguments)}\n{outcome.errors[-600:]}"
-
-
 @pytest.mark.medium
 def test_twenty_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
     commands = lines(20, 1, write_files(tmp_path / "files", tiny_shards))
-    assert "\n\n".join(faults(commands, tmp_path / "outcomes")) == ""
+    assert faults(commands, run_lines(commands, tmp_path / "outcomes")) == ""
 
 
 @pytest.mark.slow
@@ -56,18 +56,16 @@ def test_a_thousand_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, t
     for number, right in enumerate((preparations(files), [*right_lines(files), *right_commands(files)])):
         done = zip(right, run_lines(right, tmp_path / f"right_{number}"), strict=True)
         assert [f"{line}: {outcome.errors[-600:]}" for line, outcome in done if outcome.code] == []
-    assert "\n".join(faults(commands, tmp_path / "outcomes")) == ""
+    assert faults(commands, run_lines(commands, tmp_path / "outcomes")) == ""
 
 
 @pytest.mark.slow
 def test_thirty_mistakes_as_processes_of_their_own_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
     commands = [line for line in lines(60, 2, write_files(tmp_path / "files", tiny_shards)) if line.is_wrong][:30]
     assert len(commands) == 30
-    wrong = []
+    results = []
     for line in commands:
         command = [sys.executable, line.script, *line.arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-        outcome = Outcome(done.returncode, done.stdout, done.stderr)
-        if fault(line, outcome):
-            wrong.append(_described(line, outcome))
-    assert "\n".join(wrong) == ""
+        results.append(Outcome(done.returncode, done.stdout, done.stderr))
+    assert faults(commands, results) == ""

@@ -112,30 +112,20 @@ def test_a_launch_that_cannot_run_is_refused(words, message):
 
 SEARCH = ["head=wpse", SHARDS, "head.kernel.width=interval(0.25,2)", "search.sampler=tpe", "search.trials=9",
           "search.minimize=loss"]  # fmt: skip
-COMMANDS = {
-    "train": (["train", "--nodes", "4", "--gpus", "2", *OVERRIDES], ["train", *OVERRIDES], ""),
-    "sweep": (
-        ["sweep", "--nodes", "4", "--gpus", "2", "--at-once", "3", *OVERRIDES[1:], "seed=0,1"],
-        ["launch", "--point", "1", *OVERRIDES[1:], "seed=0,1"],
-        "0-1%3",
-    ),
-    "search": (
-        ["search", "--nodes", "4", "--gpus", "2", "--at-once", "3", *SEARCH],
-        ["train", "-m", "search.launcher='srun --wait=120'", *SEARCH],
-        "0-2",
-    ),
-    "eval": (
-        ["eval", "--nodes", "4", "--gpus", "2", "run=runs/my run", "eval=demo"],
-        ["evaluate", "run=runs/my run", "eval=demo"],
-        "",
-    ),
-}
-"""Command line -> arguments of clipzoo in the batch script, and the range of its array."""
+SEEDS = [*OVERRIDES[1:], "seed=0,1"]
+EVALUATION = ["run=runs/my run", "eval=demo"]
+COMMANDS = [
+    (["train", *OVERRIDES], ["train", *OVERRIDES], ""),
+    (["sweep", "--at-once", "3", *SEEDS], ["launch", "--point", "1", *SEEDS], "0-1%3"),
+    (["search", "--at-once", "3", *SEARCH], ["train", "-m", "search.launcher='srun --wait=120'", *SEARCH], "0-2"),
+    (["eval", *EVALUATION], ["evaluate", *EVALUATION], ""),
+]
+"""Command line, arguments of clipzoo in the batch script, and the range of its array."""
 
 
-@pytest.mark.parametrize(("words", "command", "array"), COMMANDS.values(), ids=list(COMMANDS))
+@pytest.mark.parametrize(("words", "command", "array"), COMMANDS, ids=lambda words: words[0] if words else "")
 def test_a_batch_script_asks_for_the_nodes_and_starts_the_command(words, command, array, capsys, tmp_path):
-    sweep.main(["--to", "slurm", *words])
+    sweep.main(["--to", "slurm", *words, "--nodes", "4", "--gpus", "2"])
     script = capsys.readouterr().out
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, re.MULTILINE))
     asked = [options[name] for name in ("nodes", "gpus-per-node", "ntasks-per-node", "mem", "cpus-per-task")]
@@ -144,9 +134,8 @@ def test_a_batch_script_asks_for_the_nodes_and_starts_the_command(words, command
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(python), "SLURM_ARRAY_TASK_ID": "1"}
-    done = subprocess.run(
-        ["bash", "-s", "seed=7"], input=script, env=environment, capture_output=True, text=True, check=True
-    )
+    bash = ["bash", "-s", "seed=7"]
+    done = subprocess.run(bash, input=script, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["-m", "clipzoo.distributed.launch", *command, "seed=7"]
 
 
@@ -155,10 +144,8 @@ def test_batch_scripts_without_overrides_are_those_of_the_checkout_and_state_the
     sweep.main(["--to", "slurm", name])
     script = capsys.readouterr().out
     assert script == (ROOT / "slurm" / f"{name}.sbatch").read_text()
-    ranks, memory = (
-        re.findall(rf"^#SBATCH --{option}=(\d+)", script, re.MULTILINE) for option in ("ntasks-per-node", "mem")
-    )
-    assert int(memory[0]) == sweep.MEMORY * int(ranks[0])
+    numbers = dict(re.findall(r"^#SBATCH --([\w-]+)=(\d+)", script, re.MULTILINE))
+    assert int(numbers["mem"]) == sweep.MEMORY * int(numbers["ntasks-per-node"])
 
 
 def test_a_batch_script_for_the_cpu_asks_for_no_gpus(capsys):

@@ -5,12 +5,16 @@ import subprocess
 import sys
 import tarfile
 import time
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from clipzoo.cli import __main__ as commands
+from clipzoo.data.index import load_or_build
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.reader import ShardReader
 from clipzoo.data.write import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
@@ -92,11 +96,8 @@ def test_commands_report_invalid_arguments(command, tmp_path):
 
 
 def test_no_caption_is_held_out_and_trained_on(tmp_path):
-    captions = (
-        [[f"caption {number % 40}"] for number in range(120)]
-        + [["x"]] * 30
-        + [["bridge", "y"], ["y  "], ["z", "bridge"]]
-    )
+    linked = [["bridge", "y"], ["y  "], ["z", "bridge"]]
+    captions = [[f"caption {number % 40}"] for number in range(120)] + [["x"]] * 30 + linked
     pairs = [Pair(tmp_path / f"{number}.png", texts) for number, texts in enumerate(captions)]
     train, held_out = hold_out(pairs, 0.1, seed=0)
     assert len(train) + len(held_out) == len(pairs) and 12 <= len(held_out) <= 15
@@ -153,10 +154,7 @@ def test_a_full_disk_is_named_with_the_path_and_keeps_nothing(space, tmp_path):
     with small_disk(tmp_path / "disk", size="1m") as disk:
         fill(disk, leave=space)
         before = sorted(disk.iterdir())
-        for command in (
-            ["shards", "make", str(tmp_path / "in" / "train")],
-            ["datasets", "prompts", str(tmp_path / "set")],
-        ):
+        for command in (["shards", "make", str(tmp_path / "in/train")], ["datasets", "prompts", str(tmp_path / "set")]):
             with pytest.raises(WriteError, match=rf"could not write {disk}/.*: No space left on device \(0.* MB free"):
                 run_command([*command, str(disk / "out")])
             assert sorted(disk.iterdir()) == before
@@ -176,23 +174,14 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
         pairs_from_table(table, "url", "title")
 
 
-def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
-    from clipzoo.data.index import load_or_build
-    from clipzoo.data.locations import ShardCache
-    from clipzoo.data.reader import ShardReader
-
+@pytest.mark.parametrize(("side", "size"), [(None, (300, 200)), (100, (150, 100))])
+def test_original_bytes_are_kept_and_large_images_scaled_where_asked(side, size, tmp_path):
     pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))
-    for side, name in ((None, "whole"), (100, "scaled")):
-        assert packed(pairs, tmp_path / name, shortest_side=side).samples == 1
-        files = ShardCache(None, 1.0)
-        index = load_or_build([str(tmp_path / name / "00000.tar")], files, [tmp_path / "index"])
-        encoded = ShardReader(files, None).image(index, 0, 0)
-        if side is None:
-            assert encoded == picture(0, (300, 200))
-        else:
-            import io
-
-            assert Image.open(io.BytesIO(encoded)).size == (150, 100)
+    assert packed(pairs, tmp_path / "out", shortest_side=side).samples == 1
+    files = ShardCache(None, 1.0)
+    index = load_or_build([str(tmp_path / "out" / "00000.tar")], files, [tmp_path / "index"])
+    encoded = ShardReader(files, None).image(index, 0, 0)
+    assert Image.open(BytesIO(encoded)).size == size and (encoded == picture(0, (300, 200))) == (side is None)
 
 
 def test_shards_are_never_overwritten(tmp_path):
@@ -205,15 +194,10 @@ def test_shards_are_never_overwritten(tmp_path):
 
 def test_karpathys_splits_keep_all_captions(tmp_path):
     pictures(tmp_path / "coco" / "val2014", 4)
-    entries = [
-        {
-            "filepath": "val2014",
-            "filename": f"p{number}.png",
-            "split": split,
-            "sentences": [{"raw": f"number {number}"}, {"raw": f"number {number + 20}"}],
-        }
-        for number, split in enumerate(["train", "restval", "val", "train"])
-    ]
+    entries = []
+    for number, split in enumerate(["train", "restval", "val", "train"]):
+        sentences = [{"raw": f"number {number}"}, {"raw": f"number {number + 20}"}]
+        entries.append({"filepath": "val2014", "filename": f"p{number}.png", "split": split, "sentences": sentences})
     (tmp_path / "split.json").write_text(json.dumps({"images": entries}))
     pairs = pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["train", "restval"])
     assert packed(pairs, tmp_path / "out").samples == 3
@@ -265,22 +249,14 @@ def test_a_line_of_a_caption_file_is_chosen_by_its_number_or_its_beginning(line,
     assert written.joined == (line is None)
 
 
-def test_captions_that_are_not_utf8_are_left_out(tmp_path):
-    folder = pictures(tmp_path / "in", 1)
-    (folder / "p0.txt").write_bytes("caf\u00e9".encode("latin-1"))
-    assert [entry.kind for entry in packed(pairs_from_folder(folder)[0], tmp_path / "out").left_out] == [
-        "caption_not_utf8"
-    ]
-
-
-def test_images_that_training_would_refuse_for_their_size_are_left_out_unless_they_are_scaled(tmp_path):
-    pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))
-    (entry,) = packed(pairs, tmp_path / "whole", max_pixels=300 * 200 - 1).left_out
+def test_pairs_that_training_would_refuse_are_left_out_and_files_are_named_by_their_format(tmp_path):
+    folder, most = pictures(tmp_path / "in", 1), 300 * 200 - 1
+    (entry,) = packed(pairs_from_folder(folder)[0], tmp_path / "whole", max_pixels=most).left_out
     assert entry.kind == "enormous_image"
-    assert packed(pairs, tmp_path / "scaled", max_pixels=300 * 200 - 1, shortest_side=100).samples == 1
-
-
-def test_images_of_a_table_are_named_by_their_format_if_their_file_is_not(tmp_path):
+    assert packed(pairs_from_folder(folder)[0], tmp_path / "scaled", max_pixels=most, shortest_side=100).samples == 1
+    (folder / "p0.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (entry,) = packed(pairs_from_folder(folder)[0], tmp_path / "latin").left_out
+    assert entry.kind == "caption_not_utf8"
     (tmp_path / "one.dat").write_bytes(picture(1))
     (tmp_path / "pairs.csv").write_text("filepath,title\none.dat,number 1\n")
     packed(pairs_from_table(tmp_path / "pairs.csv", "filepath", "title"), tmp_path / "out")
@@ -295,9 +271,8 @@ def test_several_processes_write_the_shards_of_one(tmp_path, monkeypatch):
     seen = []
     for processes, name in ((1, "one"), (2, "two")):
         pairs, _ = pairs_from_folder(folder)
-        written = packed(
-            pairs, tmp_path / name, processes=processes, progress=lambda done, total: seen.append((done, total))
-        )
+        progress = {"processes": processes, "progress": lambda *counts: seen.append(counts)}
+        written = packed(pairs, tmp_path / name, **progress)
         assert (written.samples, written.shards, len(written.left_out)) == (39, 4, 1)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,18 @@ from clipzoo.build import build_head, build_model, build_objective
 from clipzoo.config.groups import CONF
 from clipzoo.lab import reproduce
 from clipzoo.objectives.base import check_pair
-from clipzoo.report.published import axes, differences, experiments, layout, not_measured, search_of, table, table_names
+from clipzoo.report.published import (
+    axes,
+    differences,
+    experiments,
+    layout,
+    not_measured,
+    read_numbers,
+    search_of,
+    table,
+    table_names,
+)
+from clipzoo.runs.identity import flat
 from tests.support.experiments import EXPERIMENTS, composed
 
 FOLDERS = ("wpse", "kme", "cloob", "nuclr")
@@ -158,3 +170,119 @@ def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
 
 def test_the_page_of_tables_matches_the_experiments():
     assert reproduce.PAGE.read_text() == reproduce.page(), "run: python -m clipzoo.lab.reproduce --docs"
+
+
+# Settings that a paper states for all its rows, and the keys of its ablations. The full recipe of one row per method
+# is checked by tests/report/test_published.py.
+
+PAPERS = {
+    # Sections 6.1 and A.2.
+    "wpse/": {
+        "trainer.global_batch": 2048, "optim.schedule.peak": 5e-4, "optim.weight_decay": 0.5,
+        "optim.betas": [0.9, 0.98], "data.crop_scale": [0.5, 1.0], "data.interpolation": "bicubic",
+        "head.embed_width": 512,
+        "encoder.context_length": 77, "encoder.text_tower.layers": 12, "encoder.text_tower.heads": 8,
+        "encoder.text_width": 512, "eval.prompts": "slip", "eval.draws": 5,
+    },
+    "wpse/cc3m": {"trainer.epochs": 50},
+    "wpse/cc12m": {"trainer.epochs": 35},
+    # Section 5: as WPSE, on both sets alike.
+    "kme/": {"trainer.global_batch": 2048, "optim.schedule.peak": 5e-4, "eval.prompts": "slip", "eval.paired": True},
+    # Sections 4.1, 4.2, A.3.2 and A.3.5.
+    "cloob/": {"optim.weight_decay": 0.1, "eval.prompts": "clip", "eval.probe_validation": 0.5},
+    "cloob/cc3m": {"trainer.global_batch": 512, "optim.schedule.peak": 1e-3, "optim.schedule.warmup_steps": 20000},
+    "cloob/yfcc": {
+        "trainer.global_batch": 1024, "optim.schedule.peak": 5e-4, "optim.schedule.warmup_steps": 10000,
+        "optim.schedule.restart_epochs": 7,
+    },
+    # Section 4; crop, flip and RandAugment of the released scripts.
+    "nuclr/": {
+        "data.crop_scale": [0.5, 1.0], "data.flip": 0.5, "data.rand_augment": [2, 7], "encoder.image_size": 256,
+        "encoder.context_length": 30, "optim.schedule.peak": 2e-4, "optim.weight_decay": 0.02, "eval.prompts": "clip",
+    },
+}  # fmt: skip
+HEADS = {
+    "clipzoo.heads.wpse.WpseHead": {"head.features": 1024, "head.evaluation_features": 512, "head.weight_bound": 100},
+    "clipzoo.heads.cloob.CloobHead": {"head.inverse_temperature": 30},
+}
+SAID = {
+    "total_epochs": "trainer.epochs", "warmup_epochs": "optim.schedule.warmup_epochs",
+    "total_batch_size": "trainer.global_batch", "epochs": "trainer.epochs", "embedding_dim": "head.embed_width",
+    "weight_decay": "optim.weight_decay", "gamma": "objective.gamma", "zeta_0": "objective.zeta",
+    "zeta_frozen_epochs": "objective.frozen_epochs",
+}  # fmt: skip
+"""Our keys of the settings among the published numbers."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("prefix", PAPERS)
+def test_every_experiment_has_its_papers_numbers(prefix):
+    names = [name for name in EXPERIMENTS if name.startswith(prefix)]
+    assert names
+    for name in names:
+        plain = flat(composed(name))
+        wanted = PAPERS[prefix] | HEADS.get(plain["head._target_"], {})
+        assert {key: plain[key] for key in wanted} == wanted, name
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("cloob/cc3m_clip", {"trainer.epochs": 31, "optim.schedule.restart_epochs": 7, "head.temperature": 0.07}),
+        ("cloob/cc3m_cloob", {"trainer.epochs": 31}),
+        ("cloob/cc3m_cloob_128", {"trainer.epochs": 128, "head.beta": 8}),
+        ("cloob/cc3m_cloob_no_restarts", {"trainer.epochs": 31, "optim.schedule.restart_epochs": None}),
+        ("cloob/cc3m_infoloob", {"trainer.epochs": 31, "head.hopfield": False}),
+        ("cloob/yfcc_cloob_rn101", {"head.beta": 14.3, "encoder.image_size": 224}),
+        ("cloob/yfcc_cloob_rn50x4", {"head.beta": 14.3, "encoder.image_size": 288}),
+        ("kme/cc3m_kme_50", {"head.image_points": 50, "head.text_points": "all"}),
+    ],
+)
+def test_a_row_changes_the_keys_that_its_paper_states(name, changed):
+    plain = flat(composed(name))
+    assert {key: plain[key] for key in changed} == changed
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("file", "rows"),
+    [("kme_table4_hyperparameters.csv", ["CLIP", "WPSE", "KME-CLIP"]), ("nuclr_text_numbers.csv", ["NUCLR"])],
+)
+def test_settings_among_the_published_numbers_are_those_of_the_rows(file, rows):
+    paper = file.split("_")[0]
+    for cell in read_numbers(file):
+        if cell["metric"] in {"training_pairs", "seeds"}:
+            continue
+        for pretrain, model in product(cell["pretrain_data"].split("+"), rows):
+            plain = flat(composed(experiments()[f"{paper}/{pretrain}/{model}"].name))
+            assert plain[SAID[cell["metric"]]] == float(cell["value"]), (cell["metric"], pretrain, model)
+
+
+# The demo that trains a row of every paper.
+
+GAUSSIAN = "wpse/CC3M/WPSE Gaussian"
+
+
+@pytest.mark.medium
+def test_the_demo_has_a_row_of_every_paper_at_a_point_of_its_search(tmp_path):
+    jobs = reproduce.jobs_of(reproduce.ROWS, tmp_path)
+    assert {job.row.split("/")[0] for job in jobs} == {"wpse", "kme", "cloob", "nuclr"}
+    assert len({job.folder for job in jobs}) == len(jobs)
+    for row, overrides in reproduce.ROWS.items():
+        search = search_of(row)
+        for override in set(overrides) - {*reproduce.WPSE, *reproduce.CLOOB}:
+            key, value = override.split("=")
+            assert json.loads(value) in axes(search.name)[key]
+
+
+@pytest.mark.slow
+def test_finished_rows_of_the_demo_are_skipped_and_a_failed_row_is_named(tmp_path, capsys):
+    done, bad = reproduce.jobs_of({"wpse/CC3M/CLIP": (), GAUSSIAN: ("data.shards=nowhere",)}, tmp_path)
+    done.folder.mkdir()
+    (done.folder / "results.json").write_text("{}")
+    assert [job.row for job in reproduce.train([done, bad], 2)] == [GAUSSIAN]
+    assert done.process is None
+    output = capsys.readouterr().out
+    assert "CLIP: finished before, skipped" in output
+    assert "WPSE Gaussian: failed" in output and "nowhere" in output

@@ -36,11 +36,8 @@ def test_a_given_size_reaches_the_tower_the_loader_and_the_evaluation():
         model = build_model(plain)
     assert model.encoder.image_tower.trunk.positional_embedding.shape[0] == 5
     other = compose([*MODEL, "encoder.image_size=32", "encoder.context_length=16"])
-    assert differing(identity(complete), identity(other)) == [
-        "data.image_size",
-        "encoder.image.image_size",
-        "encoder.image_size",
-    ]
+    keys = ["data.image_size", "encoder.image.image_size", "encoder.image_size"]
+    assert differing(identity(complete), identity(other)) == keys
 
 
 @pytest.mark.medium

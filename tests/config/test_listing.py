@@ -46,12 +46,8 @@ def test_every_key_of_a_configuration_is_listed(listed, overrides):
 def test_every_key_has_a_type_and_a_meaning(listed):
     entries = [entry for section in listed for entry in section.entries]
     assert [entry.key for entry in entries if not entry.type or not entry.meaning] == []
-    (temperature,) = [
-        entry
-        for section in listed
-        for entry in section.entries
-        if entry.key == "head.temperature" and "clip" in section.options
-    ]
+    clip = [entry for section in listed if "clip" in section.options for entry in section.entries]
+    (temperature,) = [entry for entry in clip if entry.key == "head.temperature"]
     assert temperature.default == "0.07, 1.0" and temperature.type == "a number from 0.001 to 1000"
     assert temperature.meaning == "initial tau, scale = 1 / tau."
 
@@ -63,6 +59,11 @@ def test_the_meanings_of_the_trainer_are_the_comments_of_its_file_and_renamed_ke
         key: text for key, text in texts.items() if not key.endswith("_target_")
     }
     assert RENAMED_KEYS.keys().isdisjoint(meanings) and meanings.keys() >= set(RENAMED_KEYS.values())
+
+
+def test_no_meaning_refers_to_a_class_of_the_code(listed):
+    meanings = [entry.meaning for section in listed for entry in section.entries]
+    assert [meaning for meaning in meanings if re.search(r"\bsee [A-Z]\w+\.?\w*", meaning)] == []
 
 
 def test_a_summary_is_the_first_sentence_with_its_brackets(listed):
@@ -78,19 +79,11 @@ def test_a_default_that_only_some_options_have_says_so(listed):
     assert [entry.key for section in listed for entry in section.entries if entry.default.startswith(",")] == []
 
 
-def test_no_meaning_refers_to_a_class_of_the_code(listed):
-    meanings = [entry.meaning for section in listed for entry in section.entries]
-    assert [meaning for meaning in meanings if re.search(r"\bsee [A-Z]\w+\.?\w*", meaning)] == []
-
-
 def test_docstrings_and_comments_are_read_by_argument(tmp_path):
     path = tmp_path / "option.yaml"
-    path.write_text(
-        "# The header.\n_target_: a.B\nfirst: 1  # one\n# Above,\n# two lines.\nsecond:\n  inner: 2 # two\n"
-    )
-    assert comments(path) == {
-        "_target_": "The header.", "first": "one", "second": "Above, two lines.", "second.inner": "two",
-    }  # fmt: skip
+    path.write_text("# The header.\n_target_: a.B\nfirst: 1  # one\n# Above,\n# more.\nsecond:\n  inner: 2 # two\n")
+    expected = {"_target_": "The header.", "first": "one", "second": "Above, more.", "second.inner": "two"}
+    assert comments(path) == expected
     meanings = argument_meanings("clipzoo.heads.vector.ClipHead", ["image_width", "text_width", "embed_width", "bias"])
     assert meanings["image_width"] == meanings["text_width"] == "widths of the pooled features."
     assert meanings["bias"].startswith("add a vector to each projection")
@@ -105,10 +98,8 @@ def test_words_are_searched_in_keys_options_and_meanings(capsys, monkeypatch):
 
 
 def test_a_word_that_is_nowhere_is_one_clear_message(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["clipzoo", "config", "temperatur_"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
+    with pytest.raises(SystemExit, match="2"):
+        clipzoo(capsys, monkeypatch, "temperatur_")
     assert "holds temperatur_; did you mean temperature?" in capsys.readouterr().err
 
 

@@ -29,14 +29,10 @@ def faults(**changes) -> list[str]:
         ("learnable_temperature", 1, "head.learnable_temperature must be bool, not 1 (int)"),
         ("embed_width", True, "head.embed_width must be a whole number from 1 to 1000000000, not True (bool)"),
         ("temprature", 1.0, "head.temprature: ClipHead has no such argument; did you mean temperature?"),
-        (
-            "_target_",
-            "clipzoo.heads.vector.ClipHed",
-            "head._target_=clipzoo.heads.vector.ClipHed: clipzoo.heads.vector defines no ClipHed; did you mean "
-            "ClipHead?",
-        ),
+        ("_target_", "clipzoo.heads.vector.ClipHed", "head._target_=clipzoo.heads.vector.ClipHed: clipzoo.heads.vector "
+         "defines no ClipHed; did you mean ClipHead?"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_key_or_value_is_named_with_the_value_seen_and_the_nearest_right_one(key, value, expected):
     assert faults(**{key: value}) == [expected]
 
@@ -153,10 +149,8 @@ def test_an_alias_of_the_module_is_expanded(part):
 
 @pytest.mark.parametrize("package", ["clipzoo", "elsewhere"])
 def test_optional_and_further_keywords_are_checked(part, package):
-    source = (
-        "from typing import Optional\nclass Part:\n"
-        "    def __init__(self, width: Optional[int] = None, **options: float): ..."
-    )
+    header = "def __init__(self, width: Optional[int] = None, **options: float): ..."
+    source = f"from typing import Optional\nclass Part:\n    {header}"
     name = package if package == "clipzoo" else "optional_part"
     assert part(source, name, width=None, rate=0.5) == part(source, name, width=3) == []
     assert part(source, name, width="wide", rate="fast") == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +17,7 @@ from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.directory import run_folder
 from clipzoo.runs.identity import identity, with_variables
 from clipzoo.training.loggers import MaskingFormatter
-from tests.support.processes import Process, run_script
+from tests.support.processes import run_script
 from tests.support.runs import overrides
 
 
@@ -83,10 +82,7 @@ def test_the_name_of_a_run_does_not_depend_on_secrets(monkeypatch):
         ("pipe:curl https://u:p@ss@host/a?x=1 | cat", "pipe:curl https://u:***@host/a?x=1 | cat"),
         ("https://ghp_abc@host/a", "https://***@host/a"),
         ("ssh://git@host/a", "ssh://git@host/a"),
-        (
-            "https://host/a.tar?token=abc&x=1&X-Amz-Credential=d",
-            "https://host/a.tar?token=***&x=1&X-Amz-Credential=***",
-        ),
+        ("https://host/a?token=abc&x=1&X-Amz-Credential=d", "https://host/a?token=***&x=1&X-Amz-Credential=***"),
         ("https://host/a?sig=abc%3D#top", "https://host/a?sig=***#top"),
         ("https://host:8080/a@2/b?page=3", "https://host:8080/a@2/b?page=3"),
         ("https://host/{0..3}.tar?api_key=abc", "https://host/{0..3}.tar?api_key=***"),
@@ -99,9 +95,8 @@ def test_passwords_and_tokens_of_urls_are_masked(text, expected):
 
 
 def test_a_token_is_no_part_of_a_shards_name():
-    assert relative_names(["https://h/a/0.tar?token=x", "https://h/a/1.tar?token=x"]) == relative_names(
-        ["https://h/a/0.tar?token=y", "https://h/a/1.tar?token=y"]
-    )
+    one, other = ([f"https://h/a/{number}.tar?token={token}" for number in range(2)] for token in "xy")
+    assert relative_names(one) == relative_names(other)
 
 
 def test_bad_samples_terminal_and_log_show_no_password(tmp_path, capsys):
@@ -114,12 +109,6 @@ def test_bad_samples_terminal_and_log_show_no_password(tmp_path, capsys):
     text = formatter.format(logging.LogRecord("clipzoo", logging.WARNING, "", 0, "shard %s", (url,), None))
     shown = (tmp_path / "bad.jsonl").read_text() + capsys.readouterr().err + text
     assert shown.count("https://u:***@host/0.tar?token=***") == 5 and "hunter" not in shown
-
-
-def written_by(folder: Path, *processes: Process) -> str:
-    """All that a run has written, and its output."""
-    files = [path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file()]
-    return "\n".join([*files, *(process.stdout + process.stderr for process in processes)])
 
 
 @pytest.mark.medium
@@ -142,7 +131,8 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
     assert wandb["entity"] == "${oc.env:TOKEN}" and config["data"]["shards"] == "${oc.env:SHARDS}"
     assert wandb["project"] == "https://me:***@host?token=***"
     assert "logger.also.wandb.entity='${oc.env:TOKEN}'" in json.loads((run / "results.json").read_text())["overrides"]
-    text = written_by(run, first, again)
+    files = [path.read_bytes().decode(errors="replace") for path in run.rglob("*") if path.is_file()]
+    text = "\n".join([*files, *(process.stdout + process.stderr for process in (first, again))])
     assert not any(secret in text for secret in ("s3cr3t", "an0ther", "hunter2", "hunter3"))
     clipzoo.load(run)
 
@@ -150,11 +140,8 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
 @pytest.mark.slow
 def test_wandb_receives_no_secret(tiny_shards, tmp_path):
     options = overrides(tiny_shards, tmp_path, "name=run", "trainer.steps=2", "eval=none", "logger=wandb")
-    options += [
-        "logger.also.wandb.mode=offline",
-        "logger.also.wandb.group='${oc.env:TOKEN}'",
-        "data.cache_folder='https://me:hunter2@host'",
-    ]
+    options += ["logger.also.wandb.mode=offline", "logger.also.wandb.group='${oc.env:TOKEN}'"]
+    options += ["data.cache_folder='https://me:hunter2@host'"]
     run_script("train.py", *options, log=tmp_path / "log")
     written = b"".join(path.read_bytes() for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file())
     assert b"me:***@host" in written and b"hunter2" not in written

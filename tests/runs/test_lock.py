@@ -23,10 +23,9 @@ if os.fork() == 0:
 print("held", flush=True)
 time.sleep(600)
 """
-ACQUIRE = "import sys; from pathlib import Path; from clipzoo.runs.lock import RunLock; "
-ACQUIRE += "RunLock(Path(sys.argv[1])).acquire(patience=0)"
-CLAIM = "import sys; from pathlib import Path; from clipzoo.runs.directory import claim; "
-CLAIM += "from clipzoo.runs.lock import RunLock; claim(RunLock(Path(sys.argv[1])), {'seed': 2}, 'fingerprint')"
+IMPORTS = "import sys; from pathlib import Path; from clipzoo.runs.directory import RunLock, claim; "
+ACQUIRE = f"{IMPORTS} RunLock(Path(sys.argv[1])).acquire(patience=0)"
+CLAIM = f"{IMPORTS} claim(RunLock(Path(sys.argv[1])), {{'seed': 2}}, 'fingerprint')"
 
 
 def acquire_in_another_process(folder) -> subprocess.CompletedProcess[str]:

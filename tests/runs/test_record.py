@@ -11,13 +11,12 @@ from clipzoo.io import DamagedFileError
 from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, parsed, written
 from tests.support import damage
 
+PAIRED = "retrieval/coco_paired/image_to_text/recall_at_5"
 KEYS = {
     "zero_shot/cifar10/top1": MetricKey("zero_shot", "cifar10", "", "top1"),
     "linear_probe/pets/before/mean_per_class": MetricKey("linear_probe", "pets", "before", "mean_per_class"),
     "retrieval/coco/image_to_text/recall_at_1": MetricKey("retrieval", "coco", "image_to_text", "recall_at_1"),
-    "retrieval/coco_paired/image_to_text/recall_at_5": MetricKey(
-        "retrieval", "coco", "paired_image_to_text", "recall_at_5"
-    ),
+    PAIRED: MetricKey("retrieval", "coco", "paired_image_to_text", "recall_at_5"),
     "validation/loss": MetricKey("validation", "", "", "loss"),
     "training/seconds": MetricKey("training", "", "", "seconds"),
     "loss": MetricKey("", "", "", "loss"),
@@ -32,7 +31,7 @@ def test_a_key_round_trips_through_its_written_form(text):
     assert MetricKey.parse(text) == KEYS[text]
     assert str(KEYS[text]) == text and written(parsed({text: 1.5})) == {text: 1.5}
     assert str(KEYS[text].deviation) == f"{text}_std"
-    assert KEYS[text].paired == (text == "retrieval/coco_paired/image_to_text/recall_at_5")
+    assert KEYS[text].paired == (text == PAIRED)
 
 
 def test_lower_losses_and_higher_accuracies_are_better():

@@ -14,13 +14,12 @@ import yaml
 
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import stores
-from clipzoo.runs import remote, store as remote_store
+from clipzoo.runs import remote
 from clipzoo.runs.directory import run_folder
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.remote import RemoteRun, RemoteRuns, Runs, local_copy, write_back
 from clipzoo.runs.store import Store
-from tests.support.stores import faulty_store, log_step, save_checkpoint
+from tests.support.stores import log_step, save_checkpoint
 
 RUNS = "faulty://bucket/runs"
 HOLD = "import sys; lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('locked', flush=True); time.sleep(60)"
@@ -28,18 +27,9 @@ HOLD = "import sys; lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('lo
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    for module in (remote_store, stores):
-        monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(remote_store, "PERIOD", 0.02)
     for name, seconds in {"BEAT": 0.1, "HEARTBEAT_TIMEOUT_SECONDS": 0.4, "PATIENCE": 0.2}.items():
         monkeypatch.setattr(remote, name, seconds)
     monkeypatch.setenv(remote.VARIABLE, str(tmp_path / "staging"))
-
-
-@pytest.fixture
-def files():
-    with faulty_store() as files:
-        yield files
 
 
 def on(machine: Path) -> RemoteRun:
@@ -51,6 +41,15 @@ def train(run: RemoteRun, *steps: int) -> None:
     for step in steps:
         log_step(run.folder, step)
         save_checkpoint(run.folder, step, keep=1)
+
+
+def killed_run(machine: Path) -> RemoteRun:
+    """A run whose process was killed: it holds the lock and gives no further beat."""
+    run = on(machine)
+    run.begin()
+    run._stopped.set()
+    run._mirror._stopped.set()
+    return run
 
 
 def finished_run(machine: Path) -> None:
@@ -77,23 +76,17 @@ def test_a_run_goes_on_from_the_newest_checkpoint_on_a_machine_without_a_local_c
     assert on(tmp_path / "first").begin() == ["checkpoints/step_00000006"]
 
 
-def test_a_run_that_another_machine_trains_is_refused_and_one_of_a_dead_machine_is_taken(files, tmp_path, capsys):
-    first, second = on(tmp_path / "first"), on(tmp_path / "second")
+def test_a_run_that_another_machine_trains_is_refused(files, tmp_path, capsys):
+    first = on(tmp_path / "first")
     first.begin()
     with pytest.raises(ConfigError, match=r"faulty://bucket/runs/a is being trained by process \d+ on .*name="):
-        second.begin()
+        on(tmp_path / "second").begin()
     assert "waiting up to" in capsys.readouterr().err
-    first._stopped.set()  # no further beat, as of a process that was killed
-    first._mirror.stop()
-    second.begin()
-    second.finish()
+    first.finish()
 
 
-def test_of_two_machines_that_take_the_lock_of_a_dead_one_at_once_one_gets_it(files, tmp_path):
-    dead = on(tmp_path / "dead")
-    dead.begin()
-    dead._stopped.set()
-    dead._mirror.stop()
+def test_of_machines_that_take_the_lock_of_a_dead_one_at_once_one_gets_it(files, tmp_path):
+    killed_run(tmp_path / "dead")
     runs = [on(tmp_path / f"machine{number}") for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
         errors = [future.exception() for future in [pool.submit(run.begin) for run in runs]]
@@ -118,11 +111,7 @@ def test_the_machine_whose_lock_was_taken_stops_sending_and_ends_with_the_reason
 
 
 def test_a_killed_process_of_this_machine_leaves_no_lock_to_wait_for(files, tmp_path, capsys):
-    run = on(tmp_path)
-    run.begin()
-    run._stopped.set()
-    run._mirror.stop()
-    on(tmp_path).begin(RunLock(run.folder))
+    on(tmp_path).begin(RunLock(killed_run(tmp_path).folder))
     assert "waiting" not in capsys.readouterr().err
 
 

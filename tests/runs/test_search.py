@@ -1,14 +1,20 @@
-"""A search: its ranges, draws and metrics, and the comparison of its trials. Its study is in test_study.py."""
+"""Points of sweeps and searches: ranges, draws, metrics, comparison of trials. Studies are in test_study.py."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from clipzoo.cli.sweep import main as launch
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError
+from clipzoo.runs import sweep
+from clipzoo.runs.directory import run_folder
 from clipzoo.runs.search import (
     SUITE,
     Choice,
@@ -34,9 +40,9 @@ def test_every_kind_of_range_is_read_from_the_grammar_of_sweeps():
              "f=int(tag(log,interval(1,64)))", "g=7"],
     )  # fmt: skip
     assert list(space.dimensions.values()) == [
-        Interval("a", 0.5, 2.0, log=False, whole=False), Interval("b", 1e-4, 1e-2, log=True, whole=False),
-        Interval("c", 1, 8, log=False, whole=True), Choice("d", ("x", "y")), Choice("e", ("[1,2]", "[3,4]")),
-        Interval("f", 1, 64, log=True, whole=True),
+        Interval(0.5, 2.0, log=False, whole=False), Interval(1e-4, 1e-2, log=True, whole=False),
+        Interval(1, 8, log=False, whole=True), Choice(("x", "y")), Choice(("[1,2]", "[3,4]")),
+        Interval(1, 64, log=True, whole=True),
     ]  # fmt: skip
     values = {key: dimension.at(0.0) for key, dimension in space.dimensions.items()}
     assert space.overrides(values) == ("a=0.5", "b=0.0001", "c=1", "d=x", "e=[1,2]", "f=1", "g=7")
@@ -45,7 +51,7 @@ def test_every_kind_of_range_is_read_from_the_grammar_of_sweeps():
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("log", [False, True])
 def test_draws_stay_inside_an_interval_and_have_four_digits(log, whole):
-    dimension = Interval("a", 3, 40, log, whole)
+    dimension = Interval(3, 40, log, whole)
     values = [dimension.at(share / 997) for share in range(997)]
     assert min(values) == 3 and max(values) == pytest.approx(40, rel=1e-2) and max(values) <= 40
     assert all(float(f"{value:.4g}") == value for value in values)
@@ -137,10 +143,7 @@ def test_a_grid_is_all_combinations_the_last_key_fastest():
 
 def test_quasi_random_points_cover_the_space_evenly():
     points, random = (
-        [
-            (trial.values["a"], trial.values["b"])
-            for trial in draws(16, "a=interval(0,1)", "b=interval(0,1)", sampler=name)
-        ]
+        [tuple(trial.values.values()) for trial in draws(16, "a=interval(0,1)", "b=interval(0,1)", sampler=name)]
         for name in ("quasi_random", "random")
     )
     assert len({(int(4 * a), int(4 * b)) for a, b in points}) > len({(int(4 * a), int(4 * b)) for a, b in random})
@@ -175,13 +178,13 @@ def at_rung(number: int, value: float) -> Trial:
 
 def test_a_trial_goes_on_among_the_best_share_of_the_others_that_reached_the_rung():
     trials = [at_rung(number, value) for number, value in enumerate((10.0, 20.0, 30.0, 40.0, 50.0))]
-    for value, maximize, goes_on in (
+    for value, maximize, passed in (
         (45.0, True, True),
         (35.0, True, False),
         (15.0, False, True),
         (35.0, False, False),
     ):
-        assert passes(0, value, trials, 5, maximize=maximize, keep=1 / 3) == goes_on
+        assert passes(0, value, trials, 5, maximize=maximize, keep=1 / 3) == passed
     # The first trial and the best one always continue; a trial is not compared with itself or at other rungs.
     assert passes(0, 1.0, [], 0, maximize=True, keep=0.01)
     assert passes(0, 60.0, [at_rung(0, 50.0)], 1, maximize=True, keep=0.01)
@@ -195,3 +198,47 @@ def test_the_front_holds_the_trials_that_none_surpasses_in_every_metric():
     trials.append(Trial(9, {}, "pruned", ()))
     assert [trial.number for trial in front(trials, ["maximize", "minimize"])] == [0, 1, 4]
     assert [trial.number for trial in front(trials[:2], ["maximize", "minimize"])] == [0, 1]
+
+
+# Points of a plain sweep
+
+SHARDS = "data.shards=/x/{00..01}.tar"
+
+
+@pytest.mark.medium
+def test_points_are_all_combinations_the_last_key_fastest():
+    points = sweep.points([SHARDS, "head=wpse", "head/kernel=gaussian,imq", "seed=range(3)"])
+    assert [dict(point.swept) for point in points] == [
+        {"head/kernel": kernel, "seed": str(seed)} for kernel in ("gaussian", "imq") for seed in range(3)
+    ]
+    assert all("head=wpse" in point.overrides for point in points)
+    assert len({point.folder for point in points}) == 6
+
+
+def test_a_command_line_without_sweeps_is_one_point_whose_run_is_where_train_puts_it():
+    (point,) = sweep.points([SHARDS, "encoder=tiny", "seed=3", "optim.betas=[0.9,0.98]"])
+    assert point.swept == {} and "optim.betas=[0.9,0.98]" in point.overrides
+    assert point.folder == run_folder(compose(list(point.overrides)), point.overrides)
+    assert point.folder.parent == Path("runs") and point.folder.name.startswith("data.shards-x+encoder-tiny+seed-3+")
+
+
+def test_a_name_for_all_points_is_refused():
+    for line in ("name=mine", "experiment=demo/clip"):
+        with pytest.raises(ConfigError, match="name=(mine|demo) would be the name of all points"):
+            sweep.points([SHARDS, line, "seed=0,1"])
+    assert len(sweep.points([SHARDS, "experiment=demo/clip", "name=null", "seed=0,1"])) == 2
+    assert len(sweep.points([SHARDS, "name='mine ${seed}'", "seed=0,1"])) == 2
+    assert len(sweep.points([SHARDS, "name=mine", "seed=0"])) == 1
+
+
+def test_a_search_and_a_pattern_stand_for_their_values():
+    points = sweep.points([SHARDS, "head=wpse", "search=wpse", "head/kernel=glob(*)"])
+    assert len(points) == 15 * len(options("head/kernel"))
+    assert list(points[0].swept) == ["head.kernel.width", "head.alpha", "head/kernel"]
+    with pytest.raises(ConfigError, match="there is no search=wpsi; did you mean wpse"):
+        sweep.points([SHARDS, "search=wpsi"])
+
+
+def test_a_point_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="--point 2: the sweep has points 0 to 1"):
+        launch(["--point", "2", SHARDS, "seed=0,1"])

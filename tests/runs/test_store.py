@@ -12,26 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from clipzoo.errors import TrainingError
-from clipzoo.io import stores
-from clipzoo.runs import store as remote_store
 from clipzoo.runs.store import Mirror, Record, Store, fetch_newest, refresh
 from clipzoo.training import checkpoint_files
-from tests.support.stores import faulty_store, log_step, save_checkpoint
+from tests.support.stores import log_step, save_checkpoint
 
 URL = "faulty://runs/a"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(remote_store, "PERIOD", 0.02)
-    monkeypatch.setattr(remote_store, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(stores, "FIRST_PAUSE", 0.02)
-
-
-@pytest.fixture
-def files():
-    with faulty_store() as files:
-        yield files
 
 
 def mirrored(folder: Path, patience: float = 20.0, every: float = 0.0, **options) -> Mirror:
@@ -114,9 +99,8 @@ def test_a_checkpoint_in_a_folder_is_sent_as_a_whole_with_its_mark_last(files, t
     assert len(sent) == 5 and sent[-1].endswith("step_00000002.json")
     assert fetch_newest(Store(URL, "runs"), tmp_path / "copy") == ["checkpoints/step_00000002"]
     copies = tmp_path / "copy" / "checkpoints" / "step_00000002"
-    assert {path.name: path.read_bytes() for path in copies.iterdir()} == {
-        path.name: path.read_bytes() for path in shards.iterdir()
-    }
+    copied, expected = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (copies, shards))
+    assert copied == expected
 
 
 def test_uploads_that_fail_or_arrive_truncated_are_repeated_until_they_are_read_back(files, tmp_path):
@@ -127,9 +111,9 @@ def test_uploads_that_fail_or_arrive_truncated_are_repeated_until_they_are_read_
     (tmp_path / "checkpoints" / "step_00000006").mkdir()
     (tmp_path / "checkpoints" / "step_00000006" / "rank_00000.safetensors").write_bytes(b"half")
     mirrored(tmp_path).finish()
-    stored = files.store["/runs/a/checkpoints/step_00000002.pt"].getvalue()
-    assert stored == (tmp_path / "checkpoints" / "step_00000002.pt").read_bytes()
-    assert names(files) == {"checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"}
+    path = "checkpoints/step_00000002.pt"
+    assert files.store[f"/runs/a/{path}"].getvalue() == (tmp_path / path).read_bytes()
+    assert names(files) == {path, "checkpoints/step_00000002.json"}
     assert not any(files.faults.values())
 
 

@@ -64,7 +64,7 @@ def test_the_first_answer_at_a_rung_stands(tmp_path):
         own.finish(trial, "finished", [value])
     trial = own.claim()
     assert not own.passes(trial.number, 0, 40.0)
-    assert not own.passes(trial.number, 0, 99.0) and own.was_pruned(trial)
+    assert not own.passes(trial.number, 0, 99.0) and own.trials()[2].pruned_at == 0
     own.finish(trial, "pruned")
     assert own.trials()[2].rungs == {0: 40.0} and own.trials()[2].state == "pruned"
 
@@ -94,14 +94,19 @@ def optunas(folder: Path) -> optuna.Study:
     return optuna.load_study(study_name=folder.name, storage=optuna.storages.JournalStorage(backend))
 
 
+def set_attribute(folder: Path, name: str, value: object) -> None:
+    """Set an attribute of the first trial in the journal."""
+    loaded = optunas(folder)
+    key = loaded._storage.get_trial_id_from_study_id_trial_number(loaded._study_id, 0)
+    loaded._storage.set_trial_user_attr(key, name, value)
+
+
 @pytest.mark.parametrize("value", ["64 trust=[os]", "+trust=[os]", ["16"], None, 16, 1e9])
 def test_a_journal_that_others_have_written_makes_no_command_line(tmp_path, value):
     """Only values that the search can draw reach the command line of a trial."""
     own = study(tmp_path / "s", trials=3)
     first = own.claim()
-    loaded = optunas(tmp_path / "s")
-    key = loaded._storage.get_trial_id_from_study_id_trial_number(loaded._study_id, 0)
-    loaded._storage.set_trial_user_attr(key, "overrides", ["trust=[os]"])
+    set_attribute(tmp_path / "s", "overrides", ["trust=[os]"])
     assert study(tmp_path / "s").trials() == [first]
     trial = optuna.create_trial(
         params={"optim.schedule.peak": 1e-3, "head.embed_width": value},
@@ -112,16 +117,14 @@ def test_a_journal_that_others_have_written_makes_no_command_line(tmp_path, valu
         state=optuna.trial.TrialState.RUNNING,
         user_attrs={"overrides": ["trust=[os]"]},
     )
-    loaded.add_trial(trial)
+    optunas(tmp_path / "s").add_trial(trial)
     with pytest.raises(ConfigError, match="trial 2 has head.embed_width=.*, which is not in the search. Restore"):
         study(tmp_path / "s", trials=3).claim()
 
 
 def test_a_journal_names_no_run_elsewhere(tmp_path):
     study(tmp_path / "s").claim()
-    loaded = optunas(tmp_path / "s")
-    key = loaded._storage.get_trial_id_from_study_id_trial_number(loaded._study_id, 0)
-    loaded._storage.set_trial_user_attr(key, "run", "../../elsewhere")
+    set_attribute(tmp_path / "s", "run", "../../elsewhere")
     with pytest.raises(ConfigError, match="elsewhere"):
         study(tmp_path / "s").trials()
 

@@ -19,7 +19,7 @@ import pytest
 
 import clipzoo
 from clipzoo.runs.remote import local_copy
-from clipzoo.runs.store import tree_of
+from clipzoo.runs.store import Tree
 from tests.support import runs
 from tests.support.evaluation_sets import write_sets
 from tests.support.gcs import BUCKET as GOOGLE_BUCKET, gcs_server
@@ -61,7 +61,7 @@ def checked(server: S3Proxy) -> Iterator[None]:
 
     def look() -> None:
         while not ended.wait(0.3):
-            groups = tree_of(names(server, "runs/run")).groups
+            groups = Tree(names(server, "runs/run")).groups
             if whole and not groups:
                 faults.append("no checkpoint is left")
             for group in set(groups) - whole:
@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_on
 
 def newest_step(server: S3Proxy) -> int:
     """Steps of the newest complete checkpoint in the store; 0 without one."""
-    groups = tree_of(names(server, "runs/run")).groups
+    groups = Tree(names(server, "runs/run")).groups
     return max((int(group.rpartition("_")[2]) for group in groups), default=0)
 
 

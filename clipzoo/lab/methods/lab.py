@@ -432,7 +432,7 @@ class Cell:
 
     def require_valid(self) -> None:
         """Raise ConfigError if the configuration of a trial is not valid, or names a class that is not trusted."""
-        settings_of(self.space.overrides(self.space.corners()[0]), self.lab.trust)
+        settings_of(self.space.corner_lines()[0], self.lab.trust)
 
     def trial(self, number: int) -> Path:
         return self.folder / f"trial-{number}"
