@@ -365,7 +365,7 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     rest = rest or str(getattr(getattr(trunk, "config", None), "name_or_path", None) or "")
     if not rest:
         raise ConfigError(f"{key}=huggingface: this tower has no name on the hub: give huggingface:NAME")
-    peer, missing = pretrained_model("AutoModel", rest)
+    peer, missing = pretrained_model(rest)
     return Source({name: value for name, value in peer.state_dict().items() if name not in missing})
 
 
