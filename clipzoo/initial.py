@@ -112,7 +112,7 @@ def initialise(
 def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
     """Write <folder>/init.csv, a line for each tensor of the model and each unused one of the source, if there are any.
 
-    One line on the terminal sums it up.
+    One line on the terminal says how many tensors of each part are loaded, resized or kept.
     """
     if not rows:
         return
@@ -123,18 +123,13 @@ def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
         shapes = ["x".join(map(str, shape)) for shape in (row.shape, row.source_shape)]
         table.writerow([row.part, row.outcome, row.tensor, shapes[0], row.source, shapes[1]])
     io.write_whole(folder / TABLE, text.getvalue())
-    say(f"{summary(rows)} ({folder / TABLE})")
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Return one line: how many tensors of each part are loaded, resized or kept."""
     parts = []
     for part in (*TOWERS, "head", "objective"):
         if counts := Counter(row.outcome for row in rows if row.part == part):
             parts.append(f"{part}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
     if left_out := sum(row.outcome == "left out" for row in rows):
         parts.append(f"{number_of(left_out, 'tensor')} of the source left out")
-    return f"initial weights: {'; '.join(parts)}"
+    say(f"initial weights: {'; '.join(parts)} ({folder / TABLE})")
 
 
 @checked
@@ -191,7 +186,11 @@ class InitialWeights(Part):
                 raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
             if shared not in sources:
                 source = read_source(name, key, tower, trust)
-                used = {name: value for name, value in source.state.items() if not self._leaves_out(name)}
+                used = {
+                    tensor: value
+                    for tensor, value in source.state.items()
+                    if not any(fnmatchcase(tensor, pattern) for pattern in self._leave_out)
+                }
                 sources[shared], filled[shared] = replace(source, used=used), {}
             source = sources[shared]
             if tower is not None:
@@ -201,7 +200,10 @@ class InitialWeights(Part):
                 rows = fill_tower(part, tower, source.used, place, vocabulary)  # type: ignore[arg-type]
             else:
                 rows = fill_head(model.head, source.used, place, is_required=key == "init.head")
-                rows += [] if objective is None else fill_objective(objective, source.used)
+                named = {} if objective is None else dict(objective.named_parameters())
+                learned = {f"objective.{name}": value for name, value in named.items() if value.requires_grad}
+                values = {name: found for name in learned if (found := _find(name, source.used))}
+                rows += _copied("objective", learned, values, set())
             filled[shared][part] = rows
         rows = [row for parts in filled.values() for rows in parts.values() for row in rows]
         if unused := [name for shared, source in sources.items() for name in _unused(source, filled[shared], model)]:
@@ -219,26 +221,23 @@ class InitialWeights(Part):
             if name not in loaded
         ]
 
-    def _leaves_out(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._leave_out)
-
 
 def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
     """Raise ConfigError if weights were trained with other settings. Values that are found in the model are equal."""
     if source is None:
         return
-
-    def value(node: Any, key: str) -> Any:
-        for name in key.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
-        return None if is_open(node) else node
-
     encoders = [with_plain_towers(nodes["encoder"]) for nodes in (source, config)]
     for key in SAME[part]:
-        theirs, ours = (value(encoder, key) for encoder in encoders)
-        if None not in (theirs, ours) and theirs != ours:
+        values: list[Any] = []
+        for node in encoders:
+            value: Any = node
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            values.append(None if is_open(value) else value)
+        if None not in values and values[0] != values[1]:
             raise ConfigError(
-                f"{place} was trained with encoder.{key}={theirs}, this run has {ours}: give encoder.{key}={theirs}"
+                f"{place} was trained with encoder.{key}={values[0]}, this run has {values[1]}: give "
+                f"encoder.{key}={values[0]}"
             )
 
 
@@ -296,7 +295,7 @@ class Source:
 
 
 def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
-    """Read the weights that `key=name` gives.
+    """Read the weights that `key=name` gives: of a run, a .safetensors file, or a .pt file of weights and plain values.
 
     tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
 
@@ -312,27 +311,19 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
                 named = {f"objective.{name}": value for name, value in objective.items()}
                 learned = {name: value for name, value in named.items() if name in COUNTERPARTS}
                 return Source(model.state_dict() | learned, model.config)
-            return Source(_from_file(path))
+            content = read_tensors(path)
+            for wrapper in ("state_dict", "model"):
+                if isinstance(content.get(wrapper), dict):
+                    content = content[wrapper]
+            state = {tensor: value for tensor, value in content.items() if isinstance(value, Tensor)}
+            while state and (found := [one for one in WRAPPERS if all(tensor.startswith(one) for tensor in state)]):
+                state = {tensor.removeprefix(found[0]): value for tensor, value in state.items()}
+            return Source(state)
         place = name.partition(":")[2].removeprefix("local-dir:") or name
         with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
             return _from_registry(name, key, tower)
     except ConfigError as error:
         raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
-
-
-def _from_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a .safetensors file, or of a .pt file of weights and plain values, such as a checkpoint of
-    open_clip's trainer. Prefixes that DistributedDataParallel and torch.compile add to all names are removed."""
-    content = read_tensors(path)
-    for wrapper in ("state_dict", "model"):
-        if isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    while prefix := next(
-        (prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None
-    ):
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
 
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
@@ -369,7 +360,7 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     return Source({name: value for name, value in peer.state_dict().items() if name not in missing})
 
 
-# Fill a head and an objective with those of another run, or with the projections and scalars of a CLIP model.
+# Fill a head with that of another run, or with the projections and scalars of a CLIP model.
 
 
 def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
@@ -405,12 +396,6 @@ def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_requ
             f"{choice + ', or ' if choice else ''}init.head=random for a head with the initial values of the seed"
         )
     return _copied("head", targets, values, fixed)
-
-
-def fill_objective(objective: nn.Module, source: Mapping[str, Tensor]) -> list[Row]:
-    """Copy the learned bias and scale of an objective, where the source has them."""
-    learned = {f"objective.{name}": value for name, value in objective.named_parameters() if value.requires_grad}
-    return _copied("objective", learned, {name: found for name in learned if (found := _find(name, source))}, set())
 
 
 def _copied(

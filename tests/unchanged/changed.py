@@ -18,7 +18,9 @@ KEYS: dict[str, str] = {
 
 The cases, the stored runs and the reference's listings use the new name where the checkout lacks the old key.
 """
-CLASSES: dict[str, str] = {}
+CLASSES: dict[str, str] = {
+    "DistilBertTower": "HuggingFaceText", "DistilBertTokenizer": "HuggingFaceTokenizer",
+}  # fmt: skip
 """Old class name -> new one, both without their modules, which are not compared."""
 NODES: dict[str, str] = {
     "trainer.checkpoints": "CheckpointSettings", "trainer.spikes": "SpikeSettings",
@@ -32,6 +34,12 @@ OUTPUTS: dict[str, str] = {
     r"trainer\.(checkpoints|spikes|slow_ranks)\._target_: \(absent\)": "settings of the trainer have groups",
     r"bench_vit|demo/recipe_|recipe_adamw|quick_gelu line 1: bool": (
         "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf"
+    ),
+    r"encoder\.text_tower\.(name|options|tokenizer): \(absent\)|encoder\.text_tower\.pretrained: .*distilbert": (
+        "NUCLR's DistilBERT is a text model of transformers"
+    ),
+    r"listing/keys: encoder\.(text_tower\.(name|options|tokenizer|pretrained|end_token)|tokenizer\.)": (
+        "NUCLR's DistilBERT is a text model of transformers"
     ),
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
 }
@@ -49,6 +57,10 @@ def translated(override: str, known: Collection[str]) -> str:
 def translated_configuration(plain: Any, known: Collection[str], targets: dict[str, str]) -> Any:
     """The configuration of a stored run as the checkout writes it. targets: class name -> dotted name."""
     plain = _mapped(plain, lambda text: _target(text, targets))
+    tower = (plain.get("encoder") or {}).get("text_tower") or {}
+    if isinstance(name := tower.get("pretrained"), str):
+        # NUCLR's DistilBERT.
+        tower.update(name=name, options={}, tokenizer=name, pretrained=True)
     for old, new in KEYS.items():
         *groups, name = old.split(".")
         place = plain
