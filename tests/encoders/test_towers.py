@@ -8,7 +8,7 @@ import torch
 from open_clip.modified_resnet import ModifiedResNet
 from open_clip.transformer import TextTransformer
 
-from clipzoo.encoders.image import ClipResNet, ClipViT, TimmTower
+from clipzoo.encoders.image import ClipResNet, ClipViT
 from clipzoo.encoders.text import ClipTextTower
 from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError
@@ -86,14 +86,6 @@ def test_clip_resnet_pools_as_open_clips_with_an_identity_projection():
     peer.load_state_dict({**tower.trunk.state_dict(), **identity})
     image = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     torch.testing.assert_close(tower(image).pooled, peer(image), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "size", "tokens"), [("vit_tiny_patch16_224", 32, 5), ("resnet18", None, 1)])
-def test_timm_towers_give_pooled_features_and_tokens(name, size, tokens):
-    tower = TimmTower(name, size, pretrained=False, options={})
-    features = tower(torch.randn(2, 3, 32, 32))
-    assert features.pooled.shape == (2, tower.width)
-    assert features.tokens.shape == (2, tokens, tower.width)
 
 
 def test_checkpointed_activations_change_no_gradient():
