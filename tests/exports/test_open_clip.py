@@ -112,12 +112,9 @@ def test_unknown_open_clip_names_are_reported(name, pretrained, expected):
 
 
 def test_a_model_without_an_open_clip_form_is_refused_with_its_reason(tmp_path):
-    for change, reason in (
-        ({"distinct_pads": True}, "distinct_pads is true"),
-        ({"quick_gelu": False}, "quick_gelu dif"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            clipzoo.export(model_of("vit", **change), tmp_path)
+    for key, value in (("distinct_pads", True), ("quick_gelu", False)):
+        with pytest.raises(ConfigError, match=f"{key} (is true|differs between the towers)"):
+            clipzoo.export(model_of("vit", **{key: value}), tmp_path)
 
 
 @pytest.mark.parametrize(
