@@ -127,11 +127,7 @@ class TrunkTower(ImageTower):
             states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
         if self.is_timm:
             return self.pool(trunk.norm(call_as_forward(last, _timm_block_at_first, states, recompute=recompute)))
-
-        def at_first(block: Any, states: Tensor) -> Tensor:
-            return open_clip_block_at(block, states, states[:, 0], None)
-
-        return trunk.ln_post(call_as_forward(last, at_first, states, recompute=recompute))
+        return trunk.ln_post(call_as_forward(last, open_clip_block_at, states, states[:, 0], recompute=recompute))
 
     def layers(self) -> list[nn.Module]:
         trunk = self.trunk
@@ -311,7 +307,7 @@ def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
             )
 
 
-def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None) -> Tensor:
+def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return open_clip's residual attention block at one position of each row, [b, w].
 
     states: [b, L, w]. state: [b, w], that position of `states`. visible: [b, L], the positions that it attends to;

@@ -106,11 +106,7 @@ def causal_states(trunk: Any, text: Tensor, recompute: bool, offset: Tensor | No
         states = call_as_forward(block, _causal_block, states, recompute=recompute)
     if offset is None:
         return call_as_forward(last, _causal_block, states, recompute=recompute)
-
-    def at_offset(block: Any, states: Tensor, offset: Tensor) -> Tensor:
-        return open_clip_block_at(block, states, _at(states, offset == 0), offset <= 0)
-
-    return call_as_forward(last, at_offset, states, offset, recompute=recompute)
+    return call_as_forward(last, open_clip_block_at, states, _at(states, offset == 0), offset <= 0, recompute=recompute)
 
 
 def _causal_block(block: Any, states: Tensor) -> Tensor:
