@@ -163,11 +163,7 @@ class InitialWeights(Part):
         self._leave_out = leave_out
 
     def load(
-        self,
-        model: Model,
-        config: Mapping[str, Any],
-        trust: Collection[str] = (),
-        objective: Objective | None = None,
+        self, model: Model, config: Mapping[str, Any], trust: Collection[str] = (), objective: Objective | None = None
     ) -> list[Row]:
         """Fill the model, built from `config`, and its objective in place, and return what became of each tensor.
 

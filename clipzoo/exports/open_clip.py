@@ -33,10 +33,7 @@ IMAGE_TOWERS = {
     "clipzoo.encoders.image.TimmTower": "timm",
     "clipzoo.encoders.open_clip.OpenClipImage": "open_clip",
 }
-TEXT_TOWERS = {
-    "clipzoo.encoders.text.ClipTextTower": "clip",
-    "clipzoo.encoders.open_clip.OpenClipText": "open_clip",
-}
+TEXT_TOWERS = {"clipzoo.encoders.text.ClipTextTower": "clip", "clipzoo.encoders.open_clip.OpenClipText": "open_clip"}
 IMAGE, TEXT = "encoder.image_tower.", "encoder.text_tower."
 TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode")
 HARMLESS_OPTIONS = ("drop_rate", "drop_path_rate", "patch_drop_rate", "attn_drop_rate", "proj_drop_rate")

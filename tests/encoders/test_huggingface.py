@@ -88,12 +88,7 @@ def test_every_parameter_trains_for_two_steps(kind):
     ("name", "options", "tokenizer", "message"),
     [
         ("/none/bret", {}, None, "encoder.text.name=/none/bret: there is no folder"),
-        (
-            "bert",
-            {"hiden_size": 3},
-            "clip",
-            "options.hiden_size=.*: BertConfig has no such option; did you mean hid",
-        ),
+        ("bert", {"hiden_size": 3}, "clip", "options.hiden_size=.*: BertConfig has no such option; did you mean hid"),
         ("bert", {}, None, "give encoder.text.tokenizer=FOLDER"),
     ],
 )
