@@ -172,7 +172,6 @@ class InitialWeights(Part):
                 that are not used and not in `leave_out`.
         """
         sources: dict[str, Source] = {}
-        filled: dict[str, dict[str, list[Row]]] = {}
         for part, (key, name) in self._sources.items():
             tower = model.encoder.towers.get(part)
             # "timm" alone means the weights of this tower.
@@ -181,13 +180,10 @@ class InitialWeights(Part):
             if part in TOWERS and tower is None:
                 raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
             if shared not in sources:
-                source = read_source(name, key, tower, trust)
-                used = {
-                    tensor: value
-                    for tensor, value in source.state.items()
-                    if not any(fnmatchcase(tensor, pattern) for pattern in self._leave_out)
-                }
-                sources[shared], filled[shared] = replace(source, used=used), {}
+                sources[shared] = read_source(name, key, tower, trust)
+                for tensor, value in sources[shared].state.items():
+                    if not any(fnmatchcase(tensor, pattern) for pattern in self._leave_out):
+                        sources[shared].used[tensor] = value
             source = sources[shared]
             if tower is not None:
                 _require_same_settings(part, source.config, config, place)
@@ -200,9 +196,9 @@ class InitialWeights(Part):
                 learned = {f"objective.{name}": value for name, value in named.items() if value.requires_grad}
                 values = {name: found for name in learned if (found := _find(name, source.used))}
                 rows += _copied("objective", learned, values, set())
-            filled[shared][part] = rows
-        rows = [row for parts in filled.values() for rows in parts.values() for row in rows]
-        if unused := [name for shared, source in sources.items() for name in _unused(source, filled[shared], model)]:
+            source.filled[part] = rows
+        rows = [row for source in sources.values() for rows in source.filled.values() for row in rows]
+        if unused := [name for source in sources.values() for name in _unused(source, model)]:
             patterns = ",".join(_patterns(unused, {row.source for row in rows}))
             given = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
             raise ConfigError(
@@ -237,15 +233,14 @@ def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: 
             )
 
 
-def _unused(source: Source, filled: Mapping[str, Sequence[Row]], model: Model) -> Iterator[str]:
-    """Yield the names of weights that a source has for the parts that it fills, and that none of them uses.
-
-    Integers are no weights. A source that fills one tower may have another one, under another prefix.
-    """
+def _unused(source: Source, model: Model) -> Iterator[str]:
+    """Yield the names of weights that a source has for the parts that it fills, and that none of them uses."""
+    filled = source.filled
     used = {row.source for rows in filled.values() for row in rows}
     prefixes = tuple(
         common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
     )
+    # A source that fills one tower may have another one, under another prefix.
     others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
     towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
@@ -283,11 +278,15 @@ def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors by name. config: of the model in clipzoo's form; None if unknown. used: those that are not left out."""
+    """Tensors by name. config: of the model in clipzoo's form; None if unknown.
+
+    used: tensors that are not left out. filled: rows of the table by part that takes its tensors from here.
+    """
 
     state: Mapping[str, Tensor]
     config: Mapping[str, Any] | None = None
-    used: Mapping[str, Tensor] = field(default_factory=dict)
+    used: dict[str, Tensor] = field(default_factory=dict)
+    filled: dict[str, list[Row]] = field(default_factory=dict)
 
 
 def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:

@@ -39,7 +39,8 @@ class HuggingFaceText(TextTower):
     pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for masked
         language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
     context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
-    checkpoint: recompute activations in the backward pass. pretrained: load the weights of `name`.
+    checkpoint: recompute activations in the backward pass.
+    pretrained: a name on the hub or a folder, whose configuration and weights replace those of `name`.
     """
 
     trunk: Any
@@ -54,7 +55,7 @@ class HuggingFaceText(TextTower):
         context_length: Count | None = None,
         end_token: NonNegativeCount | None = None,
         checkpoint: bool = False,
-        pretrained: bool = False,
+        pretrained: str | None = None,
     ) -> None:
         super().__init__()
         require_transformers("a text tower of transformers")
@@ -62,10 +63,10 @@ class HuggingFaceText(TextTower):
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
         with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
-            config, self.trunk = _built(name, options)
-        if pretrained:
-            with from_hub(name, f"encoder.text.name={name} cannot be loaded from a folder or the Hugging Face hub"):
-                own, stored = self.trunk.state_dict(), pretrained_model(name)[0].state_dict()
+            config, self.trunk = _built(pretrained or name, options)
+        if pretrained is not None:
+            with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
+                own, stored = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
                 self.trunk.load_state_dict({key: value for key, value in stored.items() if key in own})
         if checkpoint:
             self.trunk.gradient_checkpointing_enable()

@@ -1,7 +1,6 @@
 """Image towers over timm's and open_clip's trunks, without their projections.
 
-timm and open_clip are imported when a tower is built, because each import takes a second. For heads that read no tokens
-the last block of a vision transformer runs at the pooled position; the other positions are only its keys and values.
+timm and open_clip are imported when a tower is built, because each import takes a second.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ checkpoint_path and pretrained_cfg, name files and addresses."""
 class TrunkTower(ImageTower):
     """Base class of towers over a trunk of timm or open_clip, which they run up to its last projection.
 
-    For heads that read no tokens, the last block of a plain vision transformer runs at the pooled position only.
+    For heads that read no tokens, the last block of a plain vision transformer runs at the pooled position; the other
+    positions are only its keys and values.
     """
 
     trunk: Any
@@ -52,7 +52,7 @@ class TrunkTower(ImageTower):
     is_timm = is_resnet = False
 
     def set_trunk(self, trunk: Any, checkpoint: bool, is_timm: bool = False, is_resnet: bool = False) -> None:
-        """Take a model of timm, or open_clip's modified ResNet or vision transformer, which recompute activations."""
+        """Set the trunk: a model of timm, open_clip's modified ResNet, or else its vision transformer."""
         self.trunk, self.checkpoint, self.is_timm, self.is_resnet = trunk, checkpoint, is_timm, is_resnet
         self._pools_first = False
         if is_timm:

@@ -21,7 +21,7 @@ FOLDERS = ("wpse", "kme", "cloob", "nuclr")
 HF = importlib.util.find_spec("transformers") is not None
 DOWNLOADS = {
     "clipzoo.encoders.image.TimmTower": {"pretrained": False},
-    "clipzoo.encoders.huggingface.HuggingFaceText": {"pretrained": False, "name": "distilbert"},
+    "clipzoo.encoders.huggingface.HuggingFaceText": {"pretrained": None},
 }
 """Arguments that keep a tower from fetching weights."""
 ACCURACIES = {"top1", "top5", "mean_per_class"}

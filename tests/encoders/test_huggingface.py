@@ -120,7 +120,7 @@ def test_weights_and_tokenizer_of_a_folder_are_those_of_transformers(tmp_path):
     transformers.BertTokenizerFast(vocab=words).save_pretrained(tmp_path)
     peer = transformers.DistilBertModel(transformers.DistilBertConfig(**KINDS["distilbert"][0], vocab_size=110))
     peer.save_pretrained(tmp_path)
-    tower = HuggingFaceText(str(tmp_path), {}, pretrained=True)
+    tower = HuggingFaceText("distilbert", {}, tokenizer=str(tmp_path), pretrained=str(tmp_path))
     assert_equal_states(dict(tower.trunk.state_dict()), dict(peer.state_dict()))
     tokenizer = HuggingFaceTokenizer(str(tmp_path), context_length=6)
     for copy in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):

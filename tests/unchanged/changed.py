@@ -35,10 +35,10 @@ OUTPUTS: dict[str, str] = {
     r"bench_vit|demo/recipe_|recipe_adamw|quick_gelu line 1: bool": (
         "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf"
     ),
-    r"encoder\.text_tower\.(name|options|tokenizer): \(absent\)|encoder\.text_tower\.pretrained: .*distilbert": (
+    r"encoder\.text_tower\.(name|options|tokenizer): \(absent\)": (
         "NUCLR's DistilBERT is a text model of transformers"
     ),
-    r"listing/keys: encoder\.(text_tower\.(name|options|tokenizer|pretrained|end_token)|tokenizer\.)": (
+    r"listing/keys: encoder\.(text_tower\.\w+|text\.pretrained|tokenizer\.)": (
         "NUCLR's DistilBERT is a text model of transformers"
     ),
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
@@ -58,9 +58,9 @@ def translated_configuration(plain: Any, known: Collection[str], targets: dict[s
     """The configuration of a stored run as the checkout writes it. targets: class name -> dotted name."""
     plain = _mapped(plain, lambda text: _target(text, targets))
     tower = (plain.get("encoder") or {}).get("text_tower") or {}
-    if isinstance(name := tower.get("pretrained"), str):
+    if isinstance(tower.get("pretrained"), str):
         # NUCLR's DistilBERT.
-        tower.update(name=name, options={}, tokenizer=name, pretrained=True)
+        tower.update(name="distilbert", options={}, tokenizer=tower["pretrained"])
     for old, new in KEYS.items():
         *groups, name = old.split(".")
         place = plain
