@@ -67,8 +67,8 @@ def test_peft_computes_the_merged_weights_of_both_projections_of_an_attention(tm
         if name.startswith("transformer") and value.ndim == 2
     }
     adapted = peft.PeftModel.from_pretrained(copy.deepcopy(trunk), str(folder)).base_model.model
-    modules = {name.replace(".base_layer", ""): module for name, module in adapted.named_modules()}
-    layers = {name: module for name, module in modules.items() if hasattr(module, "get_delta_weight")}
+    adapters = [(name, module) for name, module in adapted.named_modules() if hasattr(module, "get_delta_weight")]
+    layers = {name.replace(".base_layer", ""): module for name, module in adapters}
     assert layers.keys() == expected.keys() and len(layers) == 8
     for name, difference in expected.items():
         torch.testing.assert_close(layers[name].get_delta_weight("default"), difference, rtol=0, atol=1e-6)
