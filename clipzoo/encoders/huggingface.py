@@ -62,8 +62,9 @@ class HuggingFaceText(TextTower):
         from transformers import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+        name = pretrained or name
         with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
-            config, self.trunk = _built(pretrained or name, options)
+            config, self.trunk = _built(name, options)
         if pretrained is not None:
             with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
                 own, stored = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()

@@ -38,13 +38,6 @@ IMAGE, TEXT = "encoder.image_tower.", "encoder.text_tower."
 TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode")
 HARMLESS_OPTIONS = ("drop_rate", "drop_path_rate", "patch_drop_rate", "attn_drop_rate", "proj_drop_rate")
 """Options of a timm trunk without effect in evaluation."""
-OPEN_IMAGE, OPEN_TEXT = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
-KEYS = (
-    "image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std", "interpolation",
-    "resize_mode",
-)  # fmt: skip
-FACTS = {key: f"{PREFIX}{key}" for key in KEYS}
-"""Values of the encoder that are found in the model."""
 PLAIN_VISION = {"image_size", "layers", "width", "patch_size", "head_width", "output_tokens", "patch_dropout"}
 PLAIN_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "norm_kwargs", "output_tokens"}
 """Settings of towers that `ClipViT`, `ClipResNet` and `ClipTextTower` have too."""
@@ -325,19 +318,24 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
 
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     """Return open_clip's model `peer`, which `name` describes, as encoder and head, and their configuration."""
-    visual, towers = peer.visual, {"name": name, "options": {}}
+    visual, towers, module = peer.visual, {"name": name, "options": {}}, "clipzoo.encoders.open_clip"
+    keys = (
+        "image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std", "interpolation",
+        "resize_mode",
+    )  # fmt: skip
+    facts = {key: f"{PREFIX}{key}" for key in keys}
     encoder: dict[str, Any] = {
         "_target_": "clipzoo.encoders.towers.Towers", "name": name,
-        "image": {"_target_": OPEN_IMAGE, **towers, "image_size": FACTS["image_size"]},
-        "text": {"_target_": OPEN_TEXT, **towers, "context_length": FACTS["context_length"]},
-        **FACTS,
+        "image": {"_target_": f"{module}.OpenClipImage", **towers, "image_size": facts["image_size"]},
+        "text": {"_target_": f"{module}.OpenClipText", **towers, "context_length": facts["context_length"]},
+        **facts,
     }  # fmt: skip
     # Those of the weights, which may differ from tag to tag.
     for key, value in (("mean", visual.image_mean), ("std", visual.image_std)):
         encoder |= {key: [float(number) for number in value]} if value else {}
     head: dict[str, Any] = {
-        "_target_": "clipzoo.heads.vector.ClipHead", "image_width": FACTS["image_width"],
-        "text_width": FACTS["text_width"], "embed_width": 1, "temperature": 0.07,
+        "_target_": "clipzoo.heads.vector.ClipHead", "image_width": facts["image_width"],
+        "text_width": facts["text_width"], "embed_width": 1, "temperature": 0.07,
         "max_scale": max(100.0, math.exp(peer.logit_scale.item())), "learnable_temperature": True, "bias": False,
     }  # fmt: skip
     interpolation, mode = resizing(getattr(visual, "preprocess_cfg", None) or {}, name)

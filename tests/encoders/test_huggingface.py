@@ -120,7 +120,7 @@ def test_weights_and_tokenizer_of_a_folder_are_those_of_transformers(tmp_path):
     transformers.BertTokenizerFast(vocab=words).save_pretrained(tmp_path)
     peer = transformers.DistilBertModel(transformers.DistilBertConfig(**KINDS["distilbert"][0], vocab_size=110))
     peer.save_pretrained(tmp_path)
-    tower = HuggingFaceText("distilbert", {}, tokenizer=str(tmp_path), pretrained=str(tmp_path))
+    tower = HuggingFaceText("distilbert", {}, pretrained=str(tmp_path))
     assert_equal_states(dict(tower.trunk.state_dict()), dict(peer.state_dict()))
     tokenizer = HuggingFaceTokenizer(str(tmp_path), context_length=6)
     for copy in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
@@ -128,7 +128,7 @@ def test_weights_and_tokenizer_of_a_folder_are_those_of_transformers(tmp_path):
             [101, 104, 105, 106, 102, 0], [101, 102, 0, 0, 0, 0], [101, 104, 105, 106, 104, 102],
             [101, 104, 107, 109, 108, 102],
         ]  # fmt: skip
-    assert tower.find_end_token(tokenizer) == 102
+    assert tower.find_end_token(tokenizer) == tower.find_end_token(None) == 102
 
 
 def test_sizes_are_those_of_the_towers():
