@@ -33,8 +33,7 @@ from clipzoo.types import Part
 def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
     """Build every part but the encoder, which takes longest. trust: as in `build_part`.
 
-    Raises:
-        ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
+    Raises ConfigError if a constructor refuses its arguments, or the objective cannot train the head.
     """
     suite = build_part(plain["eval"], trust, Suite)
     parts = Parts(
@@ -59,9 +58,7 @@ def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dic
     """Return the values of `from_model:NAME` in a configuration, by name; empty if it has none.
 
     The encoder is built on the meta device, without weights. trust: as in `build_part`.
-
-    Raises:
-        ConfigError: the encoder cannot be built, or cannot serve the head.
+    Raises ConfigError if the encoder cannot be built, or cannot serve the head.
     """
     if not has_open(plain):
         return {}

@@ -293,9 +293,7 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
     """Read the weights that `key=name` gives: of a run, a .safetensors file, or a .pt file of weights and plain values.
 
     tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
-
-    Raises:
-        ConfigError: there are no such weights, or they hold other objects than tensors.
+    Raises ConfigError if there are no such weights, or they hold other objects than tensors.
     """
     try:
         if registry_of(name) is None:
@@ -436,9 +434,7 @@ def copy_checkpoint(
 
     source: a run directory, whose newest checkpoint that serves is taken, or one of its checkpoints. plain: the
     configuration of the new run. parts: of the new run, its dataset opened.
-
-    Raises:
-        ConfigError: there is no such checkpoint, or a run of this configuration would not have reached it.
+    Raises ConfigError if there is none, or a run of this configuration would not have reached it.
     """
     run, chosen = run_and_step(source)
     stored = config_of(run)

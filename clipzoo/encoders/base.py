@@ -179,8 +179,7 @@ def call_as_forward(
 def on_meta(stored: int) -> Iterator[None]:
     """Build modules on the meta device, with at most a few times as many parameters as the `stored` tensors.
 
-    Raises:
-        ConfigError: there are more, from the numbers of layers in a configuration.
+    Raises ConfigError if a configuration has layers for more.
     """
     most, registered = 4 * stored + 1000, count()
 

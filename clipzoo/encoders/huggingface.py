@@ -266,9 +266,7 @@ def stored_configuration(folder: Path) -> Any:
     """Return the configuration in a folder of transformers, with the settings of the model's own class only.
 
     Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
-
-    Raises:
-        ConfigError: config.json is missing or damaged, or transformers lacks its model_type.
+    Raises ConfigError if config.json is missing or damaged, or transformers lacks its model_type.
     """
     from transformers import CONFIG_MAPPING
 
@@ -318,9 +316,7 @@ def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
     """Return a model of transformers with its weights, and the names of tensors that its files lack: they are random.
 
     name: a folder, or on the hub. Weights are read from .safetensors files only. Call in `from_hub`.
-
-    Raises:
-        ConfigError: the folder has none, or its configuration describes a larger model than they hold.
+    Raises ConfigError if the folder has none, or its configuration describes a larger model than they hold.
     """
     from transformers import AutoModel
 

@@ -224,9 +224,7 @@ def describe(name: str) -> Description:
     """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
 
     Models of the registry have the preprocessing of their weights; where tags differ, CLIP's.
-
-    Raises:
-        ConfigError: there is no such model.
+    Raises ConfigError if there is no such model.
     """
     import open_clip
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
@@ -282,8 +280,7 @@ def describe(name: str) -> Description:
 def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
     """Return interpolation and `resize_mode` of open_clip's preprocessing; bicubic and the shortest side by default.
 
-    Raises:
-        ConfigError: they are none of open_clip's, or borders have another color than black.
+    Raises ConfigError if they are none of open_clip's, or borders have another color than black.
     """
     interpolation = preprocessing.get("interpolation") or "bicubic"
     resize = preprocessing.get("resize_mode") or "shortest"
@@ -298,8 +295,7 @@ def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
 def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
     """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, with the user's options in place of its own.
 
-    Raises:
-        ConfigError: open_clip has no such option.
+    Raises ConfigError if open_clip has no such option.
     """
     known = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
     for option in options:

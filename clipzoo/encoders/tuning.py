@@ -181,11 +181,7 @@ class Lora(TowerTuning):
 
 
 def blocks_of(tower: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a tower, from the input to the output.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the blocks of a tower, from the input to the output. Raises ConfigError if there are none."""
     blocks = tower.layers() if isinstance(tower, Tower) else longest_list(tower)
     if not blocks:
         raise ConfigError(f"{type(tower).__name__} has no layers() that list its blocks: tune it full or frozen")

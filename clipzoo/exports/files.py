@@ -35,8 +35,7 @@ PROBE = [
 def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
     """Return a tokenizer of the library tokenizers, and the content of tokenizer_config.json.
 
-    Raises:
-        ConfigError: these files cannot represent the tokenizer.
+    Raises ConfigError if these files cannot represent the tokenizer.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 

@@ -120,8 +120,7 @@ TOLERANCE = 1e-3
 def write_onnx(model: Model, folder: Path) -> None:
     """Write image.onnx, text.onnx and score.onnx, and run each once. Weights beyond 2 GB lie in *.onnx.data.
 
-    Raises:
-        TrainingError: onnxruntime computes other values than torch.
+    Raises TrainingError if onnxruntime computes other values than torch.
     """
     from onnxruntime import InferenceSession
 

@@ -136,8 +136,7 @@ def _nodes(model: LoadedModel) -> dict[str, Any]:
 def upload(folder: Path, repository: str) -> str:
     """Upload a directory to the hub as USER/NAME, made if it does not exist, and return its address.
 
-    Raises:
-        ConfigError: there is no token, or the hub refuses the upload.
+    Raises ConfigError if there is no token, or the hub refuses the upload.
     """
     from huggingface_hub import HfApi
 

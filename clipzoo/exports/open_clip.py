@@ -221,8 +221,7 @@ def has_bias(model: Model, view: str) -> bool:
 def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the model's tensors by the names of the open_clip model that `description` gives.
 
-    Raises:
-        ConfigError: that model has other tensors, such as no projection where the head has one.
+    Raises ConfigError if that model has other tensors, such as no projection where the head has one.
     """
     from open_clip.model import CLIP, CustomTextCLIP
 

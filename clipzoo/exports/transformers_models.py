@@ -52,10 +52,9 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes `encoder` and `head` of a model. path: of its config.json, for messages.
+        """Return the nodes `encoder` and `head` of a model. Raises ConfigError if no encoder here can represent it.
 
-        Raises:
-            ConfigError: no encoder here can represent the model.
+        path: of its config.json, for messages.
         """
 
     @abstractmethod
