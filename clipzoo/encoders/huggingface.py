@@ -136,7 +136,8 @@ class HuggingFaceTokenizer(Part):
 
     Control tokens in a caption, such as "[SEP]", are plain text. The tokenizer is loaded on first use.
 
-    name: on the hub, or a folder. clean: how open_clip prepares text for some models; none leaves captions unchanged.
+    name: on the hub, or a folder. context_length: maximum number of tokens of a caption.
+    clean: how open_clip prepares text for some models; none leaves captions unchanged.
     strip_end: replace the end token by 0, as CLIPA's models are trained.
     """
 
