@@ -154,8 +154,8 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
     vision_config: dict[str, Any] = {"image_size": image["image_size"]}
     match IMAGE_TOWERS[image["_target_"]]:
         case "open_clip":
-            described = describe(image["name"]).model["vision_cfg"]
-            vision_config = {**described, **image["options"], **vision_config, "output_tokens": False}
+            own = describe(image["name"]).model["vision_cfg"]
+            vision_config = {**own, **image["options"], **vision_config, "output_tokens": False}
         case "vit":
             vision_config |= {key: image[key] for key in ("layers", "width", "patch_size")}
             vision_config["head_width"] = image["width"] // image["heads"]
