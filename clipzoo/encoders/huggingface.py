@@ -215,6 +215,16 @@ class HuggingFaceTokenizer(Part):
         return type(self), (self.name, self.context_length, self.clean, self.strip_end)
 
 
+class DistilBertTokenizer(HuggingFaceTokenizer):
+    """Captions -> int64 [n, context_length], [CLS] words [SEP] and padding of zeros.
+
+    vocabulary: 0, which fits every tower: a run is built before its tokenizer is loaded.
+    """
+
+    end_token = 102  # type: ignore[assignment]
+    vocabulary = 0  # type: ignore[assignment]
+
+
 def require_transformers(what: str) -> Any:
     """Return the package transformers. what: needs it, for the message. Raises ConfigError if it is not installed."""
     try:

@@ -15,7 +15,7 @@ from tests.support.exported import assert_equal_states
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
 
-from clipzoo.encoders.huggingface import HuggingFaceText, HuggingFaceTokenizer  # noqa: E402
+from clipzoo.encoders.huggingface import DistilBertTokenizer, HuggingFaceText  # noqa: E402
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 KINDS = {
@@ -122,13 +122,13 @@ def test_weights_and_tokenizer_of_a_folder_are_those_of_transformers(tmp_path):
     peer.save_pretrained(tmp_path)
     tower = HuggingFaceText("distilbert", {}, pretrained=str(tmp_path))
     assert_equal_states(dict(tower.trunk.state_dict()), dict(peer.state_dict()))
-    tokenizer = HuggingFaceTokenizer(str(tmp_path), context_length=6)
+    tokenizer = DistilBertTokenizer(str(tmp_path), context_length=6)
     for copy in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
         assert copy(["a red dog", "", "a red dog a red dog a red dog", "a [SEP] dog"]).tolist() == [
             [101, 104, 105, 106, 102, 0], [101, 102, 0, 0, 0, 0], [101, 104, 105, 106, 104, 102],
             [101, 104, 107, 109, 108, 102],
         ]  # fmt: skip
-    assert tower.find_end_token(tokenizer) == tower.find_end_token(None) == 102
+    assert tokenizer.end_token == tower.find_end_token(None) == 102
 
 
 def test_sizes_are_those_of_the_towers():

@@ -18,9 +18,7 @@ KEYS: dict[str, str] = {
 
 The cases, the stored runs and the reference's listings use the new name where the checkout lacks the old key.
 """
-CLASSES: dict[str, str] = {
-    "DistilBertTower": "HuggingFaceText", "DistilBertTokenizer": "HuggingFaceTokenizer",
-}  # fmt: skip
+CLASSES: dict[str, str] = {"DistilBertTower": "HuggingFaceText"}
 """Old class name -> new one, both without their modules, which are not compared."""
 NODES: dict[str, str] = {
     "trainer.checkpoints": "CheckpointSettings", "trainer.spikes": "SpikeSettings",
