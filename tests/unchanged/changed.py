@@ -36,7 +36,7 @@ OUTPUTS: dict[str, str] = {
     r"encoder\.text_tower\.(name|options|tokenizer): \(absent\)": (
         "NUCLR's DistilBERT is a text model of transformers"
     ),
-    r"listing/keys: encoder\.(text\.pretrained|tokenizer\.|text_tower\.(name|options|tokenizer|pooling|context_l|end|ch|pre))": (
+    r"listing/keys: encoder\.(text\.pre|tokenizer\.|text_tower\.(name|options|tokenizer|pool|context|end|check|pre))": (
         "NUCLR's DistilBERT is a text model of transformers"
     ),
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
