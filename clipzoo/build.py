@@ -31,10 +31,9 @@ from clipzoo.types import Part
 
 
 def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
-    """Build every part but the encoder, which takes longest. trust: as in `part`.
+    """Build every part but the encoder, which takes longest. trust: as in `build_part`.
 
-    Raises:
-        ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
+    Raises ConfigError if a constructor refuses its arguments, or the objective cannot train the head.
     """
     suite = build_part(plain["eval"], trust, Suite)
     parts = Parts(
@@ -58,10 +57,8 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
 def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of `from_model:NAME` in a configuration, by name; empty if it has none.
 
-    The encoder is built on the meta device, without weights. trust: as in `part`.
-
-    Raises:
-        ConfigError: the encoder cannot be built, or cannot serve the head.
+    The encoder is built on the meta device, without weights. trust: as in `build_part`.
+    Raises ConfigError if the encoder cannot be built, or cannot serve the head.
     """
     if not has_open(plain):
         return {}
@@ -161,7 +158,7 @@ def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Ob
 def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
     """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
 
-    head: already built; None builds it. trust: as in `part`.
+    head: already built; None builds it. trust: as in `build_part`.
     """
     plain = filled(plain, found_in_model(plain, trust))
     encoder = _seeded(plain, "encoder", trust, Encoder)
@@ -184,7 +181,7 @@ def build_trained(
 
     Args:
         state: tensors by the names of the model's state. path, remedy: of their file, for messages.
-        trust: as in `part`. dtype: of the model; None for that of its constructors.
+        trust: as in `build_part`. dtype: of the model; None for that of its constructors.
         fixed: names of tensors that keep the constructors' values where the state lacks them.
 
     Raises:
@@ -192,38 +189,14 @@ def build_trained(
             the model's shape. Or the model computes buffers that are much larger than all weights.
     """
     plain = {**plain, "encoder": _without_pretrained(plain["encoder"])}
-    _require_fit(plain, state, path, remedy, trust, fixed)
-    model = build_model(plain, trust=trust).to(dtype)
-    model.load_state_dict({**{name: value for name, value in model.state_dict().items() if name in fixed}, **state})
-    return model
-
-
-def _without_pretrained(node: Any) -> Any:
-    """Return a node with `pretrained: false` in place of `pretrained: true`, at any depth."""
-    if isinstance(node, list):
-        return [_without_pretrained(value) for value in node]
-    if not isinstance(node, Mapping):
-        return node
-    return {key: value is not True and _without_pretrained(value) if key == "pretrained" else _without_pretrained(value)
-            for key, value in node.items()}  # fmt: skip
-
-
-def _require_fit(
-    plain: Mapping[str, Any],
-    stored: Mapping[str, Any],
-    path: Path,
-    remedy: str,
-    trust: Collection[str],
-    fixed: Collection[str],
-) -> None:
     try:
-        with on_meta(len(stored)):
+        with on_meta(len(state)):
             model = build_model(plain, trust=trust)
     except PartError as error:
         raise DamagedFileError(path, f"does not fit the model of its configuration ({error})", remedy) from None
     wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
-    for name in [*wanted, *stored]:
-        value, asked = stored.get(name), wanted.get(name)
+    for name in [*wanted, *state]:
+        value, asked = state.get(name), wanted.get(name)
         seen = list(value.shape) if isinstance(value, Tensor) else None
         if seen == asked or (seen is None and name in fixed):
             continue
@@ -235,7 +208,20 @@ def _require_fit(
                 keys.append(f"{key}={given}")
         fault = f"{name} has shape {seen}, the model's has {asked}{' by ' if keys else ''}{', '.join(keys)}"
         raise DamagedFileError(path, f"does not fit the model of its configuration ({fault})", remedy)
-    require_as_large(model, stored.values(), path, remedy)
+    require_as_large(model, state.values(), path, remedy)
+    model = build_model(plain, trust=trust).to(dtype)
+    model.load_state_dict({**{name: value for name, value in model.state_dict().items() if name in fixed}, **state})
+    return model
+
+
+def _without_pretrained(node: Any) -> Any:
+    """Return a node with `pretrained: false` in place of `pretrained: true`, at any depth."""
+    if isinstance(node, list):
+        return [_without_pretrained(value) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    built = {key: _without_pretrained(value) for key, value in node.items()}
+    return {**built, "pretrained": False} if built.get("pretrained") is True else built
 
 
 def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:

@@ -112,7 +112,7 @@ def initialise(
 def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
     """Write <folder>/init.csv, a line for each tensor of the model and each unused one of the source, if there are any.
 
-    One line on the terminal sums it up.
+    One line on the terminal says how many tensors of each part are loaded, resized or kept.
     """
     if not rows:
         return
@@ -123,18 +123,13 @@ def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
         shapes = ["x".join(map(str, shape)) for shape in (row.shape, row.source_shape)]
         table.writerow([row.part, row.outcome, row.tensor, shapes[0], row.source, shapes[1]])
     io.write_whole(folder / TABLE, text.getvalue())
-    say(f"{summary(rows)} ({folder / TABLE})")
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Return one line: how many tensors of each part are loaded, resized or kept."""
     parts = []
     for part in (*TOWERS, "head", "objective"):
         if counts := Counter(row.outcome for row in rows if row.part == part):
             parts.append(f"{part}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
     if left_out := sum(row.outcome == "left out" for row in rows):
         parts.append(f"{number_of(left_out, 'tensor')} of the source left out")
-    return f"initial weights: {'; '.join(parts)}"
+    say(f"initial weights: {'; '.join(parts)} ({folder / TABLE})")
 
 
 @checked
@@ -168,11 +163,7 @@ class InitialWeights(Part):
         self._leave_out = leave_out
 
     def load(
-        self,
-        model: Model,
-        config: Mapping[str, Any],
-        trust: Collection[str] = (),
-        objective: Objective | None = None,
+        self, model: Model, config: Mapping[str, Any], trust: Collection[str] = (), objective: Objective | None = None
     ) -> list[Row]:
         """Fill the model, built from `config`, and its objective in place, and return what became of each tensor.
 
@@ -181,7 +172,6 @@ class InitialWeights(Part):
                 that are not used and not in `leave_out`.
         """
         sources: dict[str, Source] = {}
-        filled: dict[str, dict[str, list[Row]]] = {}
         for part, (key, name) in self._sources.items():
             tower = model.encoder.towers.get(part)
             # "timm" alone means the weights of this tower.
@@ -190,9 +180,10 @@ class InitialWeights(Part):
             if part in TOWERS and tower is None:
                 raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
             if shared not in sources:
-                source = read_source(name, key, tower, trust)
-                used = {name: value for name, value in source.state.items() if not self._leaves_out(name)}
-                sources[shared], filled[shared] = replace(source, used=used), {}
+                sources[shared] = read_source(name, key, tower, trust)
+                for tensor, value in sources[shared].state.items():
+                    if not any(fnmatchcase(tensor, pattern) for pattern in self._leave_out):
+                        sources[shared].used[tensor] = value
             source = sources[shared]
             if tower is not None:
                 _require_same_settings(part, source.config, config, place)
@@ -201,10 +192,13 @@ class InitialWeights(Part):
                 rows = fill_tower(part, tower, source.used, place, vocabulary)  # type: ignore[arg-type]
             else:
                 rows = fill_head(model.head, source.used, place, is_required=key == "init.head")
-                rows += [] if objective is None else fill_objective(objective, source.used)
-            filled[shared][part] = rows
-        rows = [row for parts in filled.values() for rows in parts.values() for row in rows]
-        if unused := [name for shared, source in sources.items() for name in _unused(source, filled[shared], model)]:
+                named = {} if objective is None else dict(objective.named_parameters())
+                learned = {f"objective.{name}": value for name, value in named.items() if value.requires_grad}
+                values = {name: found for name in learned if (found := _find(name, source.used))}
+                rows += _copied("objective", learned, values, set())
+            source.filled[part] = rows
+        rows = [row for source in sources.values() for rows in source.filled.values() for row in rows]
+        if unused := [name for source in sources.values() for name in _unused(source, model)]:
             patterns = ",".join(_patterns(unused, {row.source for row in rows}))
             given = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
             raise ConfigError(
@@ -219,38 +213,34 @@ class InitialWeights(Part):
             if name not in loaded
         ]
 
-    def _leaves_out(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._leave_out)
-
 
 def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
     """Raise ConfigError if weights were trained with other settings. Values that are found in the model are equal."""
     if source is None:
         return
-
-    def value(node: Any, key: str) -> Any:
-        for name in key.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
-        return None if is_open(node) else node
-
     encoders = [with_plain_towers(nodes["encoder"]) for nodes in (source, config)]
     for key in SAME[part]:
-        theirs, ours = (value(encoder, key) for encoder in encoders)
-        if None not in (theirs, ours) and theirs != ours:
+        values: list[Any] = []
+        for node in encoders:
+            value: Any = node
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            values.append(None if is_open(value) else value)
+        if None not in values and values[0] != values[1]:
             raise ConfigError(
-                f"{place} was trained with encoder.{key}={theirs}, this run has {ours}: give encoder.{key}={theirs}"
+                f"{place} was trained with encoder.{key}={values[0]}, this run has {values[1]}: give "
+                f"encoder.{key}={values[0]}"
             )
 
 
-def _unused(source: Source, filled: Mapping[str, Sequence[Row]], model: Model) -> Iterator[str]:
-    """Yield the names of weights that a source has for the parts that it fills, and that none of them uses.
-
-    Integers are no weights. A source that fills one tower may have another one, under another prefix.
-    """
+def _unused(source: Source, model: Model) -> Iterator[str]:
+    """Yield the names of weights that a source has for the parts that it fills, and that none of them uses."""
+    filled = source.filled
     used = {row.source for rows in filled.values() for row in rows}
     prefixes = tuple(
         common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
     )
+    # A source that fills one tower may have another one, under another prefix.
     others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
     towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
@@ -288,20 +278,22 @@ def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors by name. config: of the model in clipzoo's form; None if unknown. used: those that are not left out."""
+    """Tensors by name. config: of the model in clipzoo's form; None if unknown.
+
+    used: tensors that are not left out. filled: rows of the table by part that takes its tensors from here.
+    """
 
     state: Mapping[str, Tensor]
     config: Mapping[str, Any] | None = None
-    used: Mapping[str, Tensor] = field(default_factory=dict)
+    used: dict[str, Tensor] = field(default_factory=dict)
+    filled: dict[str, list[Row]] = field(default_factory=dict)
 
 
 def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
-    """Read the weights that `key=name` gives.
+    """Read the weights that `key=name` gives: of a run, a .safetensors file, or a .pt file of weights and plain values.
 
     tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
-
-    Raises:
-        ConfigError: there are no such weights, or they hold other objects than tensors.
+    Raises ConfigError if there are no such weights, or they hold other objects than tensors.
     """
     try:
         if registry_of(name) is None:
@@ -312,27 +304,19 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
                 named = {f"objective.{name}": value for name, value in objective.items()}
                 learned = {name: value for name, value in named.items() if name in COUNTERPARTS}
                 return Source(model.state_dict() | learned, model.config)
-            return Source(_from_file(path))
+            content = read_tensors(path)
+            for wrapper in ("state_dict", "model"):
+                if isinstance(content.get(wrapper), dict):
+                    content = content[wrapper]
+            state = {tensor: value for tensor, value in content.items() if isinstance(value, Tensor)}
+            while state and (found := [one for one in WRAPPERS if all(tensor.startswith(one) for tensor in state)]):
+                state = {tensor.removeprefix(found[0]): value for tensor, value in state.items()}
+            return Source(state)
         place = name.partition(":")[2].removeprefix("local-dir:") or name
         with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
             return _from_registry(name, key, tower)
     except ConfigError as error:
         raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
-
-
-def _from_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a .safetensors file, or of a .pt file of weights and plain values, such as a checkpoint of
-    open_clip's trainer. Prefixes that DistributedDataParallel and torch.compile add to all names are removed."""
-    content = read_tensors(path)
-    for wrapper in ("state_dict", "model"):
-        if isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    while prefix := next(
-        (prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None
-    ):
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
 
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
@@ -365,11 +349,11 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     rest = rest or str(getattr(getattr(trunk, "config", None), "name_or_path", None) or "")
     if not rest:
         raise ConfigError(f"{key}=huggingface: this tower has no name on the hub: give huggingface:NAME")
-    peer, missing = pretrained_model("AutoModel", rest)
+    peer, missing = pretrained_model(rest)
     return Source({name: value for name, value in peer.state_dict().items() if name not in missing})
 
 
-# Fill a head and an objective with those of another run, or with the projections and scalars of a CLIP model.
+# Fill a head with that of another run, or with the projections and scalars of a CLIP model.
 
 
 def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
@@ -405,12 +389,6 @@ def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_requ
             f"{choice + ', or ' if choice else ''}init.head=random for a head with the initial values of the seed"
         )
     return _copied("head", targets, values, fixed)
-
-
-def fill_objective(objective: nn.Module, source: Mapping[str, Tensor]) -> list[Row]:
-    """Copy the learned bias and scale of an objective, where the source has them."""
-    learned = {f"objective.{name}": value for name, value in objective.named_parameters() if value.requires_grad}
-    return _copied("objective", learned, {name: found for name in learned if (found := _find(name, source))}, set())
 
 
 def _copied(
@@ -456,9 +434,7 @@ def copy_checkpoint(
 
     source: a run directory, whose newest checkpoint that serves is taken, or one of its checkpoints. plain: the
     configuration of the new run. parts: of the new run, its dataset opened.
-
-    Raises:
-        ConfigError: there is no such checkpoint, or a run of this configuration would not have reached it.
+    Raises ConfigError if there is none, or a run of this configuration would not have reached it.
     """
     run, chosen = run_and_step(source)
     stored = config_of(run)

@@ -131,11 +131,7 @@ def map_embedding(function: Callable[[Tensor], Tensor], embedding: Embedding) ->
 
 
 def as_captions(captions: str | Sequence[str]) -> list[str]:
-    """Return one caption or several as a list.
-
-    Raises:
-        ConfigError: a value other than text.
-    """
+    """Return one caption or several as a list. Raises ConfigError for a value other than text."""
     rows = [captions] if isinstance(captions, str) else list(captions)
     for row in rows:
         if not isinstance(row, str):

@@ -88,7 +88,7 @@ def test_every_call_that_could_import_code_of_the_hub_refuses_it():
             value = given.get("trust_remote_code")
             if not (isinstance(value, ast.Constant) and value.value is False):
                 faults.append(f"{path}:{node.lineno}: {name} without trust_remote_code=False")
-    assert calls > 3 and not faults, faults
+    assert calls >= 3 and not faults, faults
 
 
 def test_tensors_are_read_and_models_of_libraries_are_made_in_one_place():

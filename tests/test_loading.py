@@ -24,8 +24,8 @@ def loaded(seed: int, config: dict) -> LoadedModel:
 
 def test_the_ends_are_the_models_themselves_and_between_them_lie_their_weighted_means():
     first, second = (loaded(seed, tuned.configuration(tuned.RESNET)) for seed in (0, 1))
-    assert torch.equal(*(each.head.image_projection for each in (first, interpolate(first, second, 0))))
-    assert torch.equal(*(each.head.image_projection for each in (second, interpolate(first, second, 1))))
+    for mix, model in ((0, first), (1, second)):
+        assert torch.equal(model.head.image_projection, interpolate(first, second, mix).head.image_projection)
     mixed = interpolate(first, second, 0.25).state_dict()
     for name, value in first.state_dict().items():
         if value.is_floating_point():

@@ -65,8 +65,7 @@ class Encoder(nn.Module):
     @property
     def towers(self) -> dict[str, nn.Module]:
         """The modules `image_tower` and `text_tower` by view, for encoders that have them; they share no parameters."""
-        named = ((view, self._modules.get(f"{view}_tower")) for view in ("image", "text"))
-        return {view: tower for view, tower in named if tower is not None}
+        return {view: tower for view in ("image", "text") if (tower := self._modules.get(f"{view}_tower")) is not None}
 
     def facts(self) -> Mapping[str, Any]:
         """Return the values of `from_model:NAME` in a configuration, by name, as plain values."""
@@ -81,6 +80,7 @@ class Tower(nn.Module):
     """Base class of towers. The trunk is the library's own module; no projection follows it.
 
     width: width of the pooled features. Tokens have the same width.
+    description: the tower in a message, such as "timm's resnet50".
     left_out: parts of names of tensors that pretrained models have and this tower does not, such as a decoder.
     embed_width: width of the projection after the tower in its pretrained model; None for a tower without one.
     names_elsewhere: prefix of our names -> prefix in pretrained models, where they differ by more than a prefix of all
@@ -88,14 +88,10 @@ class Tower(nn.Module):
     """
 
     width: int
+    description: str = ""
     embed_width: int | None = None
     names_elsewhere: Mapping[str, str] = {}
     left_out: tuple[str, ...] = ()
-
-    @property
-    def description(self) -> str:
-        """The tower in a message, such as "timm's resnet50"."""
-        return type(self).__name__
 
     def pooled(self, inputs: Tensor) -> Tensor:
         """Return only the pooled features, [b, w]; towers whose tokens cost more override this."""
@@ -106,10 +102,9 @@ class Tower(nn.Module):
         return True
 
     def layers(self) -> list[nn.Module]:
-        """Return the blocks of the trunk, from the input to the output.
+        """Return the blocks of the trunk, from the input to the output; the default is `longest_list`.
 
-        Embeddings come before the first block; norms and pooling after the last block belong to it. For a tower that
-        does not override this, see `longest_list`.
+        Embeddings come before the first block; norms and pooling after the last block belong to it.
         """
         return longest_list(self)
 
@@ -156,10 +151,7 @@ class TextTower(Tower):
 
 
 def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -> list[nn.Module]:
-    """Return the longest list of modules of one class in a tower, in most models its blocks; empty if there is none.
-
-    kinds: classes of lists.
-    """
+    """Return the longest list of modules of one class in a tower, in most models its blocks. kinds: of lists."""
     lists = [list(module) for module in tower.modules() if isinstance(module, kinds)]
     alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
     return max(alike, key=len, default=[])
@@ -187,8 +179,7 @@ def call_as_forward(
 def on_meta(stored: int) -> Iterator[None]:
     """Build modules on the meta device, with at most a few times as many parameters as the `stored` tensors.
 
-    Raises:
-        ConfigError: there are more, from the numbers of layers in a configuration.
+    Raises ConfigError if a configuration has layers for more.
     """
     most, registered = 4 * stored + 1000, count()
 
@@ -266,12 +257,11 @@ def group_shapes(lengths: Sequence[int], limit: int, overhead: int) -> list[tupl
 
     The sum over the groups of rows times width plus `overhead` is the smallest possible. limit: largest width.
     """
-    # The first `end` captions have at most `width` tokens; the rest of a quantum of rows joins the next group.
-    widths = [*range(QUANTUM, limit, QUANTUM), limit]
-    counts = [bisect_right(lengths, width) for width in widths]
-    ends = [count if count == len(lengths) else count // QUANTUM * QUANTUM for count in counts]
     best: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}
-    for end, width in zip(ends, widths, strict=True):
+    for width in (*range(QUANTUM, limit, QUANTUM), limit):
+        # The first `end` captions have at most `width` tokens; the rest of a quantum of rows joins the next group.
+        end = bisect_right(lengths, width)
+        end = end if end == len(lengths) else end // QUANTUM * QUANTUM
         if end not in best:
             costs = ((cost + (end - start) * width + overhead, start) for start, (cost, _) in best.items())
             cost, start = min(costs)

@@ -1,9 +1,10 @@
-"""Text models of transformers as text towers, DistilBERT as in NUCLR, and their tokenizers. Needs the extra `hf`."""
+"""Text models of transformers as text towers, and their tokenizers. Needs the extra `hf`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.config.trust import values_of
-from clipzoo.encoders.base import TextTower, Tower, longest_list, on_meta, require_as_large
+from clipzoo.encoders.base import TextTower, longest_list, on_meta, require_as_large
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
@@ -21,7 +22,6 @@ from clipzoo.types import Count, Features, NonNegativeCount, Part, Range, as_cap
 LONGEST = 512
 """Tokens of a caption where a model takes more: captions are short, and every row is stored at full length."""
 CLIP_TOKENIZER = "clipzoo.data.tokenizer.ClipTokenizer"
-NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
 Pooling = Literal["auto", "first", "mean", "end"]
 
@@ -40,6 +40,7 @@ class HuggingFaceText(TextTower):
         language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
     context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
     checkpoint: recompute activations in the backward pass.
+    pretrained: a name on the hub or a folder, whose configuration and weights replace those of `name`.
     """
 
     trunk: Any
@@ -54,18 +55,24 @@ class HuggingFaceText(TextTower):
         context_length: Count | None = None,
         end_token: NonNegativeCount | None = None,
         checkpoint: bool = False,
+        pretrained: str | None = None,
     ) -> None:
         super().__init__()
         require_transformers("a text tower of transformers")
         from transformers import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+        name = pretrained or name
         with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
-            config = _configuration(name, options)
-            self.trunk = _model(config)
+            config, self.trunk = _built(name, options)
+        if pretrained is not None:
+            with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
+                own, stored = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
+                self.trunk.load_state_dict({key: value for key, value in stored.items() if key in own})
         if checkpoint:
             self.trunk.gradient_checkpointing_enable()
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
+        self.description = f"transformers' {name}"
 
         # RoBERTa and its kin count positions from the padding's id + 1.
         limit = getattr(self.trunk.config, "max_position_embeddings", None)
@@ -94,10 +101,6 @@ class HuggingFaceText(TextTower):
             self.tokenizer = {"_target_": target, "name": tokenizer or name, "context_length": self.context_length}
         self.end_token = end_token
         self._padding: int = getattr(config, "pad_token_id", None) or 0
-
-    @property
-    def description(self) -> str:
-        return f"transformers' {self.name}"
 
     def forward(self, text: Tensor) -> Features:
         if self.end_token is None:
@@ -133,7 +136,8 @@ class HuggingFaceTokenizer(Part):
 
     Control tokens in a caption, such as "[SEP]", are plain text. The tokenizer is loaded on first use.
 
-    name: on the hub, or a folder. clean: how open_clip prepares text for some models; none leaves captions unchanged.
+    name: on the hub, or a folder. context_length: maximum number of tokens of a caption.
+    clean: how open_clip prepares text for some models; none leaves captions unchanged.
     strip_end: replace the end token by 0, as CLIPA's models are trained.
     """
 
@@ -144,42 +148,50 @@ class HuggingFaceTokenizer(Part):
         clean: Cleaning = "none",
         strip_end: bool = False,
     ) -> None:
-        self.context_length = context_length
-        self.name, self.clean, self.strip_end = name, clean, strip_end
-        self._tokenizer: Any = None
-        self._clean_caption: Callable[[str], str] | None = None
-        self._ends_itself = True
-        self._end = self._pad = 0
+        self.name, self.context_length, self.clean, self.strip_end = name, context_length, clean, strip_end
 
-    @property
+    @cached_property
     def source(self) -> Any:
         """The tokenizer of transformers."""
-        self._load()
-        return self._tokenizer
+        transformers = require_transformers("encoder.tokenizer")
+        with from_hub(
+            self.name,
+            f"encoder.tokenizer.name={self.name} is not a folder with a tokenizer, and cannot be loaded from the "
+            "Hugging Face hub",
+        ):
+            source = transformers.AutoTokenizer.from_pretrained(
+                self.name, split_special_tokens=True, trust_remote_code=False
+            )
+        if source.sep_token_id is None and source.eos_token_id is None:
+            raise ConfigError(f"the tokenizer {self.name} has no token that ends a text: choose another")
+        return source
 
-    @property
+    @cached_property
     def ends_itself(self) -> bool:
         """True if the tokenizer of transformers adds the end token."""
-        self._load()
-        return self._ends_itself
+        return self.source("")["input_ids"][-1:] in ([self.source.sep_token_id], [self.source.eos_token_id])
+
+    @cached_property
+    def _end(self) -> int:
+        if self.ends_itself:
+            return self.source("")["input_ids"][-1]
+        separator, end = self.source.sep_token_id, self.source.eos_token_id
+        return end or (end if separator is None else separator)
 
     @property
     def pad_token(self) -> int:
         """Id of the padding."""
-        self._load()
-        return self._pad
+        return self._end if self.source.pad_token_id is None else self.source.pad_token_id
 
     @property
     def end_token(self) -> int:
         """Id that ends a caption; all positions after its first occurrence are padding."""
-        self._load()
         return 0 if self.strip_end else self._end
 
     @property
     def vocabulary(self) -> int:
         """Number of ids."""
-        self._load()
-        return len(self._tokenizer)
+        return len(self.source)
 
     def pieces(self, ids: list[int]) -> list[str]:
         """Return the text of each token."""
@@ -187,113 +199,30 @@ class HuggingFaceTokenizer(Part):
 
     def __call__(self, captions: str | Sequence[str]) -> Tensor:
         captions = as_captions(captions)
-        self._load()
-        if self._clean_caption is not None:
-            captions = [self._clean_caption(caption) for caption in captions]
-        length = self.context_length - (not self._ends_itself)
-        rows = self._tokenizer(captions, truncation=True, max_length=length)["input_ids"]
-        ids = torch.full((len(rows), self.context_length), self._pad, dtype=torch.int64)
-        for target, row in zip(ids, rows, strict=True):
-            whole = row if self._ends_itself else [*row, self._end]
-            target[: len(whole)] = torch.tensor(whole)
-        return torch.where(ids == self._end, 0, ids) if self.strip_end else ids
-
-    def _load(self) -> None:
-        if self._tokenizer is not None:
-            return
-        transformers = require_transformers("encoder.tokenizer")
-        with from_hub(
-            self.name,
-            f"encoder.tokenizer.name={self.name} is not a folder with a tokenizer, and cannot be loaded from the "
-            "Hugging Face hub",
-        ):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                self.name, split_special_tokens=True, trust_remote_code=False
-            )
         if self.clean != "none":
             from open_clip.tokenizer import get_clean_fn
 
-            self._clean_caption = get_clean_fn(self.clean)
-        empty = tokenizer("")["input_ids"]
-        ends = [end for end in (tokenizer.sep_token_id, tokenizer.eos_token_id) if end is not None]
-        if not ends:
-            raise ConfigError(f"the tokenizer {self.name} has no token that ends a text: choose another")
-        self._ends_itself = bool(empty) and empty[-1] in ends
-        self._end = empty[-1] if self._ends_itself else tokenizer.eos_token_id or ends[0]
-        self._pad = self._end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self._tokenizer = tokenizer
+            captions = list(map(get_clean_fn(self.clean), captions))
+        length = self.context_length - (not self.ends_itself)
+        rows = self.source(captions, truncation=True, max_length=length)["input_ids"]
+        ids = torch.full((len(rows), self.context_length), self.pad_token, dtype=torch.int64)
+        for target, row in zip(ids, rows, strict=True):
+            whole = row if self.ends_itself else [*row, self._end]
+            target[: len(whole)] = torch.tensor(whole)
+        return torch.where(ids == self._end, 0, ids) if self.strip_end else ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.context_length, self.clean, self.strip_end)
 
 
-class DistilBertTower(Tower):
-    """Token ids [b, L] -> Features: pooled at the first token ([CLS]); padding is not attended to.
+class DistilBertTokenizer(HuggingFaceTokenizer):
+    """Captions -> int64 [n, context_length], [CLS] words [SEP] and padding of zeros.
 
-    pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
-    end_token: id of the separator; positions after its first occurrence are padding.
+    vocabulary: 0, which fits every tower: a run is built before its tokenizer is loaded.
     """
 
-    trunk: Any
-
-    def __init__(self, pretrained: str | None, end_token: NonNegativeCount) -> None:
-        super().__init__()
-        transformers = require_transformers("encoder.text_tower is DistilBERT, which")
-        if pretrained is None:
-            self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
-        else:
-            with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} {NOWHERE}"):
-                self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
-        self.width = self.trunk.config.dim
-        self.end_token = end_token
-
-    def forward(self, text: Tensor) -> Features:
-        positions = torch.arange(text.shape[1], device=text.device)
-        mask = positions <= end_positions(text, self.end_token)[:, None]  # [b, L]
-        tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
-        return Features(tokens[:, 0], tokens, mask)
-
-    def layers(self) -> list[nn.Module]:
-        return list(self.trunk.transformer.layer)
-
-
-class DistilBertTokenizer(Part):
-    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
-
-    Control tokens in a caption, such as "[SEP]", are plain text.
-    name: a name on the hub, or a folder; loaded on first use.
-    context_length: maximum number of tokens L of a caption.
-    """
-
-    end_token = 102
-
-    def __init__(self, name: str, context_length: Annotated[int, Range(at_least=3, at_most=512)]) -> None:
-        self.context_length = context_length
-        self._name = name
-        self._tokenizer: Any = None
-
-    def pieces(self, ids: list[int]) -> list[str]:
-        """Return the text of each token."""
-        return [self._source().decode([token]) for token in ids]
-
-    def __call__(self, captions: str | Sequence[str]) -> Tensor:
-        captions = as_captions(captions)
-        length = self.context_length
-        tokens = self._source()(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-        return tokens["input_ids"]
-
-    def _source(self) -> Any:
-        if self._tokenizer is None:
-            kind = require_transformers("encoder.tokenizer is DistilBERT, which").AutoTokenizer
-            with from_hub(self._name, f"encoder.tokenizer.name={self._name} {NOWHERE}"):
-                self._tokenizer = kind.from_pretrained(self._name, split_special_tokens=True, trust_remote_code=False)
-        return self._tokenizer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"name": self._name, "context_length": self.context_length}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    end_token = 102  # type: ignore[assignment]
+    vocabulary = 0  # type: ignore[assignment]
 
 
 def require_transformers(what: str) -> Any:
@@ -305,8 +234,9 @@ def require_transformers(what: str) -> Any:
     return transformers
 
 
-def _configuration(name: str, options: dict[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING, AutoConfig
+def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
+    """Return a configuration, and its text encoder with initial weights, without pooling layer or decoder."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING, AutoConfig
 
     if name in CONFIG_MAPPING and not Path(name).exists():
         config = AutoConfig.for_model(name)
@@ -328,16 +258,26 @@ def _configuration(name: str, options: dict[str, Any]) -> Any:
         raise ConfigError(f"encoder.text.name={name}: a model of type {config.model_type} reads no text")
     if getattr(config, "pad_token_id", None) is not None and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = 0
-    return config
+
+    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
+    if type(config) not in mapping:
+        mapping = MODEL_MAPPING
+    if type(config) not in mapping:
+        raise ConfigError(f"encoder.text.name: transformers has no model for {type(config).__name__}")
+    kind: Any = mapping[type(config)]
+    kind = kind[0] if isinstance(kind, tuple | list) else kind
+    without_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
+    model = kind(config, add_pooling_layer=False) if without_pooler else kind(config)
+    # Encoders of an encoder-decoder, as of BART.
+    has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
+    return config, model.get_encoder() if has_decoder else model
 
 
 def stored_configuration(folder: Path) -> Any:
     """Return the configuration in a folder of transformers, with the settings of the model's own class only.
 
     Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
-
-    Raises:
-        ConfigError: config.json is missing or damaged, or transformers lacks its model_type.
+    Raises ConfigError if config.json is missing or damaged, or transformers lacks its model_type.
     """
     from transformers import CONFIG_MAPPING
 
@@ -383,45 +323,23 @@ def _folder(name: str, patterns: list[str]) -> Path:
     return Path(name) if Path(name).is_dir() else Path(snapshot_download(name, allow_patterns=patterns))
 
 
-def pretrained_model(kind: str, name: str) -> tuple[nn.Module, set[str]]:
+def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
     """Return a model of transformers with its weights, and the names of tensors that its files lack: they are random.
 
-    kind: its class. name: a folder, or on the hub.
-
-    Weights are read from .safetensors files only. Call in `from_hub`.
-
-    Raises:
-        ConfigError: the folder has none, or its configuration describes a larger model than they hold.
+    name: a folder, or on the hub. Weights are read from .safetensors files only. Call in `from_hub`.
+    Raises ConfigError if the folder has none, or its configuration describes a larger model than they hold.
     """
-    import transformers
+    from transformers import AutoModel
 
     folder = _folder(name, ["config.json", "*.safetensors", "*.safetensors.index.json"])
-    config, kinds = stored_configuration(folder), getattr(transformers, kind)
+    config = stored_configuration(folder)
     stored = [value for file in sorted(folder.glob("*.safetensors")) for value in read_tensors(file).values()]
     with on_meta(len(stored)):
-        described = kinds.from_config(config, trust_remote_code=False) if kind == "AutoModel" else kinds(config)
+        described = AutoModel.from_config(config, trust_remote_code=False)
     require_as_large(described, stored, folder)
     if torch.get_default_device().type == "meta":
         return described, set()
-    model, info = kinds.from_pretrained(
+    model, info = AutoModel.from_pretrained(
         folder, config=config, use_safetensors=True, trust_remote_code=False, output_loading_info=True
     )
     return model.float(), set(info["missing_keys"])
-
-
-def _model(config: Any) -> nn.Module:
-    """Return the text encoder of a configuration with initial weights, without pooling layer or decoder."""
-    from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
-
-    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
-    if type(config) not in mapping:
-        mapping = MODEL_MAPPING
-    if type(config) not in mapping:
-        raise ConfigError(f"encoder.text.name: transformers has no model for {type(config).__name__}")
-    kind: Any = mapping[type(config)]
-    kind = kind[0] if isinstance(kind, tuple | list) else kind
-    without_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
-    model = kind(config, add_pooling_layer=False) if without_pooler else kind(config)
-    # Encoders of an encoder-decoder, as of BART.
-    has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
-    return model.get_encoder() if has_decoder else model

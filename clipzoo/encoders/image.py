@@ -1,7 +1,6 @@
 """Image towers over timm's and open_clip's trunks, without their projections.
 
-timm and open_clip are imported when a tower is built, because each import takes a second. For heads that read no tokens
-the last block of a vision transformer runs at the pooled position; the other positions are only its keys and values.
+timm and open_clip are imported when a tower is built, because each import takes a second.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.encoders.base import ImageTower, Tower, call_as_forward
+from clipzoo.encoders.base import ImageTower, call_as_forward
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json
 from clipzoo.io.weights import from_hub, import_alone, require_bounded
@@ -41,66 +40,150 @@ OPTIONS = (
 checkpoint_path and pretrained_cfg, name files and addresses."""
 
 
+class TrunkTower(ImageTower):
+    """Base class of towers over a trunk of timm or open_clip, which they run up to its last projection.
+
+    For heads that read no tokens, the last block of a plain vision transformer runs at the pooled position; the other
+    positions are only its keys and values.
+    """
+
+    trunk: Any
+    checkpoint: bool
+    is_timm = is_resnet = False
+
+    def set_trunk(self, trunk: Any, checkpoint: bool, is_timm: bool = False, is_resnet: bool = False) -> None:
+        """Set the trunk: a model of timm, open_clip's modified ResNet, or else its vision transformer."""
+        self.trunk, self.checkpoint, self.is_timm, self.is_resnet = trunk, checkpoint, is_timm, is_resnet
+        self._pools_first = False
+        if is_timm:
+            from timm.models.vision_transformer import Attention, Block, VisionTransformer
+
+            # timm declares the size of the last feature map of convolutional trunks; channels-last is the fastest
+            # layout for their kernels.
+            convolutional = trunk.pretrained_cfg.get("pool_size") is not None
+            self._layout = torch.channels_last if convolutional else torch.contiguous_format
+            trunk.to(memory_format=self._layout)
+            if type(trunk) is VisionTransformer and trunk.global_pool == "token" and trunk.attn_pool is None:
+                block = trunk.blocks[-1]
+                is_plain = type(block) is Block and type(block.attn) is Attention
+                # Dropout would draw other numbers than timm's own forward pass.
+                drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules())
+                self._pools_first = is_plain and getattr(block.attn, "gate", None) is None and not drops
+        elif not is_resnet:
+            plain = import_alone("open_clip.transformer").ResidualAttentionBlock
+            at_class_token = trunk.attn_pool is None and trunk.pool_type == "tok"
+            self._pools_first = at_class_token and type(trunk.transformer.resblocks[-1]) is plain
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Return the pooled features, [b, w], of the result of timm's `forward_features`."""
+        return self.trunk.forward_head(features, pre_logits=True)
+
+    def forward(self, image: Tensor) -> Features:
+        trunk = self.trunk
+        if self.is_timm:
+            features = trunk.forward_features(image.contiguous(memory_format=self._layout))
+            pooled = self.pool(features)
+            if not isinstance(features, Tensor) or features.dim() not in (3, 4):
+                return Features(pooled)
+            if features.dim() == 4:
+                # [b, h', w', w] in trunks such as Swin, [b, w, h', w'] in all others.
+                last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+                features = features.flatten(1, 2) if last else features.flatten(2).mT
+            return Features(pooled, features if features.shape[-1] == self.width else None)
+        if self.is_resnet:
+            features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
+            for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
+                recompute = self.checkpoint and self.training
+                features = checkpoint(stage, features, use_reentrant=False) if recompute else stage(features)
+            tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
+            # One query, the mean of the tokens, attends to itself and to all tokens.
+            pool = trunk.attnpool
+            keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
+            keys = keys + pool.positional_embedding.to(keys.dtype)
+            projected = pool.q_proj(keys[:, :1]), pool.k_proj(keys), pool.v_proj(keys)
+            query, key, value = (part.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2) for part in projected)
+            attended = functional.scaled_dot_product_attention(query, key, value)
+            return Features(attended.transpose(1, 2).flatten(1), tokens)
+        states = trunk.transformer(trunk._embeds(image))
+        if trunk.attn_pool is not None:
+            return Features(*trunk._pool(states))
+        if trunk.final_ln_after_pool:
+            pooled, tokens = trunk._pool(states)
+            return Features(pooled, trunk.ln_post(tokens))
+        tokens = trunk.ln_post(states)
+        return Features(trunk._global_pool(tokens)[0], tokens)
+
+    def pooled(self, image: Tensor) -> Tensor:
+        if not self._pools_first:
+            return self(image).pooled
+        trunk = self.trunk
+        if self.is_timm:
+            states = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(image))))
+            recompute, (*blocks, last) = trunk.grad_checkpointing, trunk.blocks
+        else:
+            states = trunk._embeds(image)
+            recompute, (*blocks, last) = trunk.transformer.grad_checkpointing, trunk.transformer.resblocks
+        for block in blocks:
+            states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
+        if self.is_timm:
+            return self.pool(trunk.norm(call_as_forward(last, _timm_block_at_first, states, recompute=recompute)))
+        return trunk.ln_post(call_as_forward(last, open_clip_block_at, states, states[:, 0], recompute=recompute))
+
+    def layers(self) -> list[nn.Module]:
+        trunk = self.trunk
+        if self.is_resnet:
+            return [block for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4) for block in stage]
+        if not self.is_timm:
+            return list(trunk.transformer.resblocks)
+        # Stages are attributes of the trunk or one sequence; the blocks are lists inside them, or the stages.
+        stages = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
+        if len(stages) < 2:
+            parts = [module for module in trunk.children() if any(True for _ in module.parameters())]
+            sequences = (getattr(trunk, name, None) for name in STAGES)
+            stages = next((list(part) for part in sequences if isinstance(part, LISTS)), parts)
+        blocks: list[nn.Module] = []
+        for stage in stages:
+            inside = [stage, *(getattr(stage, name, ()) for name in BLOCKS)]
+            lists = [part for part in inside if isinstance(part, LISTS) and (part is stage or len(part))]
+            blocks += lists[0] if lists else [stage]
+        return blocks
+
+
 @checked
-class TimmTower(ImageTower):
+class TimmTower(TrunkTower):
     """Any timm trunk. Tokens: all tokens after the final norm (CLS first), or the positions of a feature map.
 
     Pooled features are those of timm's `forward_head(pre_logits=True)`. A trunk whose tokens have another width than
-    them, such as MobileNetV3, gives no tokens. Convolutional trunks use channels-last memory, the fastest layout for
-    their kernels.
+    them, such as MobileNetV3, gives no tokens.
 
     name: timm's model name. image_size: H = W; None for the size that the model is made for.
     pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of OPTIONS.
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 
-    trunk: Any
-
     def __init__(
-        self,
-        name: str,
-        image_size: Side | None,
-        pretrained: bool,
-        options: dict[str, Any],
-        checkpoint: bool = False,
+        self, name: str, image_size: Side | None, pretrained: bool, options: dict[str, Any], checkpoint: bool = False
     ) -> None:
         super().__init__()
-        self.trunk = timm_trunk(name, image_size, pretrained, options)
-        patch = getattr(getattr(self.trunk, "patch_embed", None), "patch_size", (1, 1))
-        settings = self.trunk.pretrained_cfg
+        trunk = timm_trunk(name, image_size, pretrained, options)
+        patch = getattr(getattr(trunk, "patch_embed", None), "patch_size", (1, 1))
+        settings = trunk.pretrained_cfg
         own_size = settings["input_size"][-1]
         if image_size not in (None, own_size) and any(image_size % side for side in patch):
             raise ConfigError(
                 f"encoder.image_size={image_size} must be a multiple of the patches of {name}, {patch[0]}"
             )
         if checkpoint:
-            self.trunk.set_grad_checkpointing()
-        self.width = getattr(self.trunk, "head_hidden_size", None) or self.trunk.num_features
+            trunk.set_grad_checkpointing()
+        self.width = getattr(trunk, "head_hidden_size", None) or trunk.num_features
         self.input_size = image_size or own_size
         self.mean, self.std = settings["mean"], settings["std"]
-        self._layout = memory_layout(self.trunk)
-        self.trunk.to(memory_format=self._layout)
-        self._pools_first = pools_first_of_timm(self.trunk)
-
-    @property
-    def description(self) -> str:
-        return f"timm's {self.trunk.pretrained_cfg['architecture']}"
-
-    def forward(self, image: Tensor) -> Features:
-        features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
-        return Features(self.trunk.forward_head(features, pre_logits=True), tokens_of(self.trunk, features, self.width))
-
-    def pooled(self, image: Tensor) -> Tensor:
-        if not self._pools_first:
-            return self(image).pooled
-        return self.trunk.forward_head(timm_vit_at_first(self.trunk, image), pre_logits=True)
-
-    def layers(self) -> list[nn.Module]:
-        return timm_blocks(self.trunk)
+        self.description = f"timm's {settings['architecture']}"
+        self.set_trunk(trunk, checkpoint, is_timm=True)
 
 
 @checked
-class ClipViT(Tower):
+class ClipViT(TrunkTower):
     """open_clip's vision transformer, with its norm before the blocks. Tokens: CLS first, after ln_post.
 
     image_size: H = W. patch_size: side of a patch in pixels. width: width of the tokens. layers: number of blocks.
@@ -127,7 +210,7 @@ class ClipViT(Tower):
         super().__init__()
         transformer = import_alone("open_clip.transformer")
         self.width = width
-        self.trunk = transformer.VisionTransformer(
+        trunk = transformer.VisionTransformer(
             image_size=image_size,
             patch_size=patch_size,
             width=width,
@@ -137,23 +220,13 @@ class ClipViT(Tower):
             act_layer=transformer.QuickGELU if quick_gelu else nn.GELU,
             output_dim=width,
         )
-        self.trunk.proj = None
-        self.trunk.set_grad_checkpointing(checkpoint)
-
-    def forward(self, image: Tensor) -> Features:
-        trunk = self.trunk
-        tokens = trunk.ln_post(trunk.transformer(trunk._embeds(image)))
-        return Features(tokens[:, 0], tokens)
-
-    def pooled(self, image: Tensor) -> Tensor:
-        return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
-
-    def layers(self) -> list[nn.Module]:
-        return list(self.trunk.transformer.resblocks)
+        trunk.proj = None
+        trunk.set_grad_checkpointing(checkpoint)
+        self.set_trunk(trunk, checkpoint)
 
 
 @checked
-class ClipResNet(Tower):
+class ClipResNet(TrunkTower):
     """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
 
     image_size: H = W. checkpoint: recompute activations in the backward pass.
@@ -177,19 +250,13 @@ class ClipResNet(Tower):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        modified_resnet = import_alone("open_clip.modified_resnet")
         self.width = 32 * stem_width
-        self.trunk = modified_resnet.ModifiedResNet(layers, self.width, heads, image_size, stem_width)
+        modified_resnet = import_alone("open_clip.modified_resnet")
+        trunk = modified_resnet.ModifiedResNet(layers, self.width, heads, image_size, stem_width)
         # The head owns the output projection; the identity keeps open_clip's other parameter names.
-        self.trunk.attnpool.c_proj = nn.Identity()
-        self.trunk.to(memory_format=torch.channels_last)
-        self.checkpoint = checkpoint
-
-    def forward(self, image: Tensor) -> Features:
-        return resnet_features(self.trunk, image, self.checkpoint and self.training)
-
-    def layers(self) -> list[nn.Module]:
-        return resnet_blocks(self.trunk)
+        trunk.attnpool.c_proj = nn.Identity()
+        trunk.to(memory_format=torch.channels_last)
+        self.set_trunk(trunk, checkpoint, is_resnet=True)
 
 
 def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dict[str, Any]) -> Any:
@@ -240,37 +307,7 @@ def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
             )
 
 
-def memory_layout(trunk: Any) -> torch.memory_format:
-    """Return channels-last for convolutional trunks, of which timm declares the size of the last feature map."""
-    return torch.contiguous_format if trunk.pretrained_cfg.get("pool_size") is None else torch.channels_last
-
-
-def tokens_of(trunk: Any, features: Any, width: int) -> Tensor | None:
-    """Result of `forward_features` -> tokens [b, M, w]; None if there are none, or of another width than `width`."""
-    if not isinstance(features, Tensor) or features.dim() not in (3, 4):
-        return None
-    if features.dim() == 4:
-        # [b, h', w', w] in trunks such as Swin, [b, w, h', w'] in all others.
-        last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
-        features = features.flatten(1, 2) if last else features.flatten(2).mT
-    return features if features.shape[-1] == width else None
-
-
-def timm_blocks(trunk: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a trunk in order; the stages where these hold no list of blocks."""
-    stages = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
-    if len(stages) < 2:
-        parts = [module for module in trunk.children() if any(True for _ in module.parameters())]
-        stages = next((list(part) for name in STAGES if isinstance(part := getattr(trunk, name, None), LISTS)), parts)
-    blocks: list[nn.Module] = []
-    for stage in stages:
-        inside = [stage, *(getattr(stage, name, ()) for name in BLOCKS)]
-        lists = [part for part in inside if isinstance(part, LISTS) and (part is stage or len(part))]
-        blocks += lists[0] if lists else [stage]
-    return blocks
-
-
-def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None) -> Tensor:
+def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return open_clip's residual attention block at one position of each row, [b, w].
 
     states: [b, L, w]. state: [b, w], that position of `states`. visible: [b, L], the positions that it attends to;
@@ -302,72 +339,3 @@ def _timm_block_at_first(block: Any, states: Tensor) -> Tensor:
     attended = attention.proj_drop(attention.proj(attention.norm(attended)))
     state = state + block.drop_path1(block.ls1(attended))
     return state + block.drop_path2(block.ls2(block.mlp(block.norm2(state))))
-
-
-def open_clip_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
-    """[b, 3, H, W] -> [b, w], the first position after the last block of open_clip's vision transformer."""
-    recompute = trunk.transformer.grad_checkpointing
-    *blocks, last = trunk.transformer.resblocks
-    states = trunk._embeds(image)
-    for block in blocks:
-        states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
-
-    def at_first(block: Any, states: Tensor) -> Tensor:
-        return open_clip_block_at(block, states, states[:, 0], None)
-
-    return call_as_forward(last, at_first, states, recompute=recompute)
-
-
-def pools_first_of_open_clip(trunk: Any) -> bool:
-    """Return True if `open_clip_vit_at_first` can take the place of this vision transformer of open_clip."""
-    from open_clip.transformer import ResidualAttentionBlock
-
-    blocks = trunk.transformer.resblocks
-    return trunk.attn_pool is None and trunk.pool_type == "tok" and type(blocks[-1]) is ResidualAttentionBlock
-
-
-def timm_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
-    """[b, 3, H, W] -> [b, 1, w], the first position after the last block of timm's vision transformer and its norm."""
-    recompute = trunk.grad_checkpointing
-    *blocks, last = trunk.blocks
-    states = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(image))))
-    for block in blocks:
-        states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
-    return trunk.norm(call_as_forward(last, _timm_block_at_first, states, recompute=recompute))
-
-
-def pools_first_of_timm(trunk: Any) -> bool:
-    """Return True if `timm_vit_at_first` can take the place of `forward_features` of this trunk of timm."""
-    from timm.models.vision_transformer import Attention, Block, VisionTransformer
-
-    if type(trunk) is not VisionTransformer or trunk.global_pool != "token" or trunk.attn_pool is not None:
-        return False
-    block = trunk.blocks[-1]
-    if type(block) is not Block or type(block.attn) is not Attention:
-        return False
-    # Dropout would draw other numbers than timm's own forward pass.
-    return getattr(block.attn, "gate", None) is None and not any(
-        isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules()
-    )
-
-
-def resnet_features(trunk: Any, image: Tensor, recompute: bool) -> Features:
-    """Features of open_clip's modified ResNet without its output projection. recompute: activations of the stages."""
-    features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
-    for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
-        features = checkpoint(stage, features, use_reentrant=False) if recompute else stage(features)
-    tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
-
-    # One query, the mean of the tokens, attends to itself and to all tokens.
-    pool = trunk.attnpool
-    keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
-    keys = keys + pool.positional_embedding.to(keys.dtype)
-    projected = pool.q_proj(keys[:, :1]), pool.k_proj(keys), pool.v_proj(keys)
-    query, key, value = (part.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2) for part in projected)
-    attended = functional.scaled_dot_product_attention(query, key, value)
-    return Features(attended.transpose(1, 2).flatten(1), tokens)
-
-
-def resnet_blocks(trunk: Any) -> list[nn.Module]:
-    """Return the residual blocks of open_clip's modified ResNet."""
-    return [block for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4) for block in stage]

@@ -15,20 +15,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import ImageTower, TextTower, longest_list
-from clipzoo.encoders.huggingface import require_transformers
-from clipzoo.encoders.image import (
-    memory_layout,
-    open_clip_vit_at_first,
-    pools_first_of_open_clip,
-    pools_first_of_timm,
-    resnet_blocks,
-    resnet_features,
-    timm_blocks,
-    timm_vit_at_first,
-    tokens_of,
-)
-from clipzoo.encoders.text import causal_state, causal_states
+from clipzoo.encoders.base import TextTower, longest_list
+from clipzoo.encoders.huggingface import CLIP_TOKENIZER, require_own_code, require_transformers
+from clipzoo.encoders.image import TrunkTower
+from clipzoo.encoders.text import causal_states
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json, require_fields
 from clipzoo.io.files import shortened
@@ -56,7 +46,7 @@ TIMM_HEADS = {"proj": "head.proj", "mlp": "head.mlp.fc2"}
 
 
 @checked
-class OpenClipImage(ImageTower):
+class OpenClipImage(TrunkTower):
     """The image tower of a model of open_clip.
 
     Tokens: the last layer after the final norm (CLS first), the queries of CoCa's attentional pooling, or the positions
@@ -67,8 +57,6 @@ class OpenClipImage(ImageTower):
     options: settings of open_clip's vision_cfg, in place of the model's (patch_dropout, timm_drop_path, ...).
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
-
-    trunk: Any
 
     def __init__(self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool = False) -> None:
         super().__init__()
@@ -93,47 +81,15 @@ class OpenClipImage(ImageTower):
         self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
         self.mean, self.std = described.mean, described.std
         self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
-        self.name, self.checkpoint = name, checkpoint
-        self.is_resnet, self.is_timm = isinstance(built, ModifiedResNet), isinstance(built, TimmModel)
-        self.trunk = built.trunk if self.is_timm else built
-        if self.is_timm:
+        self.description = f"the image tower of open_clip's {name}"
+        if isinstance(built, TimmModel):
+            self.set_trunk(built.trunk, checkpoint, is_timm=True)
             self.head = built.head
-            self._layout = memory_layout(self.trunk)
-            self.trunk.to(memory_format=self._layout)
-        pools_first = pools_first_of_timm if self.is_timm else pools_first_of_open_clip
-        self._pools_first = not self.is_resnet and pools_first(self.trunk)
+        else:
+            self.set_trunk(built, checkpoint, is_resnet=isinstance(built, ModifiedResNet))
 
-    @property
-    def description(self) -> str:
-        return f"the image tower of open_clip's {self.name}"
-
-    def forward(self, image: Tensor) -> Features:
-        if self.is_resnet:
-            return resnet_features(self.trunk, image, self.checkpoint and self.training)
-        if self.is_timm:
-            features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
-            pooled = self.head(self.trunk.forward_head(features))
-            return Features(pooled, tokens_of(self.trunk, features, self.width))
-        states = self.trunk.transformer(self.trunk._embeds(image))
-        if self.trunk.attn_pool is not None:
-            return Features(*self.trunk._pool(states))
-        if self.trunk.final_ln_after_pool:
-            pooled, tokens = self.trunk._pool(states)
-            return Features(pooled, self.trunk.ln_post(tokens))
-        tokens = self.trunk.ln_post(states)
-        return Features(self.trunk._global_pool(tokens)[0], tokens)
-
-    def pooled(self, image: Tensor) -> Tensor:
-        if not self._pools_first:
-            return self(image).pooled
-        if self.is_timm:
-            return self.head(self.trunk.forward_head(timm_vit_at_first(self.trunk, image)))
-        return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
-
-    def layers(self) -> list[nn.Module]:
-        if self.is_resnet:
-            return resnet_blocks(self.trunk)
-        return timm_blocks(self.trunk) if self.is_timm else list(self.trunk.transformer.resblocks)
+    def pool(self, features: Tensor) -> Tensor:
+        return self.head(self.trunk.forward_head(features))
 
 
 @checked
@@ -172,8 +128,20 @@ class OpenClipText(TextTower):
         with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
             built = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
         self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
-        self.tokenizer = tokenizer_of(name, vars(settings), self.context_length)
-        self.name, self.checkpoint = name, checkpoint
+        if settings.hf_tokenizer_name:
+            if settings.tokenizer_mode:
+                raise ConfigError(f"{name}: there is no tokenizer with mode {settings.tokenizer_mode}")
+            cleaning = settings.tokenizer_kwargs or {}
+            self.tokenizer = {
+                "_target_": "clipzoo.encoders.huggingface.HuggingFaceTokenizer",
+                "name": name.removeprefix(FOLDER) if name.startswith(FOLDER) else settings.hf_tokenizer_name,
+                "context_length": self.context_length,
+                "clean": cleaning.get("clean", "whitespace"),
+                "strip_end": cleaning.get("strip_sep_token", False),
+            }
+        else:
+            self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
+        self.checkpoint, self.description = checkpoint, f"the text tower of open_clip's {name}"
         self.is_transformers = bool(settings.hf_model_name)
         self._uses_causal_states = False
         if self.is_transformers:
@@ -196,10 +164,6 @@ class OpenClipText(TextTower):
         self.needs_padding = not causal or self._appended or built.pool_type == "last"
         if not self.needs_padding:
             self.end_token = built.eos_id if built.pool_type == "eos" else 49407
-
-    @property
-    def description(self) -> str:
-        return f"the text tower of open_clip's {self.name}"
 
     def forward(self, text: Tensor) -> Features:
         if self.is_transformers:
@@ -229,7 +193,7 @@ class OpenClipText(TextTower):
         if not self._uses_causal_states or self.trunk.pool_type in ("first", "last"):
             return self(text).pooled
         offset = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
-        return self.trunk.ln_final(causal_state(self.trunk, text, offset, self.checkpoint and self.training))
+        return self.trunk.ln_final(causal_states(self.trunk, text, self.checkpoint and self.training, offset))
 
     def gives_tokens(self) -> bool:
         return not self.is_transformers or isinstance(self.proj, nn.Identity)
@@ -247,8 +211,7 @@ class OpenClipText(TextTower):
 
 @dataclass(frozen=True)
 class Description:
-    """A model of open_clip: its configuration (embed_dim, vision_cfg, text_cfg, ...), its pixel normalization, and how
-    it resizes images in evaluations."""
+    """A model of open_clip: its configuration (embed_dim, vision_cfg, text_cfg, ...) and preprocessing of images."""
 
     model: Mapping[str, Any]
     mean: Triple
@@ -261,9 +224,7 @@ def describe(name: str) -> Description:
     """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
 
     Models of the registry have the preprocessing of their weights; where tags differ, CLIP's.
-
-    Raises:
-        ConfigError: there is no such model.
+    Raises ConfigError if there is no such model.
     """
     import open_clip
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
@@ -275,13 +236,11 @@ def describe(name: str) -> Description:
         content = read_json(path, MB, REMEDY)
         require_fields(path, content, {"model_cfg": dict}, REMEDY)
         require_fields(path, content["model_cfg"], MODEL_FIELDS, REMEDY)
-        _require_plain_towers(name, content["model_cfg"])
     elif name.startswith(HUB):
         with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):
             content = _get_hf_config(name.removeprefix(HUB))
         if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
             raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
-        _require_plain_towers(name, content["model_cfg"])
     else:
         registered = name.replace("/", "-")
         described = open_clip.get_model_config(registered)
@@ -294,39 +253,34 @@ def describe(name: str) -> Description:
             if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
         }
         content = {"model_cfg": described, "preprocess_cfg": agreed}
+    if name.startswith((FOLDER, HUB)):
+        # A stranger's towers must be ones that timm or transformers has code for.
+        import timm
+
+        image = content["model_cfg"]["vision_cfg"].get("timm_model_name")
+        text = content["model_cfg"]["text_cfg"].get("hf_model_name")
+        if image is not None and not timm.is_model(str(image)):
+            raise ConfigError(f"{name}: vision_cfg.timm_model_name={image} is not a model of timm")
+        if text is not None:
+            with from_hub(str(text), f"{name}: text_cfg.hf_model_name={text} cannot be read from a folder or the hub"):
+                require_own_code(str(text))
     preprocessing = content.get("preprocess_cfg") or {}
     if not isinstance(preprocessing, dict):
         raise ConfigError(f"{name}: its preprocess_cfg is {shortened(preprocessing)}, not a mapping")
     interpolation, mode = resizing(preprocessing, name)
-    pixels = [preprocessing.get("mean") or OPENAI_DATASET_MEAN, preprocessing.get("std") or OPENAI_DATASET_STD]
     triples: list[Triple] = []
-    for values in pixels:
+    for key, default in (("mean", OPENAI_DATASET_MEAN), ("std", OPENAI_DATASET_STD)):
+        values = preprocessing.get(key) or default
         with one_message(f"{name} has {values} as mean or std of the pixels, not three numbers"):
-            red, green, blue = (float(value) for value in values)
+            red, green, blue = map(float, values)
         triples.append((red, green, blue))
-    mean, std = triples
-    return Description(content["model_cfg"], mean, std, interpolation, mode)
-
-
-def _require_plain_towers(name: str, model: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a tower of a folder or of the hub is not one that timm or transformers has code for."""
-    import timm
-
-    image, text = model["vision_cfg"].get("timm_model_name"), model["text_cfg"].get("hf_model_name")
-    if image is not None and not timm.is_model(str(image)):
-        raise ConfigError(f"{name}: vision_cfg.timm_model_name={image} is not a model of timm")
-    if text is not None:
-        from clipzoo.encoders.huggingface import require_own_code
-
-        with from_hub(str(text), f"{name}: text_cfg.hf_model_name={text} cannot be read from a folder or the hub"):
-            require_own_code(str(text))
+    return Description(content["model_cfg"], triples[0], triples[1], interpolation, mode)
 
 
 def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
     """Return interpolation and `resize_mode` of open_clip's preprocessing; bicubic and the shortest side by default.
 
-    Raises:
-        ConfigError: they are none of open_clip's, or borders have another color than black.
+    Raises ConfigError if they are none of open_clip's, or borders have another color than black.
     """
     interpolation = preprocessing.get("interpolation") or "bicubic"
     resize = preprocessing.get("resize_mode") or "shortest"
@@ -341,8 +295,7 @@ def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
 def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
     """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, with the user's options in place of its own.
 
-    Raises:
-        ConfigError: open_clip has no such option.
+    Raises ConfigError if open_clip has no such option.
     """
     known = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
     for option in options:
@@ -351,22 +304,6 @@ def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[st
                               f"{nearest(option, known, most=3)}")  # fmt: skip
     with one_message(f"{key}: the settings of this model are none of open_clip's {kind.__name__}"):
         return kind(**{**described, **options})
-
-
-def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -> dict[str, Any]:
-    """Return the node of the tokenizer of a `text_cfg`. name: of the model."""
-    source, settings = described.get("hf_tokenizer_name"), dict(described.get("tokenizer_kwargs") or {})
-    if not source:
-        return {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": context_length}
-    if described.get("tokenizer_mode"):
-        raise ConfigError(f"{name}: there is no tokenizer with mode {described['tokenizer_mode']}")
-    return {
-        "_target_": "clipzoo.encoders.huggingface.HuggingFaceTokenizer",
-        "name": name.removeprefix(FOLDER) if name.startswith(FOLDER) else source,
-        "context_length": context_length,
-        "clean": settings.get("clean", "whitespace"),
-        "strip_end": settings.get("strip_sep_token", False),
-    }
 
 
 def projection_path(tower: Any) -> str | None:
@@ -404,15 +341,3 @@ def remove_projection(tower: Any) -> int:
         return projection.in_features
     setattr(owner, name, None)
     return projection.shape[0]
-
-
-def taken_projection(state: Mapping[str, Tensor], path: str | None, width: int) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix [w, d] and the bias [d], or None, of the last linear map in a tower's state.
-
-    width: of the features, for the identity of a tower that ends without one.
-    """
-    if path is None:
-        return torch.eye(width), None
-    if path in state:
-        return state[path], None
-    return state[f"{path}.weight"].mT, state.get(f"{path}.bias")

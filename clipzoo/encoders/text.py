@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import torch
@@ -77,7 +76,7 @@ class ClipTextTower(Tower):
 
     def pooled(self, text: Tensor) -> Tensor:
         ids, offset = self._with_pads(text)
-        return self.trunk.ln_final(causal_state(self.trunk, ids, offset, self.checkpoint and self.training))
+        return self.trunk.ln_final(causal_states(self.trunk, ids, self.checkpoint and self.training, offset))
 
     def layers(self) -> list[nn.Module]:
         return list(self.trunk.transformer.resblocks)
@@ -95,34 +94,19 @@ def end_positions(text: Tensor, end_token: int) -> Tensor:
     return torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), text.shape[1] - 1)
 
 
-def causal_states(trunk: Any, text: Tensor, recompute: bool) -> Tensor:
+def causal_states(trunk: Any, text: Tensor, recompute: bool, offset: Tensor | None = None) -> Tensor:
     """Ids [b, L] -> [b, L, w] after the last block of open_clip's causal text transformer.
 
-    recompute: activations in the backward pass instead of keeping them.
+    recompute: activations in the backward pass instead of keeping them. offset: [b, L], increasing by 1; return only
+    the states where it is 0, [b, w], for which the last block computes no other query, attention or perceptron.
     """
-    return _states_after(trunk, trunk.transformer.resblocks, text, recompute)
-
-
-def causal_state(trunk: Any, text: Tensor, offset: Tensor, recompute: bool) -> Tensor:
-    """Return `causal_states` where `offset` is 0, one position of each row, [b, w]. offset: [b, L], increasing by 1.
-
-    The last block computes the query, the attention and the multilayer perceptron of this position only.
-    """
-    *blocks, last = trunk.transformer.resblocks
-    states = _states_after(trunk, blocks, text, recompute)
-
-    def at_offset(block: Any, states: Tensor, offset: Tensor) -> Tensor:
-        return open_clip_block_at(block, states, _at(states, offset == 0), offset <= 0)
-
-    return call_as_forward(last, at_offset, states, offset, recompute=recompute)
-
-
-def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompute: bool) -> Tensor:
-    """Ids [b, L] -> [b, L, w] after some blocks."""
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
+    *blocks, last = trunk.transformer.resblocks
     for block in blocks:
         states = call_as_forward(block, _causal_block, states, recompute=recompute)
-    return states
+    if offset is None:
+        return call_as_forward(last, _causal_block, states, recompute=recompute)
+    return call_as_forward(last, open_clip_block_at, states, _at(states, offset == 0), offset <= 0, recompute=recompute)
 
 
 def _causal_block(block: Any, states: Tensor) -> Tensor:

@@ -67,13 +67,15 @@ class TwoTowers(Encoder):
         return self.image_tower(self._normalised(image))
 
     def pooled_image(self, image: Tensor) -> Tensor:
-        return _pooled(self.image_tower, self._normalised(image))
+        tower = self.image_tower
+        return tower.pooled(self._normalised(image)) if isinstance(tower, Tower) else super().pooled_image(image)
 
     def text(self, text: Tensor) -> Features:
         return self.text_tower(text)
 
     def pooled_text(self, text: Tensor) -> Tensor:
-        return _pooled(self.text_tower, text)
+        tower = self.text_tower
+        return tower.pooled(text) if isinstance(tower, Tower) else super().pooled_text(text)
 
     def _normalised(self, image: Tensor) -> Tensor:
         if image.dtype != torch.uint8:
@@ -142,8 +144,4 @@ class Towers(TwoTowers):
 
     def without_tokens(self) -> list[str]:
         towers: list[Tower] = [self.image_tower, self.text_tower]  # type: ignore[list-item]
-        return [tower.description for tower in towers if not tower.gives_tokens()]
-
-
-def _pooled(tower: nn.Module, inputs: Tensor) -> Tensor:
-    return tower.pooled(inputs) if isinstance(tower, Tower) else tower(inputs).pooled
+        return [tower.description or type(tower).__name__ for tower in towers if not tower.gives_tokens()]

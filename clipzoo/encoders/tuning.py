@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -64,7 +63,7 @@ def _tower(encoder: Encoder, name: str) -> nn.Module:
     return encoder.towers[name]
 
 
-class TowerTuning(Part, ABC):
+class TowerTuning(Part):
     """Base class. rate: factor of the learning rate. layer_decay: factor from each layer to the layer before it.
 
     cache_gigabytes: largest size of the cached features of a tower that does not train; 0 for no cache.
@@ -76,9 +75,8 @@ class TowerTuning(Part, ABC):
     layer_decay: float = 1.0
     cache_gigabytes: float = 0.0
 
-    @abstractmethod
     def apply(self, tower: nn.Module, key: str) -> None:
-        """Freeze and adapt the tower's parameters. key: of the configuration, for messages."""
+        """Freeze and adapt the tower's parameters, where any do not train. key: of the configuration, for messages."""
 
     def factors(self, tower: nn.Module) -> dict[nn.Parameter, float]:
         """Return the factor of the learning rate of every parameter that trains."""
@@ -98,9 +96,6 @@ class Full(TowerTuning):
 
     def __init__(self, rate: Weight, layer_decay: LayerDecay) -> None:
         self.rate, self.layer_decay = rate, layer_decay
-
-    def apply(self, tower: nn.Module, key: str) -> None:
-        pass
 
 
 @checked
@@ -186,12 +181,8 @@ class Lora(TowerTuning):
 
 
 def blocks_of(tower: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a tower, from the input to the output.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    blocks = list(tower.layers()) if isinstance(tower, Tower) else longest_list(tower)
+    """Return the blocks of a tower, from the input to the output. Raises ConfigError if there are none."""
+    blocks = tower.layers() if isinstance(tower, Tower) else longest_list(tower)
     if not blocks:
         raise ConfigError(f"{type(tower).__name__} has no layers() that list its blocks: tune it full or frozen")
     return blocks
@@ -268,14 +259,10 @@ def plain_name(name: str) -> str:
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state by plain names with every adapter added to its weight."""
-    adapters = {match[1] for name in state if (match := _STATE.match(name))}
-    return {
-        name: adapted(value, *(state[f"{name}.{part}"] for part in ("lora_A", "lora_B", "lora_scale")))
-        if name in adapters
-        else value
-        for name, value in state.items()
-        if not _STATE.match(name)
-    }
+    whole = {name: value for name, value in state.items() if not _STATE.match(name)}
+    for name, parts in adapters_of(state).items():
+        whole[name] = adapted(whole[name], parts["lora_A"], parts["lora_B"], parts["lora_scale"])
+    return whole
 
 
 def adapters_of(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

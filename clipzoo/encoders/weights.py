@@ -49,9 +49,7 @@ def fill_tower(
     """Copy every tensor of a tower from `source`, in place.
 
     key: of the configuration, for messages. vocabulary: see `resized`.
-
-    Raises:
-        ConfigError: the source lacks a tensor of the tower, or has it in another shape; nothing has been copied.
+    Raises ConfigError, and copies nothing, if the source lacks a tensor of the tower or has it in another shape.
     """
     targets = tower.state_dict()
     names = _correspondence(targets, source, HINTS[part])

@@ -34,18 +34,21 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
     if newest is None:
         raise ConfigError(f"{run} has no valid checkpoint: train first")
     state = {**read_frozen(Path(run), newest[0]), **newest[0]["model"]}
-    adapters, written = adapters_of(state), []
-    for name in TOWERS:
-        prefix = f"encoder.{name}_tower."
-        if of_tower := {weight: parts for weight, parts in adapters.items() if weight.startswith(prefix)}:
-            written.append(_save_tower(of_tower, state, Path(folder) / name))
+    written = []
+    for view in TOWERS:
+        prefix = f"encoder.{view}_tower."
+        inner = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        tower = {key.removeprefix("trunk."): value for key, value in inner.items()}
+        if adapters := adapters_of(tower):
+            written.append(Path(folder) / view)
+            _save_tower(adapters, tower, written[-1])
     if not written:
         raise ConfigError(f"{run} has no adapters: train with tune/image=lora or tune/text=lora")
     return written
 
 
-def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> Path:
-    """Write the adapters of one tower. state: of the model, for the shapes of the weights."""
+def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the adapters of one tower. state: of its trunk, for the shapes of the weights."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -53,6 +56,11 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
     attentions = {weight.removesuffix(".in_proj_weight") for weight in adapters if weight.endswith(".in_proj_weight")}
     first = next(iter(adapters.values()))
     rank = len(first["lora_A"])
+
+    def add(module: str, lora_a: Tensor, lora_b: Tensor) -> None:
+        name = f"base_model.model.{module}"
+        tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = lora_a.contiguous(), lora_b.contiguous()
+
     for weight, parts in adapters.items():
         path, _, attribute = weight.rpartition(".")
         owner, _, last = path.rpartition(".")
@@ -61,17 +69,18 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
             if output not in adapters:
                 # peft adapts the two projections of torch's MultiheadAttention together: zeros are without effect.
                 outputs, inputs = state[output].shape
-                zeros = torch.zeros(rank, inputs), torch.zeros(outputs, rank)
-                tensors |= _named(f"{_inner(path)}.base_layer.out_proj", *zeros)
+                add(f"{path}.base_layer.out_proj", torch.zeros(rank, inputs), torch.zeros(outputs, rank))
         else:
             module = f"{owner}.base_layer.{last}" if owner in attentions else path
         # lora_A [r, i, ...] and lora_B [o, r, 1, ...], as peft's layers for convolutions have them.
         shape = state[weight].shape
-        lora_a = parts["lora_A"].view(rank, *shape[1:])
-        lora_b = parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:]))
-        tensors |= _named(_inner(module), lora_a, lora_b)
+        add(
+            module,
+            parts["lora_A"].view(rank, *shape[1:]),
+            parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:])),
+        )
         if owner not in attentions:
-            targets.append(_inner(path))
+            targets.append(path)
     io.make_folder(folder)
     with io.whole(folder / WEIGHTS) as file:
         file.write(save(tensors, metadata={"format": "pt"}))
@@ -83,14 +92,3 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
             "fan_in_fan_out": False, "target_modules": targets,
         },
     )  # fmt: skip
-    return folder
-
-
-def _inner(path: str) -> str:
-    """encoder.image_tower.trunk.blocks.0 -> blocks.0."""
-    return path.split(".", 2)[2].removeprefix("trunk.")
-
-
-def _named(module: str, lora_a: Tensor, lora_b: Tensor) -> dict[str, Tensor]:
-    name = f"base_model.model.{module}"
-    return {f"{name}.lora_A.weight": lora_a.contiguous(), f"{name}.lora_B.weight": lora_b.contiguous()}

@@ -35,76 +35,59 @@ PROBE = [
 def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
     """Return a tokenizer of the library tokenizers, and the content of tokenizer_config.json.
 
-    Raises:
-        ConfigError: these files cannot represent the tokenizer.
+    Raises ConfigError if these files cannot represent the tokenizer.
     """
-    kind = type(tokenizer)
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    kind, length = type(tokenizer), tokenizer.context_length
     if kind is ClipTokenizer:
-        fast, names = _clip(tokenizer)
-        pad = 0
+        vocabulary, merges, pattern = tokenizer.tables()
+        texts = {token: text for text, token in vocabulary.items()}
+        pad, start, end = 0, texts[tokenizer.start_token], texts[tokenizer.end_token]
+        fast = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
+        fast.normalizer = normalizers.Sequence(_cleaning("lower"))
+        fast.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        fast.decoder = decoders.ByteLevel()
+        # Control tokens are no added tokens: text that spells one is ordinary text.
+        controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
+        fast.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=controls)
+        names = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": texts[0]}
     elif kind is HuggingFaceTokenizer:
-        fast, names = _huggingface(tokenizer)
-        pad = tokenizer.pad_token
+        source, pad = tokenizer.source, tokenizer.pad_token
+        described = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
+        if not source.is_fast:
+            raise ConfigError(f"{described} runs in Python and has no tokenizer.json")
+        if tokenizer.strip_end or not tokenizer.ends_itself:
+            raise ConfigError(f"{described} ends captions in a way that tokenizer.json cannot represent")
+        content = json.loads(source.backend_tokenizer.to_str())
+        # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
+        vocabulary = content["model"]["vocab"]
+        in_model = set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
+        content["added_tokens"] = [
+            token for token in content["added_tokens"] if not token["special"] or token["content"] not in in_model
+        ]
+        fast = Tokenizer.from_str(json.dumps(content))
+        if cleaning := _cleaning(tokenizer.clean):
+            fast.normalizer = normalizers.Sequence([*cleaning, *filter(None, [fast.normalizer])])
+        tokens = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
+        names = {name: text for name in tokens if (text := getattr(source, name))}
     else:
         raise ConfigError(
             f"its tokenizer is {kind.__name__}, only ClipTokenizer and HuggingFaceTokenizer can be written"
         )
-    length = tokenizer.context_length
     fast.enable_truncation(length)
     fast.enable_padding(pad_id=pad, pad_token=fast.id_to_token(pad), length=length)
     if kind is HuggingFaceTokenizer and [one.ids for one in fast.encode_batch(PROBE)] != tokenizer(PROBE).tolist():
-        raise ConfigError(f"{_described(tokenizer)} gives other tokens than its tokenizer.json would")
+        raise ConfigError(f"{described} gives other tokens than its tokenizer.json would")
     return fast, {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "padding_side": "right",
         "split_special_tokens": True, **names,
     }  # fmt: skip
-
-
-def _clip(tokenizer: ClipTokenizer) -> tuple[Any, dict[str, str]]:
-    """Return the tokenizer of the library tokenizers, and the texts of its special tokens."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
-    vocabulary, merges, pattern = tokenizer.tables()
-    texts = {token: text for text, token in vocabulary.items()}
-    start, end = texts[tokenizer.start_token], texts[tokenizer.end_token]
-    fast = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
-    fast.normalizer = normalizers.Sequence(_cleaning("lower"))
-    fast.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    fast.decoder = decoders.ByteLevel()
-    # Control tokens are no added tokens: text that spells one is ordinary text.
-    controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
-    fast.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=controls)
-    return fast, {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": texts[0]}
-
-
-def _huggingface(tokenizer: HuggingFaceTokenizer) -> tuple[Any, dict[str, str]]:
-    """Return the tokenizer of the library tokenizers, and the texts of its special tokens."""
-    from tokenizers import Tokenizer, normalizers
-
-    source = tokenizer.source
-    if not source.is_fast:
-        raise ConfigError(f"{_described(tokenizer)} runs in Python and has no tokenizer.json")
-    if tokenizer.strip_end or not tokenizer.ends_itself:
-        raise ConfigError(f"{_described(tokenizer)} ends captions in a way that tokenizer.json cannot represent")
-    content = json.loads(source.backend_tokenizer.to_str())
-    # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
-    vocabulary = content["model"]["vocab"]
-    in_model = set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
-    content["added_tokens"] = [t for t in content["added_tokens"] if not t["special"] or t["content"] not in in_model]
-    fast = Tokenizer.from_str(json.dumps(content))
-    if cleaning := _cleaning(tokenizer.clean):
-        fast.normalizer = normalizers.Sequence([*cleaning, *filter(None, [fast.normalizer])])
-    names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
-    return fast, {name: text for name in names if (text := getattr(source, name))}
-
-
-def _described(tokenizer: HuggingFaceTokenizer) -> str:
-    return f"its tokenizer, {type(tokenizer.source).__name__} of {tokenizer.name},"
 
 
 def _cleaning(kind: str) -> list[Any]:

@@ -62,35 +62,31 @@ def export(
     """Write a model to a folder in the format `to`.
 
     open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
-    processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. These two hold every head as
-    three graphs, see `clipzoo.exports.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on
-    the Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
+    processor and tokenizer. torch, onnx: programs of torch.export and graphs for onnxruntime, which hold every head as
+    three graphs, see `clipzoo.exports.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on the
+    Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
 
     Raises:
         ConfigError: the format cannot represent the model, or the folder has files. Nothing is written then.
     """
-    require(model, folder, to)
-    with io.new_folder(Path(folder)) as new:
-        if to == "hub":
-            write_hub(model, new, licence, data_licence)
-        else:
-            if to in ("torch", "onnx") and not tokenizer_faults(model):
-                write_preprocessing(model, new)
-            FORMATS[to].write(model, new)
-
-
-def require(model: LoadedModel, folder: str | Path, to: str) -> None:
-    """Raise ConfigError unless `export` can write the model."""
     if to not in FORMATS:
         raise ConfigError(f"to={to} is not a format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
-    if reasons := FORMATS[to].faults(model):
+    form, folder = FORMATS[to], Path(folder)
+    if reasons := form.faults(model):
         raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
-    if missing := [name for name in FORMATS[to].packages if find_spec(name) is None]:
-        raise ConfigError(f"{to} needs {', '.join(missing)}: {installation(FORMATS[to].extra)}")
-    if io.below(Path(folder), FORMATS[to].mark).exists():
+    if missing := [name for name in form.packages if find_spec(name) is None]:
+        raise ConfigError(f"{to} needs {', '.join(missing)}: {installation(form.extra)}")
+    if io.below(folder, form.mark).exists():
         raise ConfigError(f"{folder} already contains an exported model: choose another folder")
-    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} has files already: choose an empty folder, or one that does not exist")
+    with io.new_folder(folder) as new:
+        if to == "hub":
+            write_hub(model, new, licence, data_licence)
+            return
+        if to in ("torch", "onnx") and not tokenizer_faults(model):
+            write_preprocessing(model, new)
+        form.write(model, new)
 
 
 # Directories for the hub: weights, configuration, tokenizer, model card and picture.
@@ -104,10 +100,7 @@ def faults(model: LoadedModel) -> list[str]:
 
 
 def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data_licence: str | None = None) -> None:
-    """Write the directory, which `clipzoo.load(folder)` reads; clipzoo.json is written last.
-
-    licence, data_licence: of the model and of its training data, for the card.
-    """
+    """Write the directory, which `clipzoo.load(folder)` reads; clipzoo.json is written last."""
     save_weights(model.state_dict(), folder / WEIGHTS)
     if not tokenizer_faults(model):
         write_preprocessing(model, folder)
@@ -143,8 +136,7 @@ def _nodes(model: LoadedModel) -> dict[str, Any]:
 def upload(folder: Path, repository: str) -> str:
     """Upload a directory to the hub as USER/NAME, made if it does not exist, and return its address.
 
-    Raises:
-        ConfigError: there is no token, or the hub refuses the upload.
+    Raises ConfigError if there is no token, or the hub refuses the upload.
     """
     from huggingface_hub import HfApi
 
@@ -188,7 +180,7 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
     if licence is not None:
         facts["license"] = licence
     by_place: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for key, value in measured(record):
+    for key, value in measured(record).items():
         number = {"type": key.metric, "name": str(key), "value": round(value, 2)}
         by_place.setdefault((key.task, key.dataset), []).append(number)
     if by_place:
@@ -248,14 +240,16 @@ def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
 
 def results(folder: Path | None, record: RunRecord | None) -> str:
     """Return the section of the results: a table for each task, with intervals and protocol. folder: of the run."""
-    if folder is None or record is None or not list(measured(record)):
+    metrics = measured(record)
+    if folder is None or record is None or not metrics:
         return "## Results\n\nThis model has not been evaluated."
     lines = ["## Results", "", "Percent. In brackets: 95% intervals for the number of test samples (Wilson)."]
-    for task in dict.fromkeys(key.task for key, _ in measured(record)):
-        lines += ["", f"### {TITLES.get(task, markdown_text(_words(task)))}", "", *_table(folder, record, task), ""]
+    for task in dict.fromkeys(key.task for key in metrics):
+        values = {key: value for key, value in metrics.items() if key.task == task}
+        lines += ["", f"### {TITLES.get(task, markdown_text(_words(task)))}", "", *_table(folder, values, task), ""]
         # One line with the protocol of all datasets, or one for each protocol with its datasets.
         protocols: dict[str, list[str]] = {}
-        for dataset in dict.fromkeys(key.dataset for key, _ in measured(record) if key.task == task):
+        for dataset in dict.fromkeys(key.dataset for key in values):
             settings = record.protocol.get(f"{task}/{dataset}", {})
             text = ", ".join(f"{_words(name)} {setting}" for name, setting in settings.items())
             protocols.setdefault(text, []).append(dataset)
@@ -268,9 +262,8 @@ def results(folder: Path | None, record: RunRecord | None) -> str:
     return "\n".join(lines)
 
 
-def _table(folder: Path, record: RunRecord, task: str) -> Iterator[str]:
+def _table(folder: Path, values: Mapping[MetricKey, float], task: str) -> Iterator[str]:
     """Yield the lines of a table: a row for each dataset and direction or projection, a column for each metric."""
-    values = {key: value for key, value in measured(record) if key.task == task}
     keys = [key for key in values if not key.metric.endswith(DEVIATION)]
     metrics = list(dict.fromkeys(key.metric for key in keys))
     rows = list(dict.fromkeys((key.dataset, key.protocol) for key in keys))
@@ -288,7 +281,15 @@ def _table(folder: Path, record: RunRecord, task: str) -> Iterator[str]:
                 continue
             deviation = values.get(key.deviation)
             cell = f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
-            if metric.startswith(("top", "recall_at_")) and (count := _samples(folder, key)) is not None:
+            # The outcomes count the test samples; the linear probe has the test split of zero-shot classification.
+            outcomes = "retrieval" if task == "retrieval" else "zero_shot"
+            path = io.below(folder, f"evaluation/{outcomes}/{dataset}.npz")
+            if metric.startswith(("top", "recall_at_")) and task in TITLES and path.exists():
+                if task != "retrieval":
+                    count = len(read_arrays(path, ["all_labels"])["all_labels"])
+                else:
+                    arrays = read_arrays(path, ["gallery", "all_places"])
+                    count = int(arrays["gallery"]) if "image_to_text" in protocol else len(arrays["all_places"])
                 low, high = wilson(value / 100, count)
                 cell += f" ({100 * low:.1f} to {100 * high:.1f})"
             cells.append(cell)
@@ -299,10 +300,10 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def measured(record: RunRecord | None) -> Iterator[tuple[MetricKey, float]]:
-    """Yield the metrics of a run in percent: without the cost of its training, and without losses."""
-    if record is not None:
-        yield from ((key, value) for key, value in record.metrics.items() if key.task not in ("training", VALIDATION))
+def measured(record: RunRecord | None) -> dict[MetricKey, float]:
+    """Return the metrics of a run in percent: without the cost of its training, and without losses."""
+    metrics = {} if record is None else record.metrics
+    return {key: value for key, value in metrics.items() if key.task not in ("training", VALIDATION)}
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -310,19 +311,6 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
     half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
     return max(0.0, center - half), min(1.0, center + half)
-
-
-def _samples(folder: Path, key: MetricKey) -> int | None:
-    """Return the number of test samples behind a metric, None if the run has no file that says it."""
-    # The linear probe has the test split of zero-shot classification.
-    task = "retrieval" if key.task == "retrieval" else "zero_shot"
-    path = io.below(folder, f"evaluation/{task}/{key.dataset}.npz")
-    if key.task not in TITLES or not path.exists():
-        return None
-    if key.task != "retrieval":
-        return len(read_arrays(path, ["all_labels"])["all_labels"])
-    arrays = read_arrays(path, ["gallery", "all_places"])
-    return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])
 
 
 def _retrieval_picture(folder: Path | None) -> Path | None:

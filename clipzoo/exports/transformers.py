@@ -16,7 +16,7 @@ from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError, cause, one_message
 from clipzoo.exports.files import image_settings, save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.exports.open_clip import head_faults
-from clipzoo.exports.transformers_models import KINDS, TEXT, VISION, layers_of, to_ours, to_theirs
+from clipzoo.exports.transformers_models import KINDS, TEXT, VISION, converted, layers_of
 from clipzoo.io import MB, DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import PAIR, LoadedModel
@@ -45,7 +45,7 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
     scale = model.head.log_cosine_scale()
     assert scale is not None
     ours = {"head.text_bias": scale.new_zeros(model.head.get_parameter("text_projection").shape[1])}
-    state = to_theirs(kind.ties(*layers_of(model)), {**ours, **model.state_dict()})
+    state = converted(kind.ties(*layers_of(model)), {**ours, **model.state_dict()}, to_ours=False)
     state["logit_scale"] = scale
     if kind is KINDS["siglip"]:
         pair = model.config.get(PAIR, {"log_scale": 0.0, "bias": 0.0})
@@ -73,8 +73,15 @@ def from_transformers(folder: str | Path, device: str | torch.device = "cpu") ->
     require_fields(path, content, {"vision_config": dict, "text_config": dict}, REMEDY)
     if (kind := content.get("model_type")) not in KINDS:
         raise ConfigError(f"{folder} holds a model of type {kind}, not clip or siglip")
-    if kind == "clip":
-        _check_vocabulary(folder)
+    vocabulary_file = folder / "tokenizer.json"
+    if kind == "clip" and vocabulary_file.exists():
+        # Its tokenizer must number words as CLIP's does.
+        numbers = read_json(vocabulary_file, 64 * MB, REMEDY).get("model", {}).get("vocab", {})
+        controls = (ClipTokenizer.start_token, ClipTokenizer.end_token)
+        for text, token in ClipTokenizer(context_length=3).tables()[0].items():
+            if token not in controls and numbers.get(text) != token:
+                fault = f"has another vocabulary than CLIP's, for example {json.dumps(text)}"
+                raise DamagedFileError(vocabulary_file, fault)
     with one_message(f"{path} is not the configuration of a {kind} model", REMEDY):
         nodes = KINDS[kind].nodes(path, content)
     images = _image_settings(folder, nodes["encoder"]["image_size"])
@@ -87,7 +94,7 @@ def from_transformers(folder: str | Path, device: str | torch.device = "cpu") ->
         for side in (VISION, TEXT)
     )
     try:
-        state = to_ours(KINDS[kind].ties(image_layers, text_layers), theirs)
+        state = converted(KINDS[kind].ties(image_layers, text_layers), theirs, to_ours=True)
         state["head.log_scale"] = theirs["logit_scale"].reshape(())
         if "logit_bias" in theirs:
             config["pair"] = {"log_scale": 0.0, "bias": float(theirs["logit_bias"])}
@@ -120,16 +127,3 @@ def _image_settings(folder: Path, size: int) -> dict[str, Any]:
         )
     means = {"mean": content["image_mean"], "std": content["image_std"]}
     return {**means, "interpolation": interpolation, "resize_mode": mode}
-
-
-def _check_vocabulary(folder: Path) -> None:
-    """Raise ConfigError if the folder's tokenizer numbers words in another way than CLIP's."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return
-    theirs = read_json(path, 64 * MB, REMEDY).get("model", {}).get("vocab", {})
-    ours, *_ = ClipTokenizer(context_length=3).tables()
-    controls = (ClipTokenizer.start_token, ClipTokenizer.end_token)
-    different = [text for text, token in ours.items() if token not in controls and theirs.get(text) != token]
-    if different:
-        raise DamagedFileError(path, f"has another vocabulary than CLIP's, for example {json.dumps(different[0])}")

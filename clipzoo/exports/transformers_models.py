@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ TIMM, WHOLE, OPEN_CLIP = "vit_base_patch16_siglip_224", "vit_so400m_patch14_sigl
 """Models whose sizes the options replace. WHOLE: for images whose side is no multiple of the patches."""
 CLIP_EPSILON, TIMM_EPSILON = 1e-5, 1e-6
 """The epsilons of the layer norms of open_clip and of timm."""
+IMAGE_TRUNK, TEXT_TRUNK = "encoder.image_tower.trunk", "encoder.text_tower.trunk"
+OPEN_CLIP_BLOCK = ("attn.in_proj_", "attn.out_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
+TIMM_BLOCK = ("attn.qkv.", "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2")
+THEIR_BLOCK = ("self_attn.out_proj", "layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")
+"""Modules of a residual attention block; ours begin with the fused input projection of the attention."""
 OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.text_projection", "head.text_bias")
 """Tensors of the head; each format has its own place for them."""
 
@@ -47,10 +52,9 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes `encoder` and `head` of a model. path: of its config.json, for messages.
+        """Return the nodes `encoder` and `head` of a model. Raises ConfigError if no encoder here can represent it.
 
-        Raises:
-            ConfigError: no encoder here can represent the model.
+        path: of its config.json, for messages.
         """
 
     @abstractmethod
@@ -58,13 +62,14 @@ class TransformersModel(ABC):
         """Return the content of config.json."""
 
     @abstractmethod
-    def kind_faults(self, model: LoadedModel, image_tower: Any, text_tower: Any) -> list[str]:
-        """Return the reasons why this class has no place for towers and projections of these kinds."""
+    def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
+        """Return the reasons why this class has no place for these trunks and the head's projections."""
 
     def faults(self, model: LoadedModel) -> list[str]:
         """Return the reasons why this class cannot represent a model of two towers with a cosine head."""
-        image_tower, text_tower = model.encoder.towers.values()
-        if reasons := self.kind_faults(model, image_tower, text_tower):
+        # The libraries' own modules, or our towers.
+        image, text = (dict(tower.named_children()).get("trunk", tower) for tower in model.encoder.towers.values())
+        if reasons := self.kind_faults(model, image, text):
             return reasons
         ties, state = self.ties(*layers_of(model)), model.state_dict()
         tied = [name for tie in ties for name in tie.ours]
@@ -84,17 +89,14 @@ class ClipModel(TransformersModel):
     name, processor = "CLIPModel", "CLIPProcessor"
 
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
-        vision = [
-            tie("class_embedding", f"{VISION}.embeddings.class_embedding"),
-            tie("conv1.weight", f"{VISION}.embeddings.patch_embedding.weight"),
-            tie("positional_embedding", f"{VISION}.embeddings.position_embedding.weight"),
-            *with_kinds("ln_pre", f"{VISION}.pre_layrnorm"),
-            *with_kinds("ln_post", f"{VISION}.post_layernorm"),
-            *block_ties(VISION, image_layers),
-        ]
         return [
-            *inside("encoder.image_tower.trunk", vision),
-            *inside("encoder.text_tower.trunk", text_ties(text_layers)),
+            tie(f"{IMAGE_TRUNK}.class_embedding", f"{VISION}.embeddings.class_embedding"),
+            tie(f"{IMAGE_TRUNK}.conv1.weight", f"{VISION}.embeddings.patch_embedding.weight"),
+            tie(f"{IMAGE_TRUNK}.positional_embedding", f"{VISION}.embeddings.position_embedding.weight"),
+            *with_kinds(f"{IMAGE_TRUNK}.ln_pre", f"{VISION}.pre_layrnorm"),
+            *with_kinds(f"{IMAGE_TRUNK}.ln_post", f"{VISION}.post_layernorm"),
+            *block_ties(f"{IMAGE_TRUNK}.transformer.resblocks", VISION, image_layers, OPEN_CLIP_BLOCK),
+            *text_ties(text_layers),
             tie("head.image_projection", "visual_projection.weight", transposed=True),
             tie("head.text_projection", "text_projection.weight", transposed=True),
         ]
@@ -159,11 +161,10 @@ class ClipModel(TransformersModel):
             },
         }  # fmt: skip
 
-    def kind_faults(self, model: LoadedModel, image_tower: Any, text_tower: Any) -> list[str]:
+    def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
         from open_clip.transformer import TextTransformer, VisionTransformer
 
-        reasons = []
-        image, text = trunk_of(image_tower), trunk_of(text_tower)
+        reasons, text_tower = [], model.encoder.towers["text"]
         if type(image) is not VisionTransformer:
             reasons.append(f"its image tower is {type(image).__name__}, not open_clip's VisionTransformer")
         elif image.attn_pool is not None:
@@ -195,30 +196,23 @@ class SiglipModel(TransformersModel):
     name, processor = "SiglipModel", "SiglipProcessor"
 
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
-        vision = [
-            *with_kinds("patch_embed.proj", f"{VISION}.embeddings.patch_embedding"),
-            tie("pos_embed", f"{VISION}.embeddings.position_embedding.weight", leading=True),
-            *with_kinds("norm", f"{VISION}.post_layernorm"),
-            tie("attn_pool.latent", f"{VISION}.head.probe"),
-            *with_kinds("attn_pool.proj", f"{VISION}.head.attention.out_proj"),
-            *with_kinds("attn_pool.norm", f"{VISION}.head.layernorm"),
-            *with_kinds("attn_pool.mlp.fc1", f"{VISION}.head.mlp.fc1"),
-            *with_kinds("attn_pool.mlp.fc2", f"{VISION}.head.mlp.fc2"),
+        ours, theirs = f"{IMAGE_TRUNK}.attn_pool", f"{VISION}.head"
+        fused = [
+            Tie({f"{ours}.q.{kind}": 1, f"{ours}.kv.{kind}": 2}, {f"{theirs}.attention.in_proj_{kind}": 3})
+            for kind in ("weight", "bias")
         ]
-        for kind in ("weight", "bias"):
-            fused = f"{VISION}.head.attention.in_proj_{kind}"
-            vision.append(Tie({f"attn_pool.q.{kind}": 1, f"attn_pool.kv.{kind}": 2}, {fused: 3}))
-        for layer in range(image_layers):
-            ours, theirs = f"blocks.{layer}", f"{VISION}.encoder.layers.{layer}"
-            vision += [qkv(f"{ours}.attn.qkv.{kind}", f"{theirs}.self_attn", kind) for kind in ("weight", "bias")]
-            vision += with_kinds(f"{ours}.attn.proj", f"{theirs}.self_attn.out_proj")
-            vision += with_kinds(f"{ours}.norm1", f"{theirs}.layer_norm1")
-            vision += with_kinds(f"{ours}.norm2", f"{theirs}.layer_norm2")
-            vision += with_kinds(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1")
-            vision += with_kinds(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2")
         return [
-            *inside("encoder.image_tower.trunk", vision),
-            *inside("encoder.text_tower.trunk", text_ties(text_layers)),
+            *with_kinds(f"{IMAGE_TRUNK}.patch_embed.proj", f"{VISION}.embeddings.patch_embedding"),
+            tie(f"{IMAGE_TRUNK}.pos_embed", f"{VISION}.embeddings.position_embedding.weight", leading=True),
+            *with_kinds(f"{IMAGE_TRUNK}.norm", f"{VISION}.post_layernorm"),
+            tie(f"{ours}.latent", f"{theirs}.probe"),
+            *with_kinds(f"{ours}.proj", f"{theirs}.attention.out_proj"),
+            *with_kinds(f"{ours}.norm", f"{theirs}.layernorm"),
+            *with_kinds(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"),
+            *with_kinds(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2"),
+            *fused,
+            *block_ties(f"{IMAGE_TRUNK}.blocks", VISION, image_layers, TIMM_BLOCK),
+            *text_ties(text_layers),
             tie("head.text_projection", f"{TEXT}.head.weight", transposed=True),
             tie("head.text_bias", f"{TEXT}.head.bias"),
         ]
@@ -298,13 +292,12 @@ class SiglipModel(TransformersModel):
             },
         }  # fmt: skip
 
-    def kind_faults(self, model: LoadedModel, image_tower: Any, text_tower: Any) -> list[str]:
+    def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
         from open_clip.transformer import TextTransformer
         from timm.layers import AttentionPoolLatent
         from timm.models.vision_transformer import Block, VisionTransformer
 
         reasons = []
-        image, text = trunk_of(image_tower), trunk_of(text_tower)
         block: Any = next(iter(image.blocks), None) if type(image) is VisionTransformer else None
         if type(image) is not VisionTransformer or {type(one) for one in image.blocks} != {Block}:
             reasons.append(f"its image tower is {type(image).__name__}, not timm's VisionTransformer")
@@ -353,20 +346,10 @@ def tie(ours: str, theirs: str, transposed: bool = False, leading: bool = False)
     return Tie({ours: 1}, {theirs: 1}, transposed, leading)
 
 
-def qkv(ours: str, theirs: str, kind: str) -> Tie:
-    """Return the tie of a fused input projection of attention with transformers' three. kind: "weight" or "bias"."""
-    return Tie({ours: 3}, {f"{theirs}.{letter}_proj.{kind}": 1 for letter in "qkv"})
-
-
 def with_kinds(ours: str, theirs: str) -> Iterator[Tie]:
     """Yield the ties of weight and bias of two modules."""
     for kind in ("weight", "bias"):
         yield tie(f"{ours}.{kind}", f"{theirs}.{kind}")
-
-
-def inside(module: str, ties: list[Tie]) -> list[Tie]:
-    """Return the ties of a module of our model from those of its tensors' names inside the module."""
-    return [replace(one, ours={f"{module}.{name}": count for name, count in one.ours.items()}) for one in ties]
 
 
 def layers_of(model: Model) -> tuple[int, int]:
@@ -375,53 +358,44 @@ def layers_of(model: Model) -> tuple[int, int]:
     return image, text
 
 
-def to_theirs(ties: list[Tie], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our tensors under transformers' names. Raises KeyError if one is missing."""
+def converted(ties: list[Tie], state: Mapping[str, Tensor], to_ours: bool) -> dict[str, Tensor]:
+    """Return transformers' tensors under our names, or ours under theirs. Raises KeyError if one is missing."""
     named: dict[str, Tensor] = {}
     for one in ties:
-        found = _divided([state[name][0] if one.leading else state[name] for name in one.ours], one.theirs)
-        named |= {name: value.mT for name, value in found.items()} if one.transposed else found
+        sources, targets = (one.theirs, one.ours) if to_ours else (one.ours, one.theirs)
+        tensors = [state[name] for name in sources]
+        if one.transposed:
+            tensors = [tensor.mT for tensor in tensors]
+        elif one.leading:
+            tensors = [tensor[None] if to_ours else tensor[0] for tensor in tensors]
+        if len(sources) > 1 or len(targets) > 1:
+            whole = torch.cat(tensors)
+            unit = len(whole) // sum(targets.values())
+            tensors = list(whole.split([unit * count for count in targets.values()]))
+        named |= zip(targets, tensors, strict=True)
     return named
-
-
-def to_ours(ties: list[Tie], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return transformers' tensors under our names. Raises KeyError if one is missing."""
-    named: dict[str, Tensor] = {}
-    for one in ties:
-        found = _divided([state[name].mT if one.transposed else state[name] for name in one.theirs], one.ours)
-        named |= {name: value[None] for name, value in found.items()} if one.leading else found
-    return named
-
-
-def _divided(tensors: list[Tensor], parts: Mapping[str, int]) -> dict[str, Tensor]:
-    if len(tensors) == len(parts) == 1:
-        return dict(zip(parts, tensors, strict=True))
-    whole = torch.cat(tensors)
-    unit = len(whole) // sum(parts.values())
-    return dict(zip(parts, whole.split([unit * count for count in parts.values()]), strict=True))
 
 
 def text_ties(layers: int) -> list[Tie]:
     """Return the ties of open_clip's TextTransformer with CLIPTextModel and SiglipTextModel."""
     return [
-        tie("token_embedding.weight", f"{TEXT}.embeddings.token_embedding.weight"),
-        tie("positional_embedding", f"{TEXT}.embeddings.position_embedding.weight"),
-        *with_kinds("ln_final", f"{TEXT}.final_layer_norm"),
-        *block_ties(TEXT, layers),
+        tie(f"{TEXT_TRUNK}.token_embedding.weight", f"{TEXT}.embeddings.token_embedding.weight"),
+        tie(f"{TEXT_TRUNK}.positional_embedding", f"{TEXT}.embeddings.position_embedding.weight"),
+        *with_kinds(f"{TEXT_TRUNK}.ln_final", f"{TEXT}.final_layer_norm"),
+        *block_ties(f"{TEXT_TRUNK}.transformer.resblocks", TEXT, layers, OPEN_CLIP_BLOCK),
     ]
 
 
-def block_ties(side: str, layers: int) -> Iterator[Tie]:
-    """Yield the ties of open_clip's residual attention blocks."""
+def block_ties(blocks: str, side: str, layers: int, names: tuple[str, ...]) -> Iterator[Tie]:
+    """Yield the ties of the residual attention blocks of a trunk. names: of the tensors and modules inside one."""
     for layer in range(layers):
-        ours, theirs = f"transformer.resblocks.{layer}", f"{side}.encoder.layers.{layer}"
+        ours, theirs = f"{blocks}.{layer}", f"{side}.encoder.layers.{layer}"
+        fused, *modules = names
         for kind in ("weight", "bias"):
-            yield qkv(f"{ours}.attn.in_proj_{kind}", f"{theirs}.self_attn", kind)
-        yield from with_kinds(f"{ours}.attn.out_proj", f"{theirs}.self_attn.out_proj")
-        yield from with_kinds(f"{ours}.ln_1", f"{theirs}.layer_norm1")
-        yield from with_kinds(f"{ours}.ln_2", f"{theirs}.layer_norm2")
-        yield from with_kinds(f"{ours}.mlp.c_fc", f"{theirs}.mlp.fc1")
-        yield from with_kinds(f"{ours}.mlp.c_proj", f"{theirs}.mlp.fc2")
+            parts = {f"{theirs}.self_attn.{letter}_proj.{kind}": 1 for letter in "qkv"}
+            yield Tie({f"{ours}.{fused}{kind}": 3}, parts)
+        for name, other in zip(modules, THEIR_BLOCK, strict=True):
+            yield from with_kinds(f"{ours}.{name}", f"{theirs}.{other}")
 
 
 # Facts of transformer trunks that the configurations of transformers' models state.
@@ -459,11 +433,6 @@ def open_clip_blocks(trunk: Any) -> dict[str, Any]:
         "intermediate_size": block.mlp.c_fc.out_features, "hidden_act": activation(block.mlp.gelu),
         "layer_norm_eps": epsilon(trunk), "attention_dropout": 0.0,
     }  # fmt: skip
-
-
-def trunk_of(tower: Any) -> Any:
-    """Return the library's own module of a tower, or the tower itself."""
-    return tower.get_submodule("trunk") if "trunk" in dict(tower.named_children()) else tower
 
 
 def _ratio(part: Any) -> float:

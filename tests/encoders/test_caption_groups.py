@@ -132,14 +132,11 @@ def test_micro_batches_draw_the_same_dropout_in_both_of_their_passes():
     """One graph through the same groups, in the order of the first passes, is the judge."""
     model, batch = model_of("clip", 0.5), whole_batch()
     torch.manual_seed(1)
-    features = [
-        (
-            model.encoder.image(part.image).pooled,
-            encode_by_length(model.encoder.text, part.text, part.text_length, tokens=False).pooled,
-        )
-        for part in batch.split(40)
-    ]
-    image, text = (Features(torch.cat(parts)) for parts in zip(*features, strict=True))
+    image, text = [], []
+    for part in batch.split(40):
+        image.append(model.encoder.image(part.image).pooled)
+        text.append(encode_by_length(model.encoder.text, part.text, part.text_length, tokens=False).pooled)
+    image, text = Features(torch.cat(image)), Features(torch.cat(text))
     loss = InfoNCE(0.5, 0.5)(model.compare(image, text), batch, Progress(0, 10, 100, SAMPLES))
     loss.total.backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -48,9 +48,7 @@ def test_graphs_of_onnx_give_the_logits_of_every_head(head, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     model = loaded(head)
     clipzoo.export(model, tmp_path, "onnx")
-    image, text, score = (
-        onnxruntime.InferenceSession(tmp_path / f"{name}.onnx") for name in ("image", "text", "score")
-    )
+    image, text, score = (onnxruntime.InferenceSession(tmp_path / f"{name}.onnx") for name in GRAPHS)
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for batch in (1, 7, 64):
         images, texts = pictures(batch), captions(batch)
@@ -67,19 +65,12 @@ def test_graphs_of_onnx_give_the_logits_of_every_head(head, tmp_path):
         assert torch.equal(torch.from_numpy(inputs[-1]).isinf(), ours.log_weights.isinf())
 
 
-def test_an_export_never_overwrites_another(tmp_path):
+def test_an_export_never_overwrites_another_and_the_command_offers_every_format(tmp_path: Path):
+    assert set(command.FORMATS) == set(FORMATS)
     for to, form in FORMATS.items():
         (tmp_path / to).mkdir()
         (tmp_path / to / form.mark).write_text("")
         with pytest.raises(ConfigError, match="already contains an exported model: choose another folder"):
             clipzoo.export(loaded("clip"), tmp_path / to, to)
-
-
-def test_an_unknown_format_is_named_with_the_known_ones(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"to=onxx is not a format \(open_clip, .*\); did you mean onnx"):
         clipzoo.export(loaded("clip"), tmp_path, "onxx")
-
-
-def test_the_command_line_offers_every_format():
-
-    assert set(command.FORMATS) == set(FORMATS)

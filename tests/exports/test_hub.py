@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -67,14 +68,8 @@ def test_the_card_states_licences_use_and_papers(published):
     card = (published / "README.md").read_text()
     facts = yaml.safe_load(card.split("---")[1])
     assert facts["license"] == "mit" and facts["library_name"] == "clipzoo"
-    for text in (
-        "| model | mit |",
-        "| training data | CC BY 4.0 |",
-        "clipzoo.load(",
-        "@inproceedings{clip,",
-        "## Limits",
-    ):
-        assert text in card, text
+    wanted = ("| model | mit |", "| training data | CC BY 4.0 |", "clipzoo.load(", "@inproceedings{clip,", "## Limits")
+    assert all(text in card for text in wanted), card
 
 
 @pytest.mark.medium
@@ -106,6 +101,12 @@ def test_wilsons_interval_is_the_textbooks():
     assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
 
 
+@pytest.fixture
+def hostile(published, tmp_path) -> Path:
+    """A copy of the directory, for changes."""
+    return shutil.copytree(published, tmp_path / "hostile")
+
+
 class Payload:
     """Creates a file when it is unpickled."""
 
@@ -114,15 +115,6 @@ class Payload:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return open, (str(self._canary), "w")
-
-
-def changed(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    *places, last = key.split(".")
-    node = content
-    for place in places:
-        node = node[place]
-    node[last] = value
-    return content
 
 
 CONFIGS = {
@@ -140,51 +132,49 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_hostile_configuration_is_refused(name, published, tmp_path):
+def test_a_hostile_configuration_is_refused(name, hostile):
     key, value, reason = CONFIGS[name]
-    folder = shutil.copytree(published, tmp_path / "hostile")
-    content = json.loads((folder / "clipzoo.json").read_text())
-    (folder / "clipzoo.json").write_text(json.dumps(changed(content, key, value)))
+    *places, last = key.split(".")
+    content = json.loads((hostile / "clipzoo.json").read_text())
+    functools.reduce(dict.__getitem__, places, content)[last] = value
+    (hostile / "clipzoo.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=reason):
-        clipzoo.load(folder)
+        clipzoo.load(hostile)
 
 
-def test_a_pickle_in_place_of_the_weights_is_never_read(published, tmp_path):
-    folder, canary = shutil.copytree(published, tmp_path / "hostile"), tmp_path / "canary"
-    (folder / "model.safetensors").write_bytes(pickle.dumps(Payload(canary)))
+def test_a_pickle_in_place_of_the_weights_is_never_read(hostile, tmp_path):
+    canary = tmp_path / "canary"
+    (hostile / "model.safetensors").write_bytes(pickle.dumps(Payload(canary)))
     with pytest.raises(ConfigError, match="is no safetensors file"):
-        clipzoo.load(folder)
-    torch.save({"weight": Payload(canary)}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
+        clipzoo.load(hostile)
+    torch.save({"weight": Payload(canary)}, hostile / "pytorch_model.bin")
+    (hostile / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"is missing: pytorch_model.bin may execute code and is not read"):
-        clipzoo.load(folder)
+        clipzoo.load(hostile)
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("file", ["clipzoo.json", "tokenizer_config.json", "config.json"])
-def test_code_named_in_auto_map_is_refused(file, published, tmp_path):
-    folder, canary = shutil.copytree(published, tmp_path / "hostile"), tmp_path / "canary"
-    (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
-    path = folder / file
+def test_code_named_in_auto_map_is_refused(file, hostile, tmp_path):
+    path, canary = hostile / file, tmp_path / "canary"
+    (hostile / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**content, "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
     with pytest.raises(ConfigError, match="names code in auto_map: clipzoo executes no code of a model"):
-        clipzoo.load(folder)
+        clipzoo.load(hostile)
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("file", ["clipzoo.json", "model.safetensors", "tokenizer.json"])
-def test_a_link_out_of_the_directory_is_refused(file, published, tmp_path):
-    folder = shutil.copytree(published, tmp_path / "hostile")
-    os.replace(folder / file, tmp_path / "elsewhere")
-    (folder / file).symlink_to(tmp_path / "elsewhere")
+def test_a_link_out_of_the_directory_is_refused(file, hostile, tmp_path):
+    os.replace(hostile / file, tmp_path / "elsewhere")
+    (hostile / file).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="is a link to .*, outside the directory"):
-        clipzoo.load(folder)
+        clipzoo.load(hostile)
 
 
-def test_weights_of_another_model_are_reported_on_one_line(published, tmp_path):
-    folder = shutil.copytree(published, tmp_path / "hostile")
-    save_file({"x": torch.zeros(3)}, folder / "model.safetensors")
+def test_weights_of_another_model_are_reported_on_one_line(hostile):
+    save_file({"x": torch.zeros(3)}, hostile / "model.safetensors")
     with pytest.raises(ConfigError, match=r"does not fit the model of its configuration .*has shape None") as caught:
-        clipzoo.load(folder)
+        clipzoo.load(hostile)
     assert "\n" not in str(caught.value)

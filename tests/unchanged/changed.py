@@ -18,7 +18,7 @@ KEYS: dict[str, str] = {
 
 The cases, the stored runs and the reference's listings use the new name where the checkout lacks the old key.
 """
-CLASSES: dict[str, str] = {"Trainer": "Settings"}
+CLASSES: dict[str, str] = {"Trainer": "Settings", "DistilBertTower": "HuggingFaceText"}
 """Old class name -> new one, both without their modules, which are not compared."""
 NODES: dict[str, str] = {
     "trainer.checkpoints": "CheckpointSettings", "trainer.spikes": "SpikeSettings",
@@ -34,6 +34,12 @@ OUTPUTS: dict[str, str] = {
         "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf"
     ),
     r"pages/compare: .*\(absent\) -> \|? ?`?trainer\.": "the trainer's keys are in groups, so sorted otherwise",
+    r"encoder\.text_tower\.(name|options|tokenizer): \(absent\)": (
+        "NUCLR's DistilBERT is a text model of transformers"
+    ),
+    r"listing/keys: encoder\.(text\.pre|tokenizer\.|text_tower\.(name|options|tokenizer|pool|context|end|check|pre))": (
+        "NUCLR's DistilBERT is a text model of transformers"
+    ),
     r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
 }
 """Regular expression searched in the line of a difference -> reason why the output changed. Such lines are notes."""
@@ -50,6 +56,10 @@ def translated(override: str, known: Collection[str]) -> str:
 def translated_configuration(plain: Any, known: Collection[str], targets: dict[str, str]) -> Any:
     """The configuration of a stored run as the checkout writes it. targets: class name -> dotted name."""
     plain = _mapped(plain, lambda text: _target(text, targets))
+    tower = (plain.get("encoder") or {}).get("text_tower") or {}
+    if isinstance(tower.get("pretrained"), str):
+        # NUCLR's DistilBERT.
+        tower.update(name="distilbert", options={}, tokenizer=tower["pretrained"])
     for old, new in KEYS.items():
         *groups, name = old.split(".")
         place = plain
