@@ -216,7 +216,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     from clipzoo.evaluation.suite import Suite
     from clipzoo.initial import initialise
     from clipzoo.training.loggers import quiet_libraries
-    from clipzoo.training.train import train as fit
+    from clipzoo.training.train import fit
 
     watchdog = Watchdog()
     preemption = Preemption(watchdog)

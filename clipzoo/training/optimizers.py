@@ -12,6 +12,7 @@ from torch import nn
 
 from clipzoo.errors import ConfigError, first_line, installation, nearest
 from clipzoo.training.parts import Schedule
+from clipzoo.training.schedules import Cosine
 from clipzoo.types import Decay, Epsilon, NonNegative, Part, Positive, Progress, Range, checked
 
 Group = dict[str, Any]
@@ -114,6 +115,15 @@ class AdamW(GroupedOptimizer):
         return torch.optim.AdamW(
             groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True
         )
+
+
+def adam(learning_rate: float, final_learning_rate: float = 0.0) -> AdamW:
+    """Return Adam without weight decay, its learning rate falling along half a cosine."""
+    schedule = Cosine(
+        peak=learning_rate, start=learning_rate, end=final_learning_rate, warmup_epochs=None, warmup_steps=0,
+        restart_epochs=None, per_epoch=False,
+    )  # fmt: skip
+    return AdamW(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, schedule=schedule)
 
 
 @checked

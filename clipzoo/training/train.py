@@ -1,4 +1,4 @@
-"""Training from the newest checkpoint to the last step: restore, then step after step, with hooks after each."""
+"""Training from the newest checkpoint to the last step: `clipzoo.train`, the loop that it shares with train.py, hooks."""
 
 from __future__ import annotations
 
@@ -7,34 +7,122 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.launch import load_warning
+from clipzoo.distributed.launch import load_warning, say
 from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World, step_part
+from clipzoo.distributed.world import World, choose_device, step_part
+from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
+from clipzoo.objectives import base
+from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.checkpoints import Counters, TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
-from clipzoo.training.optimizers import scale_rates, split_groups
-from clipzoo.training.parts import Hook, Parts, Step
+from clipzoo.training.loggers import Logger
+from clipzoo.training.optimizers import adam, scale_rates, split_groups
+from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step
 from clipzoo.training.profile import Profile
-from clipzoo.training.settings import MATMUL_PRECISIONS, PRECISION
+from clipzoo.training.settings import (
+    MATMUL_PRECISIONS,
+    PRECISION,
+    CheckpointSettings,
+    Computation,
+    Inspection,
+    Settings,
+)
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
 from clipzoo.training.tuned import TunedModel
 from clipzoo.types import Progress
 
 
+@dataclass(frozen=True)
+class TrainingResult:
+    """model: trained, in evaluation mode. metrics: of the last evaluation. cost: seconds, samples per second, memory.
+
+    history: the logged values of steps, each with "step" and "loss". events: evaluations, spikes and others, each with
+    "step" and "event".
+    """
+
+    model: Model
+    metrics: Mapping[str, float]
+    cost: Mapping[str, Any]
+    history: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
 def train(
+    model: Model,
+    objective: Objective,
+    dataset: Dataset,
+    *,
+    batch: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    learning_rate: float = 5e-4,
+    optimizer: Optimizer | None = None,
+    averaging: Averaging | None = None,
+    evaluate: Callable[[Model], Mapping[str, float]] | None = None,
+    evaluate_every: float | None = 1.0,
+    computation: Computation | None = None,
+    inspection: Inspection | None = None,
+    tuning: Tuning | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    world: World | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    log_every: int = 10,
+    save_every: int = 500,
+    quiet: bool = False,
+) -> TrainingResult:
+    """Train a model in place, as `train.py` does.
+
+    batch: samples of a step, over all ranks. epochs or steps: the length; the other is None.
+    learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
+    averaging: of the weights, which are then evaluated and saved too.
+    evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
+    computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, the
+    response to spikes, slow ranks; conf/trainer/default.yaml says what the arguments of both mean. tuning: which
+    parameters of the encoder train; None for all.
+    world: `World.join(...)` for several ranks; None for a single process on `device`. seed: seeds all random numbers.
+    folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
+    log_every, save_every: steps. quiet: print no progress.
+
+    Raises:
+        ConfigError: the parts cannot be trained together, or not in this length.
+        TrainingError: the loss diverged.
+    """
+    base.require(model.head, objective)
+    folder = None if folder is None else Path(folder)
+    world = world or World(device=choose_device(device, "device"))
+    groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
+    checkpoints = CheckpointSettings(save_every)
+    settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=checkpoints, **groups)
+    dataset.open(folder, world)
+    dataset.check(seed, batch)
+    settings.check(dataset.samples, world)
+    logger = HistoryLogger()
+    parts = Parts(
+        settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
+        optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder,
+        report=(lambda line: None) if quiet else say,
+    )  # fmt: skip
+    # A program's own signal handlers stay as they are.
+    cost, metrics = fit(model, parts, world, Preemption(Watchdog(), signals=()))
+    logger.close()
+    return TrainingResult(model.eval(), metrics, cost, logger.history, logger.events)
+
+
+def fit(
     model: Model, parts: Parts, world: World, preemption: Preemption, hooks: Sequence[Hook] = ()
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train a model to the last step and evaluate it; return the cost of the training and the metrics.
@@ -72,10 +160,11 @@ def train(
     scaler = parallel.scaler(settings.precision == "fp16")
 
     # Hooks, and the state that a checkpoint holds.
-    average = early_stopping = rewind = profile = None
+    average = spikes = early_stopping = rewind = profile = None
     if parts.averaging is not None:
         average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
-    spikes = None if settings.spikes.policy is None else Spikes(parts, settings.spikes.policy, world)
+    if settings.spikes.policy is not None:
+        spikes = Spikes(settings.spikes, world, folder, dataset.names, parts.logger.log)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
     if settings.patience is not None:
         early_stopping = EarlyStopping(str(settings.checkpoints.best_metric), settings.patience, world)
@@ -207,6 +296,47 @@ def mixed_seed(*numbers: int) -> int:
     for byte in b"".join(number.to_bytes(8, "little", signed=True) for number in numbers):
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return value >> 1
+
+
+class CallbackEvaluator:
+    """Calls a function with the model, in evaluation mode and without gradients, and returns its metrics.
+
+    function: None evaluates nothing. every_epochs: period of evaluations during training; None: only at its end.
+    """
+
+    def __init__(self, function: Callable[[Model], Mapping[str, float]] | None, every_epochs: float | None) -> None:
+        self._function, self._every_epochs = function, every_epochs
+
+    def due(self, before: Progress, now: Progress) -> bool:
+        if self._function is None or self._every_epochs is None:
+            return False
+        return before.completed(self._every_epochs) < now.completed(self._every_epochs)
+
+    @torch.no_grad()
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        if self._function is None:
+            return {}
+        training = model.training
+        model.eval()
+        try:
+            return dict(self._function(model))
+        finally:
+            model.train(training)
+
+
+class HistoryLogger(Logger):
+    """Keeps the values of steps in `history`, and events such as evaluations in `events`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if values.keys() != {"event"}:  # an evaluation without metrics
+            rows = self.events if "event" in values else self.history
+            rows.append({"step": step, **values})
+        super().log(step, values)
 
 
 # Hooks.

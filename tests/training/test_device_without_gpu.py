@@ -20,7 +20,7 @@ from clipzoo.model import Model
 from clipzoo.ops import kme, kme_cpu, sums, sums_cpu
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Settings
-from clipzoo.training.train import train
+from clipzoo.training.train import fit
 from scripts.compatibility import config_names
 from tests.support.evaluation_sets import config_of, write_sets
 from tests.support.pretended_cuda import DEVICE, OnCuda, numbers, pretended
@@ -94,7 +94,7 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         world = World.join(settings.device, settings.timeout)
         data.open(tmp_path, world)
         parts = Parts(settings, model.head, objective, data, suite, optim, logger, None, None, 0, tmp_path, plain)
-        _, metrics = train(model, parts, world, Preemption(Watchdog(), signals=()))
+        _, metrics = fit(model, parts, world, Preemption(Watchdog(), signals=()))
     assert all(isinstance(tensor, OnCuda) for tensor in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
     moving = {"training/settings.py place"}

@@ -11,11 +11,11 @@ from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training import checkpoint_files
-from clipzoo.training.in_python import CallbackEvaluator, adam
 from clipzoo.training.loggers import Logger
+from clipzoo.training.optimizers import adam
 from clipzoo.training.parts import Hook, Parts, Step
 from clipzoo.training.settings import CheckpointSettings, Settings
-from clipzoo.training.train import Rungs, train
+from clipzoo.training.train import CallbackEvaluator, Rungs, fit
 from clipzoo.types import Progress
 from tests.support.pairs import pair_dataset, pair_model
 
@@ -66,7 +66,7 @@ def run(folder: Path | None, *hooks: Hook) -> dict[str, Any]:
         settings, model.head, InfoNCE(0.5, 0.5), dataset, evaluator, adam(1e-3), Logger(), None, None, 0, folder,
         report=lambda line: None,
     )  # fmt: skip
-    return train(model, parts, world, Preemption(Watchdog(), signals=()), hooks)[0]
+    return fit(model, parts, world, Preemption(Watchdog(), signals=()), hooks)[0]
 
 
 def test_a_hook_is_called_before_after_and_at_the_end_and_may_ask_for_an_evaluation():

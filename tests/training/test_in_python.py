@@ -19,8 +19,7 @@ from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.in_python import adam
-from clipzoo.training.optimizers import AdamW
+from clipzoo.training.optimizers import AdamW, adam
 from clipzoo.training.settings import Computation
 from clipzoo.types import Features
 from tests.support.paths import ROOT

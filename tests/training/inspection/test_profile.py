@@ -13,9 +13,9 @@ import clipzoo
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.report.pages import write_report
-from clipzoo.training.in_python import TrainingResult
 from clipzoo.training.profile import PARTS, memory_curve, part_times
 from clipzoo.training.settings import Inspection
+from clipzoo.training.train import TrainingResult
 from tests.support.pairs import pair_dataset, pair_model
 from tests.support.runs import assert_equal, train as train_run, weights
 

@@ -18,8 +18,8 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.training import checkpoint_files
-from clipzoo.training.divergence import MOST_IN_A_ROW, SpikeDetector
-from clipzoo.training.in_python import adam
+from clipzoo.training.divergence import MOST_IN_A_ROW, Spikes
+from clipzoo.training.optimizers import adam
 from clipzoo.training.settings import Inspection, SpikeSettings
 from clipzoo.types import Batch, SpikePolicy
 from tests.support import runs
@@ -72,12 +72,16 @@ def state(folder: Path, step: int) -> dict[str, Tensor]:
     return {**content["model"], **content["objective"], **moments}
 
 
+def detector(window: int, threshold: float, world: World = World()) -> Spikes:
+    return Spikes(SpikeSettings("report", window, threshold), world, None, list, print)
+
+
 def test_a_value_is_a_spike_above_median_plus_threshold_deviations_once_the_window_is_full():
     generator = np.random.default_rng(0)
-    detector, window = SpikeDetector(9, 3.0, World()), np.empty((0, 2))
+    spikes, window = detector(9, 3.0), np.empty((0, 2))
     for _ in range(60):
         values = generator.lognormal(size=2)
-        answer = bool(detector.judge(*map(torch.tensor, values)))
+        answer = bool(spikes.judge(*map(torch.tensor, values))[0])
         full = len(window) >= 9
         median = np.median(window[-9:], axis=0) if full else np.inf
         deviation = np.median(abs(window[-9:] - median), axis=0) if full else 0
@@ -86,13 +90,10 @@ def test_a_value_is_a_spike_above_median_plus_threshold_deviations_once_the_wind
 
 
 def test_equal_losses_have_a_deviation_of_one_percent_and_values_that_are_not_finite_are_not_added():
-    detector = SpikeDetector(4, 10.0, World())
-    for _ in range(4):
-        assert not detector.judge(torch.tensor(2.0), torch.tensor(1.0))
-    detector.judge(torch.tensor(torch.nan), torch.tensor(1.0))
-    detector.judge(torch.tensor(2.0), torch.tensor(torch.inf))
-    assert not detector.judge(torch.tensor(2.19), torch.tensor(1.0))
-    assert detector.judge(torch.tensor(2.21), torch.tensor(1.0))
+    spikes = detector(4, 10.0)
+    values = [(2.0, 1.0)] * 4 + [(torch.nan, 1.0), (2.0, torch.inf), (2.19, 1.0), (2.21, 1.0)]
+    answers = [bool(spikes.judge(torch.tensor(loss), torch.tensor(norm))[0]) for loss, norm in values]
+    assert not any(answers[:4]) and answers[6:] == [False, True]
 
 
 def test_a_skipped_step_changes_neither_weights_nor_moments_nor_statistics_nor_state_of_the_samples(tmp_path):
@@ -181,8 +182,8 @@ def test_rewind_without_a_folder_is_one_clear_message():
 def judged(losses: list[float]) -> list[bool]:
     """The judgement of each loss on this rank, which adds its rank to each."""
     world = World.from_process_group()
-    detector = SpikeDetector(4, 3.0, world)
-    return [bool(detector.judge(torch.tensor(loss + world.rank), torch.tensor(1.0))) for loss in losses]
+    spikes = detector(4, 3.0, world)
+    return [bool(spikes.judge(torch.tensor(loss + world.rank), torch.tensor(1.0))[0]) for loss in losses]
 
 
 @pytest.mark.medium

@@ -14,7 +14,6 @@ from torch import nn
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.training.in_python import adam
 from clipzoo.training.optimizers import (
     FACTOR,
     SGD,
@@ -24,6 +23,7 @@ from clipzoo.training.optimizers import (
     GroupedOptimizer,
     Muon,
     TimmOptimizer,
+    adam,
     decay_groups,
     hidden_matrices,
     scale_rates,

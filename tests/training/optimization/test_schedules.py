@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.in_python import CallbackEvaluator
 from clipzoo.training.parts import Schedule
 from clipzoo.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, WarmupStableDecay
 from clipzoo.training.settings import Length
+from clipzoo.training.train import CallbackEvaluator
 from clipzoo.types import Progress
 
 WPSE = Cosine(5e-4, 1e-6, 1e-5, 2.0, None, None, False)
