@@ -156,8 +156,9 @@ class Throughput:
         hours, minutes = divmod(minutes, 60)
         return (
             f"step {step}/{self._total_steps}  epoch {values['epoch']:.2f}  loss {values['loss']:.4f}  "
-            f"lr {values['lr']:.2e}  {values['samples_per_second']:.0f} samples/s  data wait {values['data_wait']:.0%}  "
-            "left " + (f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s")
+            f"lr {values['lr']:.2e}  {values['samples_per_second']:.0f} samples/s  "
+            f"data wait {values['data_wait']:.0%}  left "
+            + (f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s")
         )
 
     def summary(self, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Training from the newest checkpoint to the last step: `clipzoo.train`, the loop that it shares with train.py, hooks."""
+"""Training from the newest checkpoint to the last step: `clipzoo.train`, the loop of every training, and its hooks."""
 
 from __future__ import annotations
 
