@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
-from clipzoo.training.checkpoints import Counters, TrainingState
+from clipzoo.training.checkpoints import REWIND, Counters, TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.loggers import Logger
@@ -264,7 +266,7 @@ def fit(
                 throughput.mark("optimizer")
 
                 done += 1
-                state.raise_error()
+                state.writer.raise_error()
                 step = Step(progress(done), loss, norm, learning_rate)
                 for hook in all_hooks:
                     hook.after(step)
@@ -273,7 +275,8 @@ def fit(
                 preemption.watchdog.set_status(done, "waiting for data", bounded=done < total_steps)
             del batches  # ends the loader processes
             state.wait()
-            world.run_on_first(state.remove_rewind)
+            if folder is not None:
+                world.run_on_first(partial(shutil.rmtree, folder / REWIND, ignore_errors=True))
         reason = reason_to_end(all_hooks)
         metrics = evaluate.run(progress(done)) if reason is None else evaluate.metrics
         cost = throughput.summary(done)
@@ -400,7 +403,7 @@ class Rewind(Hook):
 
     def begin(self, progress: Progress) -> None:
         is_regular = progress.step > 0 and progress.step % self.save_every == 0
-        if progress.step < progress.total_steps and (is_regular or not self.state.can_rewind(progress.step)):
+        if progress.step < progress.total_steps and (is_regular or self.state.newest(REWIND, progress.step) is None):
             self.state.save_to_rewind(progress.step)
 
     def after(self, step: Step) -> None:

@@ -131,32 +131,16 @@ class TunedPart:
                 tensor.copy_(state[name])
 
 
-class FrozenPart:
-    """<folder>/frozen.pt, with its size and digest in frozen.json. tensors: by plain name, filled in place."""
-
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._folder, self._tensors = folder, tensors
-        self.digest = ""
-
-    def write(self) -> None:
-        """Write the tensors' values. Raises WriteError."""
-        content = {name: value.detach().cpu() for name, value in self._tensors.items()}
-        self.digest = checkpoint_files.write_marked(self._folder / FILE, content, {})
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Fill the tensors with the values that belong to a checkpoint. Raises DamagedFileError."""
-        self.digest = state.get(KEY, "")
-        values = read_frozen(self._folder, state)
-        with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                tensor.copy_(values[name])
+def write_frozen(folder: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write <folder>/frozen.pt and its mark; return its digest. tensors: by plain name. Raises WriteError."""
+    content = {name: value.detach().cpu() for name, value in tensors.items()}
+    return checkpoint_files.write_marked(folder / FILE, content, {})
 
 
 def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the frozen tensors that belong to a checkpoint of a run; none if the whole model was trained.
 
-    Raises:
-        DamagedFileError: frozen.pt is missing, damaged, or not the one that the checkpoint was trained with.
+    Raises DamagedFileError if frozen.pt is missing, damaged, or not the one that the checkpoint was trained with.
     """
     if KEY not in state:
         return {}

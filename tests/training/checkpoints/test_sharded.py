@@ -23,7 +23,7 @@ from clipzoo.distributed.world import World
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.training import checkpoint_files
-from clipzoo.training.checkpoint_files import Piece, Place, encoded, local, map_tensors, read_sharded
+from clipzoo.training.checkpoint_files import Place, encoded, local, map_tensors, read_sharded
 from clipzoo.training.checkpoints import Sharding
 from tests.support import damage, sharded
 from tests.support.ranks import run_ranks
@@ -45,7 +45,7 @@ def test_tensors_that_are_not_contiguous_or_share_memory_come_back(tmp_path):
 
 
 def test_pieces_that_do_not_cover_a_tensor_are_not_saved(tmp_path):
-    piece, path = Piece(torch.zeros(2), Place((4,), (0,), (2,))), tmp_path / "step_00000004"
+    piece, path = (torch.zeros(2), Place((4,), (0,), (2,))), tmp_path / "step_00000004"
     with pytest.raises(ValueError, match="the chunks of weight do not cover it"):
         checkpoint_files.save_sharded(path, {"weight": piece}, encoded({"weight": torch.zeros(4)}), {}, 1, 0, None)
     assert checkpoint_files.newest(tmp_path) is None
