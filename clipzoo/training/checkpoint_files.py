@@ -396,6 +396,15 @@ def tensors_with_paths(value: Any) -> Iterator[tuple[Keys, Tensor]]:
     return iter(pairs)
 
 
+@torch.no_grad()
+def fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor], origin: str) -> None:
+    """Copy values into the tensors of the same names. Raises RuntimeError for other names. origin: of the values."""
+    if tensors.keys() != values.keys():
+        raise RuntimeError(f"{origin} has other tensors: {sorted(tensors.keys() ^ values.keys())[:4]}")
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
+
+
 def name_of(path: Keys) -> str:
     """Return the name of a tensor: its path, joined by slashes."""
     return "/".join(map(str, path))

@@ -43,7 +43,7 @@ from clipzoo.training.settings import (
     Settings,
 )
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
-from clipzoo.training.tuned import TunedModel
+from clipzoo.training.tuned import FEATURES, TunedModel
 from clipzoo.types import Progress
 
 
@@ -284,7 +284,8 @@ def fit(
         parts.report(f"step {done}/{total_steps}: the training ends early: {reason}")
         cost[ENDED_EARLY] = reason
     parallel.finish()
-    world.run_on_first(tuned.remove_caches)
+    if caches and folder is not None:
+        world.run_on_first(partial(shutil.rmtree, folder / FEATURES, ignore_errors=True))
     return {**cost, PRECISION: settings.precision}, metrics
 
 

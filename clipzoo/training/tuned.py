@@ -22,7 +22,7 @@ from clipzoo.types import Batch, Features
 
 View = Literal["image", "text"]
 VIEWS: tuple[View, View] = ("image", "text")
-FOLDER = "features"
+FEATURES = "features"
 """Folder of cached features in a run directory."""
 FILE = "frozen.pt"
 KEY = "frozen"
@@ -52,7 +52,6 @@ class TunedModel:
         self.frozen: Mapping[str, Tensor] = {}
         self.factors: Mapping[nn.Parameter, float] = {}
         self.head_steps = 0
-        self._cached: list[Path] = []
         if tuning is None:
             return
         towers = tuning.frozen_towers(model.encoder)
@@ -79,11 +78,6 @@ class TunedModel:
             counts[f"{view} tower"] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
         return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
-    def remove_caches(self) -> None:
-        """Remove the cached features, when the training has ended."""
-        if self._cached:
-            shutil.rmtree(self._cached.pop(), ignore_errors=True)
-
     def caches(self, dataset: Dataset, folder: Path | None, report: Callable[[str], None]) -> dict[View, FeatureCache]:
         """Return the caches of towers that do not train, where the dataset repeats its inputs."""
         if self._tuning is None or folder is None:
@@ -93,9 +87,8 @@ class TunedModel:
             gigabytes = self._tuning.towers[view].cache_gigabytes
             if gigabytes and dataset.repeats(view):
                 length = self._model.encoder.context_length if view == "text" else None
-                self._cached = [folder / FOLDER]
                 caches[view] = FeatureCache(
-                    folder / FOLDER, view, dataset.samples, gigabytes, length, report,
+                    folder / FEATURES, view, dataset.samples, gigabytes, length, report,
                     images=lambda ids: [image for image, _ in dataset.examples(ids)],
                 )  # fmt: skip
         if "image" in caches:
@@ -123,12 +116,7 @@ class TunedPart:
         if not self._frozen:
             self._model.load_state_dict(state)
             return
-        tensors = self.state_dict()
-        if tensors.keys() != state.keys():
-            raise RuntimeError(f"the checkpoint has other tensors: {sorted(tensors.keys() ^ state.keys())[:4]}")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(state[name])
+        checkpoint_files.fill(self.state_dict(), state, "the checkpoint")
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -210,7 +198,14 @@ class FeatureCache:
         if self._is_open:
             empty = stored[~known] == 0
             self._store(ids[~known][empty], keys[~known][empty], new, empty)
-        return new if missing.all() else _merged(self._read(ids[known], view), new, missing)
+        if missing.all():
+            return new
+        features = self._read(ids, view)
+        for name in PARTS:
+            part, encoded = getattr(features, name), getattr(new, name)
+            if part is not None:
+                part[missing] = encoded
+        return features
 
     @torch.no_grad()
     def stored_keys(self, ids: Tensor) -> Tensor:
@@ -308,21 +303,6 @@ def _is_form(form: object) -> bool:
         and all(type(number) is int and 0 < number <= LARGEST_ROW for number in form[1:])
         and math.prod(form[1:]) <= LARGEST_ROW
     )  # fmt: skip
-
-
-def _merged(known: Features, new: Features, missing: Tensor) -> Features:
-    """Return features of which the rows `missing`, [b] bool, are those of `new`, in order, and the others `known`."""
-
-    def merged(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-        if first is None or second is None:
-            return None
-        whole = second.new_empty(len(missing), *second.shape[1:])
-        whole[~missing], whole[missing] = first, second
-        return whole
-
-    pooled = merged(known.pooled, new.pooled)
-    assert pooled is not None
-    return Features(pooled, merged(known.tokens, new.tokens), merged(known.mask, new.mask))
 
 
 def row_digests(rows: Tensor) -> Tensor:
