@@ -113,9 +113,7 @@ def save_sharded(
     small values for the .json file. group: process group of all ranks with a CPU backend; None for a single process.
     written: called when this rank's file is on the disk.
 
-    Raises:
-        WriteError: a file cannot be written, on this or another rank.
-        ValueError: the pieces of the ranks do not cover a tensor.
+    Raises on all ranks: WriteError; ValueError if the pieces of the ranks do not cover a tensor.
     """
     temporary = path.with_name(f".{path.name}.tmp")
 

@@ -100,8 +100,7 @@ class DivergenceCheck:
     def settle(self) -> None:
         """Wait for the result of the last step.
 
-        Raises:
-            TrainingError: the step has diverged, or is a spike that stops the training; on all ranks.
+        Raises TrainingError on all ranks if the step has diverged, or is a spike that stops the training.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -110,28 +109,26 @@ class DivergenceCheck:
             pending.copied.synchronize()
         diverged, stop, spike = pending.result.tolist()
         if diverged and not self.leaves_out:
-            self._raise(pending)
+            loss, norm = map(float, pending.values)
+            ranks = self._world.gather_object(
+                {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
+            )
+            samples = ""
+            if self._folder is not None:
+                path = self._folder / f"broken_step_{pending.step}.json"
+                samples = f" The sample ids are in {path}; the last checkpoint is untouched."
+                if self._world.is_first:
+                    io.write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
+            losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
+            raise TrainingError(
+                f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
+                f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set "
+                "trainer.clip_gradient=1.0"
+            )
         if self.spikes is not None and pending.limits is not None:
             is_spike = bool(diverged or spike)
             self.spikes.settle(pending.step + 1, is_spike, pending.sample_id, pending.values, pending.limits)
         self.stop = self.stop or bool(stop)
-
-    def _raise(self, pending: _PendingStep) -> None:
-        loss, norm = map(float, pending.values)
-        ranks = self._world.gather_object(
-            {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
-        )
-        samples = ""
-        if self._folder is not None:
-            path = self._folder / f"broken_step_{pending.step}.json"
-            samples = f" The sample ids are in {path}; the last checkpoint is untouched."
-            if self._world.is_first:
-                io.write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
-        losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
-        raise TrainingError(
-            f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
-            f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
-        )
 
 
 class Spikes(Hook):
@@ -199,8 +196,7 @@ class Spikes(Hook):
         step: counted from 1. is_spike: equal on all ranks, True also for a diverged step that is left out.
         sample_id: [b]. values: loss and gradient norm. limits: of both, [2].
 
-        Raises:
-            TrainingError: the policy is "stop", or too many steps in a row are left out; on all ranks.
+        Raises TrainingError on all ranks if the policy is "stop", or too many steps in a row are left out.
         """
         if not is_spike:
             self._in_a_row = 0
@@ -256,15 +252,10 @@ class Spikes(Hook):
 
 
 def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
-    """Check weights that are about to be saved, in one pass on their device.
+    """Check weights that are about to be saved, this rank's part, in one pass on their device.
 
-    Of sharded weights this rank's part is checked.
-
-    modules: by the names of the message. step: number of steps done. Parameters must be finite. Buffers may be
-    infinite, as masks and the state of samples that were never seen are, but not NaN.
-
-    Raises:
-        TrainingError: a tensor is not finite; its name is in the message.
+    Raises TrainingError, with the name of the tensor, if a parameter is not finite or a buffer holds NaN. Masks and the
+    state of samples that were never seen are infinite. modules: by their names in the message. step: steps done.
     """
     for name, module in modules.items():
         if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():

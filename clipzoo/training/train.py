@@ -138,7 +138,8 @@ def fit(
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
-    world = replace(world, gather_dtype=settings.gather_dtype)
+    if settings.gather == "bf16":
+        world = replace(world, gather_dtype=torch.bfloat16)
     global_batch, total_steps = settings.global_batch, settings.total_steps(dataset.samples)
 
     def progress(steps: int) -> Progress:

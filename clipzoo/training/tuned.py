@@ -185,12 +185,11 @@ class FeatureCache:
         keys, ids = row_digests(view.cpu()) if given is None else given.cpu(), batch.sample_id.cpu()
         stored = self.stored_keys(ids)
         known = stored == keys
+        is_needed = self.any_rank is not None and self.any_rank(not known.all())
         if known.all():
-            if self.any_rank is not None and self.any_rank(False):
+            if is_needed:
                 encode(self._with_images(batch.map(lambda tensor: tensor[:1])))
             return self._read(ids, view)
-        if self.any_rank is not None:
-            self.any_rank(True)
         missing = (~known).to(view.device)
         new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
         if self._is_open is None:
@@ -270,13 +269,9 @@ class FeatureCache:
     def _store(self, ids: Tensor, keys: Tensor, features: Features, rows: Tensor) -> None:
         """Store the chosen rows of the features. rows: [b] bool, of which as many as there are `ids` hold."""
         for name in self._files.keys() & set(PARTS):
-            value = getattr(features, name).cpu()[rows]
-            file = self._files[name]
-            if name == "pooled" or value.shape[1] == file.shape[1]:
-                file[ids] = value
-            else:
-                file[ids] = 0
-                file[ids, : value.shape[1]] = value
+            value, file = getattr(features, name).cpu()[rows], self._files[name]
+            file[ids] = 0
+            file[ids, : value.shape[1]] = value
         # Last, because they make the rows valid.
         self._files["sums"][ids] = self._sums(ids)
         self._files["keys"][ids] = keys
