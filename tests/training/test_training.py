@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,25 @@ def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
 def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tmp_path, override, expected):
     assert expected in train(tiny_shards, tmp_path, override, expected_code=2)
     assert not (tmp_path / "run").exists()
+
+
+FSDP = "trainer.parallel=fsdp"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (("trainer.fsdp.offload=true",), "the settings of trainer.fsdp need trainer.parallel=fsdp"),
+        ((FSDP, "trainer.fsdp.offload=true", "trainer.precision=fp16"), "offloaded gradients cannot be scaled"),
+        ((FSDP, "trainer.fsdp.shard_group=0"), "trainer.fsdp.shard_group must be"),
+        (("trainer.parallel=zero",), "trainer.parallel must be ddp or fsdp"),
+        ((FSDP, "optim=adafactor"), "this optimizer cannot update weights that ranks divide"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changes, expected):
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        compose(["data.shards=a.tar", *changes])
 
 
 def test_a_length_below_one_step_is_refused():
