@@ -170,7 +170,8 @@ def fit(
         spikes = Spikes(settings.spikes, world, folder, dataset.names, parts.logger.log)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
     if settings.patience is not None:
-        early_stopping = EarlyStopping(str(settings.checkpoints.best_metric), settings.patience, world)
+        metric = MetricKey.parse(str(settings.checkpoints.best_metric))
+        early_stopping = EarlyStopping(metric, settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
     saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler}
     if average is not None:
@@ -303,28 +304,29 @@ def mixed_seed(*numbers: int) -> int:
     return value >> 1
 
 
+@dataclass(frozen=True)
 class CallbackEvaluator:
     """Calls a function with the model, in evaluation mode and without gradients, and returns its metrics.
 
     function: None evaluates nothing. every_epochs: period of evaluations during training; None: only at its end.
     """
 
-    def __init__(self, function: Callable[[Model], Mapping[str, float]] | None, every_epochs: float | None) -> None:
-        self._function, self._every_epochs = function, every_epochs
+    function: Callable[[Model], Mapping[str, float]] | None
+    every_epochs: float | None
 
     def due(self, before: Progress, now: Progress) -> bool:
-        if self._function is None or self._every_epochs is None:
+        if self.function is None or self.every_epochs is None:
             return False
-        return before.completed(self._every_epochs) < now.completed(self._every_epochs)
+        return before.completed(self.every_epochs) < now.completed(self.every_epochs)
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
-        if self._function is None:
+        if self.function is None:
             return {}
         training = model.training
         model.eval()
         try:
-            return dict(self._function(model))
+            return dict(self.function(model))
         finally:
             model.train(training)
 
@@ -503,39 +505,42 @@ class Evaluate(Hook):
         return metrics
 
 
+@dataclass(eq=False)
 class EarlyStopping(Hook):
     """Counts the evaluations since the best value of a metric. A checkpoint holds its state.
 
-    metric: written key. patience: number of evaluations in a row without a better value after which training ends.
+    patience: number of evaluations in a row without a better value after which training ends.
     """
+
+    metric: MetricKey
+    patience: int
+    world: World
+    best: float | None = None
+    best_step: int = 0
+    since: int = 0
 
     key = "early_stopping"
 
-    def __init__(self, metric: str, patience: int, world: World) -> None:
-        self._key, self._patience, self._world = MetricKey.parse(metric), patience, world
-        self._best: float | None = None
-        self._best_step = self._since = 0
-
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Count an evaluation, on all ranks as on the first. A value that is NaN is not better than any other."""
-        value, step = self._world.run_on_first(lambda: metrics[str(self._key)]), progress.step
-        if value == value and (self._best is None or self._key.is_better(value, self._best)):
-            self._best, self._best_step, self._since = value, step, 0
+        value = self.world.run_on_first(lambda: metrics[str(self.metric)])
+        if value == value and (self.best is None or self.metric.is_better(value, self.best)):
+            self.best, self.best_step, self.since = value, progress.step, 0
         else:
-            self._since += 1
+            self.since += 1
 
     @property
     def ended_early(self) -> str | None:  # type: ignore[override]
-        if self._since < self._patience:
+        if self.since < self.patience:
             return None
-        best = "it was never a number" if self._best is None else f"best {self._best:.4f} after step {self._best_step}"
-        return f"{self._key} has not improved for {self._since} evaluations ({best})"
+        best = "it was never a number" if self.best is None else f"best {self.best:.4f} after step {self.best_step}"
+        return f"{self.metric} has not improved for {self.since} evaluations ({best})"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "best_step": self._best_step, "since": self._since}
+        return {"best": self.best, "best_step": self.best_step, "since": self.since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best, self._best_step, self._since = state["best"], state["best_step"], state["since"]
+        self.best, self.best_step, self.since = state["best"], state["best_step"], state["since"]
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,27 +96,28 @@ class TunedModel:
         return caches
 
 
+@dataclass(frozen=True)
 class TunedPart:
     """The model's part of a checkpoint: the tensors that training changes, by plain name. frozen: names of the others.
 
     model: its parameters may be shards.
     """
 
-    def __init__(self, model: nn.Module, frozen: Collection[str]) -> None:
-        self._model, self._frozen = model, frozen
+    model: nn.Module
+    frozen: Collection[str]
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = self._model.state_dict()
-        if not self._frozen:
+        state = self.model.state_dict()
+        if not self.frozen:
             return state
         plain = {plain_name(name): value for name, value in state.items()}
-        return {name: value for name, value in plain.items() if name not in self._frozen}
+        return {name: value for name, value in plain.items() if name not in self.frozen}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if not self._frozen:
-            self._model.load_state_dict(state)
-            return
-        checkpoint_files.fill(self.state_dict(), state, "the checkpoint")
+        if self.frozen:
+            checkpoint_files.fill(self.state_dict(), state, "the checkpoint")
+        else:
+            self.model.load_state_dict(state)
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, Tensor]) -> str:
