@@ -201,7 +201,7 @@ def read(
     if is_sharded(path):
         for name, fault in () if verified else _damaged_shards(path):
             raise io.DamagedFileError(io.below(path, name), f"is damaged ({fault})", REMEDY)
-        content = read_sharded(path, layout, without)
+        content = _read_sharded(path, layout, without)
     else:
         content = {key: value for key, value in read_tensors(path, REMEDY, mapped).items() if key not in without}
         if layout is not None:
@@ -512,8 +512,8 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
     return {"tensors": described, "files": {file: hashed.stored()}}
 
 
-def read_sharded(folder: Path, layout: Layout | None = None, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the state of a sharded checkpoint, on the CPU. Arguments and errors: see `read`."""
+def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str]) -> dict[str, Any]:
+    """Return the state of a sharded checkpoint, as `read` does."""
     from safetensors import SafetensorError, safe_open
 
     stored_state, tensors, _ = _read_manifest(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ from clipzoo.types import Features, Progress
 from tests.support.pairs import pair_dataset, pair_model
 from tests.support.paths import ROOT
 from tests.support.ranks import run_ranks
+from tests.support.runs import assert_close, assert_equal
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "api.md").read_text(), re.DOTALL)
 EXAMPLE = next(block for block in BLOCKS if "clipzoo.train(" in block)
@@ -103,9 +105,9 @@ def test_the_callback_is_called_every_epoch_and_at_the_end_without_gradients():
 
 
 def test_the_first_line_of_the_log_is_that_of_step_one_and_the_period_changes_no_loss():
-    every, some = (train(model(), log_every=period).history for period in (1, 4))
-    losses = {values["step"]: values["loss"] for values in every}
-    assert {values["step"]: values["loss"] for values in some} == {step: losses[step] for step in (1, 4, 8, 10)}
+    histories = (train(model(), log_every=period).history for period in (1, 4))
+    every, some = ({values["step"]: values["loss"] for values in history} for history in histories)
+    assert some == {step: every[step] for step in (1, 4, 8, 10)}
 
 
 def test_the_cost_has_evaluations_apart_and_no_utilization_of_a_cpu():
@@ -118,11 +120,10 @@ def test_the_cost_has_evaluations_apart_and_no_utilization_of_a_cpu():
 
 def test_a_run_directory_has_metrics_and_checkpoints_and_the_same_call_resumes(tmp_path):
     uninterrupted = train(model()).model.state_dict()
-    train(model(), steps=10, folder=tmp_path, save_every=4)
+    train(model(), folder=tmp_path, save_every=4)
     for path in (tmp_path / "checkpoints").glob("step_00000010.*"):
         path.unlink()
-    resumed = train(model(), steps=10, folder=tmp_path, save_every=4).model.state_dict()
-    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())
+    assert_equal(train(model(), folder=tmp_path, save_every=4).model.state_dict(), uninterrupted)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 11))
 
@@ -132,15 +133,14 @@ def test_at_a_constant_rate_a_continued_training_equals_one_of_the_whole_length(
     expected = train(model(), steps=17, optimizer=constant).model.state_dict()
     for steps in (7, 17):
         actual = train(model(), steps=steps, optimizer=constant, folder=tmp_path).model.state_dict()
-    assert all(torch.equal(value, actual[name]) for name, value in expected.items())
+    assert_equal(actual, expected)
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("changes", [{"computation": Computation(micro_batch=3)}, {"computation": Computation(tile=3)}])
-def test_micro_batches_and_tiles_train_the_same_model(changes):
-    expected, actual = train(model()).model.state_dict(), train(model(), **changes).model.state_dict()
-    for name, value in expected.items():
-        torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-4, msg=name)
+@pytest.mark.parametrize("computation", [Computation(micro_batch=3), Computation(tile=3)])
+def test_micro_batches_and_tiles_train_the_same_model(computation):
+    actual = train(model(), computation=computation).model.state_dict()
+    assert_close(actual, train(model()).model.state_dict(), atol=1e-4)
 
 
 class LongTexts(clipzoo.InMemoryDataset):
@@ -205,15 +205,14 @@ def test_any_optimizer_of_torch_trains_and_skips_a_diverged_step(recipe):
     trained = model()
     with pytest.raises(TrainingError, match="step 0 diverged"):
         train(trained, optimizer=recipe, computation=Computation(loss_limit=1.0))
-    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in model().state_dict().items())
+    assert_equal(trained.state_dict(), model().state_dict())
 
 
 class Absurd(AdamW):
     """AdamW with a learning rate at which the weights become infinite."""
 
     def set_rate(self, optimizer, progress):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e39
+        optimizer.param_groups[0]["lr"] = 1e39
         return 1e39
 
 
@@ -225,16 +224,17 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_earlier_checkpoint_is
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*.pt"))
     assert names[-1] == "step_00000003.pt"
     saved = torch.load(tmp_path / "checkpoints" / names[-1], weights_only=True)["model"]
-    assert all(torch.equal(saved[name], value) for name, value in expected.items())
+    assert_equal(saved, expected)
 
 
 def test_training_leaves_signal_handlers_and_matmul_precision_as_they_were():
-    import signal
+    def settings() -> list[object]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        return [*handlers, torch.get_float32_matmul_precision()]
 
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), torch.get_float32_matmul_precision()
+    before = settings()
     train(model())
-    after = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), torch.get_float32_matmul_precision()
-    assert after == before
+    assert settings() == before
 
 
 def trained_on_rank(parallel: str) -> dict[str, Tensor]:

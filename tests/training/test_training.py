@@ -34,12 +34,6 @@ from tests.support.runs import (
 )
 
 
-@pytest.fixture
-def finished(undisturbed, tmp_path) -> Path:
-    """A copy of the finished run."""
-    return Path(shutil.copytree(undisturbed, tmp_path / "runs"))
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
@@ -78,11 +72,15 @@ def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, un
         ),
     ],
 )  # fmt: skip
-def test_a_finished_run_trains_no_more_and_says_what_differs(tiny_shards, finished, changes, code, expected):
-    before = (finished / "run" / "metrics.jsonl").read_text()
-    log = train(tiny_shards, finished, *changes, expected_code=code)
-    assert all(words in log for words in expected)
-    assert (finished / "run" / "metrics.jsonl").read_text() == before
+def test_a_finished_run_trains_no_more_and_says_what_differs(
+    tiny_shards, undisturbed, tmp_path, changes, code, expected
+):
+    run = Path(shutil.copytree(undisturbed / "run", tmp_path / "run"))
+    before = (run / "metrics.jsonl").read_text()
+    (run / "report.md").unlink()
+    log = train(tiny_shards, tmp_path, *changes, expected_code=code)
+    assert all(words in log for words in expected) and (code or f"clipzoo report {run} writes it" in log)
+    assert (run / "metrics.jsonl").read_text() == before
 
 
 @pytest.mark.medium

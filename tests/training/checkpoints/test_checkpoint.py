@@ -27,13 +27,23 @@ from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.training import checkpoint_files
-from clipzoo.training.checkpoint_files import Place, encoded, local, map_tensors, read_sharded
+from clipzoo.training.checkpoint_files import Place, encoded, local, map_tensors
 from clipzoo.training.checkpoints import CheckpointWriter, Counters, Sharding
 from tests.support import damage, sharded
 from tests.support.ranks import run_ranks
 from tests.support.runs import train, train_and_kill
 from tests.support.sharded import assert_same
 from tests.support.shards import numbered, write_shard
+
+
+class Harmful:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.canary),)
 
 
 def save_file(folder: Path, step: int, keep: int = 2) -> Path:
@@ -53,7 +63,7 @@ def test_the_newest_are_kept_and_the_newest_is_loaded_with_the_values_and_types_
     paths = [save(tmp_path, step, keep=3) for step in (2, 4, 6, 8)]
     content, path = checkpoint_files.load_newest(tmp_path) or pytest.fail("none found")
     assert path == paths[-1] and path.stem == "step_00000008"
-    sharded.assert_same(content, sharded.state(8))
+    assert_same(content, sharded.state(8))
     assert names(tmp_path) == sorted(name for path in paths[1:] for name in (path.name, f"{path.stem}.json"))
     assert checkpoint_files.recorded(tmp_path, "step") == 8
 
@@ -117,12 +127,8 @@ def test_a_damaged_mark_of_the_best_checkpoint_counts_as_none(tmp_path, kind):
 
 
 def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
-    class Harmful:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "harmed"),)
-
     path = tmp_path / "step_00000002.pt"
-    torch.save({"step": 2, "model": Harmful()}, path)
+    torch.save({"step": 2, "model": Harmful(tmp_path / "harmed")}, path)
     with pytest.raises(DamagedFileError, match="step_00000002.pt is no checkpoint of weights and plain values"):
         checkpoint_files.read(path)
     assert not (tmp_path / "harmed").exists()
@@ -136,9 +142,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         child = os.fork()
         if child == 0:
             for step in range(1, 10_000):
-                checkpoint_files.save(
-                    folder, step, {"step": step, "weight": torch.full((500_000,), float(step))}, {}, keep=1
-                )
+                state = {"step": step, "weight": torch.full((500_000,), float(step))}
+                checkpoint_files.save(folder, step, state, {}, keep=1)
             os._exit(0)
         while not list(folder.glob("*.json")):
             time.sleep(0.001)
@@ -154,28 +159,24 @@ def fail() -> None:
     raise OSError("the disk is gone")
 
 
-def test_an_error_in_the_background_is_raised_by_the_next_wait_and_only_once():
-    writer = CheckpointWriter(background=True)
-    writer.run(fail)
-    with pytest.raises(OSError, match="the disk is gone"):
-        writer.wait()
-    writer.wait()
-
-
-def test_an_error_in_the_background_is_raised_by_the_next_step_once_it_is_known():
+def test_an_error_in_the_background_is_raised_by_the_next_wait_or_step_once_it_is_known_and_only_once():
     writer, reached = CheckpointWriter(background=True), threading.Event()
 
     def fail_when_reached() -> None:
         reached.wait()
         fail()
 
+    writer.run(fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        writer.wait()
+    writer.wait()
     writer.run(fail_when_reached)
     writer.raise_error()  # it does not wait, and nothing is known yet
     reached.set()
     with pytest.raises(OSError, match="the disk is gone"):
         for _ in range(10_000):
             writer.raise_error()
-            threading.Event().wait(0.001)
+            time.sleep(0.001)
 
 
 def test_a_checkpoint_waits_for_the_one_before():
@@ -228,16 +229,10 @@ def test_resumed_counts_are_those_of_the_checkpoint_and_those_since():
     assert counters.read() == {"truncated_shards": 1, "empty_image": 4}
     now |= {"empty_image": 2, "long_caption": 1}
     assert counters.read() == {"truncated_shards": 1, "empty_image": 6, "long_caption": 1}
-
-
-def test_a_damaged_shard_that_is_new_after_a_resume_is_counted():
-    counters = Counters(lambda: {"truncated_shards": 2})
+    # A damaged shard that is new after the resume.
+    now |= {"truncated_shards": 2}
     counters.resume({"truncated_shards": 1})
-    assert counters.read() == {"truncated_shards": 2}
-
-
-def rows(runs: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert counters.read()["truncated_shards"] == 2
 
 
 @pytest.mark.slow
@@ -250,9 +245,9 @@ def test_a_run_killed_and_resumed_logs_the_counts_of_an_undisturbed_run(tmp_path
     train(shards, tmp_path / "whole", setting)
     train_and_kill(shards, tmp_path / "killed", 7, setting)
     train(shards, tmp_path / "killed", setting)
-    whole, killed = (
-        [row.get("empty_image", 0) for row in rows(tmp_path / name) if "loss" in row] for name in ("whole", "killed")
-    )
+    texts = ((tmp_path / name / "run" / "metrics.jsonl").read_text() for name in ("whole", "killed"))
+    rows = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    whole, killed = ([row.get("empty_image", 0) for row in lines if "loss" in row] for lines in rows)
     assert whole == killed and whole[-1] > whole[5] > 0
 
 
@@ -268,7 +263,7 @@ def test_tensors_that_are_not_contiguous_or_share_memory_come_back(tmp_path):
     weight = torch.randn(4, 3, 5, 5)
     tied = {"last": weight.to(memory_format=torch.channels_last), "transposed": weight.mT, "one": weight, "two": weight}
     path = sharded.save(tmp_path, 4, content={"model": tied | {"view": weight[1:]}})
-    sharded.assert_same(checkpoint_files.read(path)["model"], tied | {"view": weight[1:]})
+    assert_same(checkpoint_files.read(path)["model"], tied | {"view": weight[1:]})
 
 
 def test_pieces_that_do_not_cover_a_tensor_are_not_saved(tmp_path):
@@ -286,26 +281,16 @@ def test_a_shard_is_an_ordinary_safetensors_file(tmp_path):
 
 
 @pytest.mark.medium
-def test_a_checkpoint_of_three_ranks_is_read_on_one_two_and_four(tmp_path):
-    run_ranks(3, sharded.save, tmp_path, 4)
-    assert len(list(tmp_path.glob("step_00000004/rank_*"))) == 3
-    for ranks in (1, 2, 4):
-        for rank in range(ranks):
-            assert_part_is_read(tmp_path / "step_00000004", World(rank, ranks))
-
-
-@pytest.mark.medium
-def test_no_rank_writes_what_another_has_written(tmp_path):
+def test_a_checkpoint_of_three_ranks_has_every_tensor_once_and_is_read_on_one_two_and_four(tmp_path):
     run_ranks(3, sharded.save, tmp_path, 4)
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("step_00000004/rank_*"))]
-    alone = (sharded.save(tmp_path / "alone", 4) / SHARD).stat().st_size
+    single = (sharded.save(tmp_path / "single", 4) / SHARD).stat().st_size
     # Each file has a header besides.
-    assert max(sizes) < 0.6 * alone and sum(sizes) < alone + 3 * 1000
-
-
-def assert_part_is_read(path: Path, world: World) -> None:
-    content = read_sharded(path, lambda keys, shape: sharded.place(keys, shape, world))
-    sharded.assert_same(content, sharded.part_of(sharded.state(4), world))
+    assert len(sizes) == 3 and max(sizes) < 0.6 * single and sum(sizes) < single + 3 * 1000
+    for world in (World(rank, ranks) for ranks in (1, 2, 4) for rank in range(ranks)):
+        layout = partial(sharded.place, world=world)
+        content = checkpoint_files.read(tmp_path / "step_00000004", layout=layout)
+        assert_same(content, sharded.part_of(sharded.state(4), world))
 
 
 @pytest.mark.parametrize("file", [SHARD, "manifest.json"])
@@ -321,9 +306,7 @@ def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_used(tmp_pa
         checkpoint_files.read(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["rank_00000.safetensors", "manifest.json", "step_00000004", "step_00000004.json"]
-)  # fmt: skip
+@pytest.mark.parametrize("name", [SHARD, "manifest.json", "step_00000004", "step_00000004.json"])
 def test_a_kill_before_any_rename_leaves_the_checkpoint_before_in_use(tmp_path, name):
     sharded.save(tmp_path, 2, keep=1)
     child = os.fork()
@@ -334,7 +317,7 @@ def test_a_kill_before_any_rename_leaves_the_checkpoint_before_in_use(tmp_path, 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     content, path = checkpoint_files.load_newest(tmp_path) or pytest.fail("none found")
     assert path.name == "step_00000002"
-    sharded.assert_same(content, sharded.state(2))
+    assert_same(content, sharded.state(2))
     # The resumed run saves the same step again, and removes what the killed one has left.
     sharded.save(tmp_path, 4, keep=1)
     assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000004"
@@ -358,14 +341,6 @@ def test_both_kinds_rotate_together_and_the_newest_of_either_is_read(tmp_path):
     checkpoint_files.save(tmp_path, 8, sharded.state(8), {}, keep=2)
     assert not (tmp_path / "step_00000008").exists()
     assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000008.pt"
-
-
-class Harmful:
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, (str(self.canary),)
 
 
 def test_pickles_in_place_of_its_files_are_refused_and_not_executed(tmp_path):

@@ -7,6 +7,7 @@ import math
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.training import checkpoint_files
+from clipzoo.training.checkpoint_files import tensors_with_paths
 from clipzoo.training.divergence import MOST_IN_A_ROW, DivergenceCheck, Spikes, require_finite_weights
 from clipzoo.training.optimizers import adam
 from clipzoo.training.settings import Inspection, SpikeSettings
@@ -26,14 +28,10 @@ from clipzoo.types import Batch, SpikePolicy
 from tests.support import runs
 from tests.support.pairs import pair_dataset, pair_model, pairs
 from tests.support.ranks import run_ranks
-from tests.support.runs import assert_close, assert_equal, log_of_end, newest_state
+from tests.support.runs import assert_close, assert_equal, log_of_end, weights
 from tests.support.shards import numbered, write_shard
 
 IDS = torch.tensor([3, 1, 4])
-
-
-def divergence_check(folder: Path | None, stop_requested: bool = False) -> DivergenceCheck:
-    return DivergenceCheck(folder, 10.0, World(), lambda: stop_requested)
 
 
 def check(divergence: DivergenceCheck, step: int, loss: float, norm: float = 1.0) -> torch.Tensor:
@@ -42,7 +40,7 @@ def check(divergence: DivergenceCheck, step: int, loss: float, norm: float = 1.0
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (11.0, 1.0), (-11.0, 1.0), (1.0, math.inf)])
 def test_settle_raises_for_a_diverged_step_and_lists_its_samples(tmp_path, loss, norm):
-    divergence = divergence_check(tmp_path)
+    divergence = DivergenceCheck(tmp_path, 10.0, World())
     assert not check(divergence, 4, 1.0)
     assert check(divergence, 5, loss, norm)
     with pytest.raises(TrainingError, match="step 5 diverged"):
@@ -50,17 +48,10 @@ def test_settle_raises_for_a_diverged_step_and_lists_its_samples(tmp_path, loss,
     assert json.loads((tmp_path / "broken_step_5.json").read_text())["ranks"][0]["sample_id"] == IDS.tolist()
 
 
-def test_without_a_run_directory_no_file_is_written():
-    divergence = divergence_check(None)
+def test_the_next_step_settles_the_previous_one_also_without_a_run_directory():
+    divergence = DivergenceCheck(None, 10.0, World())
     check(divergence, 5, math.nan)
     with pytest.raises(TrainingError, match=r"step 5 diverged .* Lower optim.schedule.peak"):
-        divergence.settle()
-
-
-def test_the_next_step_settles_the_previous_one(tmp_path):
-    divergence = divergence_check(tmp_path)
-    check(divergence, 5, math.nan)
-    with pytest.raises(TrainingError, match="step 5 diverged"):
         check(divergence, 6, 1.0)
 
 
@@ -70,34 +61,27 @@ def test_a_request_to_stop_is_known_once_its_step_is_settled_and_stays():
     check(divergence, 0, 1.0)
     assert not divergence.stop
     requested = False
-    check(divergence, 1, 1.0)
-    assert divergence.stop
-    divergence.settle()
-    assert divergence.stop
+    for step in (1, 2):
+        check(divergence, step, 1.0)
+        assert divergence.stop
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_the_check_before_saving_names_a_parameter_that_is_not_finite(value):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("weight", math.nan), ("weight", math.inf), ("weight", -math.inf), ("running_var", math.nan)],
+)
+def test_the_check_before_saving_names_a_parameter_that_is_not_finite_and_nan_in_a_buffer(name, value):
     layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    require_finite_weights({"model": layers}, 7)
-    layers[1].weight.data[1] = value
-    with pytest.raises(
-        TrainingError, match=r"^model 1\.weight held NaN or infinite values after step 7 and was not saved"
-    ):
+    layers.register_buffer("mask", torch.tensor([0.0, -math.inf, math.inf]))
+    require_finite_weights({"model": layers, "empty": torch.nn.Identity()}, 7)
+    layers[1].state_dict()[name][1] = value
+    message = rf"^model 1\.{name} held NaN or infinite values after step 7 and was not saved"
+    with pytest.raises(TrainingError, match=message):
         require_finite_weights({"model": layers}, 7)
 
 
-def test_the_check_before_saving_allows_infinite_buffers_but_no_nan_in_them():
-    layers = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
-    layers.register_buffer("mask", torch.tensor([0.0, -math.inf, math.inf]))
-    require_finite_weights({"objective": layers, "empty": torch.nn.Identity()}, 1)
-    layers[0].running_var[0] = math.nan
-    with pytest.raises(TrainingError, match=r"^objective 0\.running_var held NaN"):
-        require_finite_weights({"objective": layers}, 1)
-
-
 def test_the_fused_optimizer_skips_a_diverged_step():
-    divergence = divergence_check(None)
+    divergence = DivergenceCheck(None, 10.0, World())
     parameter = torch.nn.Parameter(torch.ones(5))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=True)
     parameter.grad = torch.ones(5)
@@ -148,11 +132,7 @@ def train(policy: SpikePolicy | None, folder: Path | None, dataset: Poisoned, st
 def state(folder: Path, step: int) -> dict[str, Tensor]:
     """All tensors of the checkpoint after `step` steps that a step of the training changes."""
     content = checkpoint_files.read(folder / "checkpoints" / f"step_{step:08d}.pt")
-    moments = {
-        f"optimizer.{number}.{name}": value
-        for number, values in content["optimizer"]["state"].items()
-        for name, value in values.items()
-    }
+    moments = dict(tensors_with_paths(content["optimizer"]["state"]))
     return {**content["model"], **content["objective"], **moments}
 
 
@@ -200,10 +180,8 @@ def test_a_spike_is_reported_with_the_samples_of_its_batch_and_a_report_changes_
     (path, *_) = sorted((tmp_path / "a" / "spikes").iterdir())
     spike = json.loads(path.read_text())
     assert path.name == f"step_{SPIKE:08d}.json" and spike["loss"] > spike["largest_loss"]
-    plan = pair_dataset()
-    batch = next(
-        plan.batches(seed=0, global_batch=8, world=World(), start_step=SPIKE - 1, stop_step=SPIKE, trim_text=False)
-    )
+    steps = {"start_step": SPIKE - 1, "stop_step": SPIKE}
+    (batch,) = pair_dataset().batches(seed=0, global_batch=8, world=World(), trim_text=False, **steps)
     assert spike["sample_ids"] == batch.sample_id.tolist()
     assert spike["names"] == [f"pair {number}" for number in spike["sample_ids"]]
     assert f"step {SPIKE} is a spike (loss" in caplog.text and str(path) in caplog.text
@@ -224,10 +202,8 @@ def test_a_run_that_stops_at_a_spike_goes_on_without_the_batch_as_if_it_had_skip
     [
         ("rewind", SPIKE + 1, 100.0),
         *(
-            pytest.param(policy, interrupted, factor, marks=pytest.mark.slow)
-            for policy in ("skip", "rewind")
-            for interrupted in (SPIKE + 1, SPIKE + 4)
-            for factor in (100.0, torch.nan)
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product(("skip", "rewind"), (SPIKE + 1, SPIKE + 4), (100.0, torch.nan))
         ),
     ],
 )
@@ -237,11 +213,9 @@ def test_a_run_killed_after_a_spike_ends_as_an_undisturbed_one(tmp_path, policy,
         train(policy, tmp_path / "killed", Poisoned(factor=factor, interrupted=interrupted))
     train(policy, tmp_path / "killed", Poisoned(factor=factor))
     assert_equal(state(tmp_path / "killed", STEPS), state(tmp_path / "undisturbed", STEPS))
-    spikes = [
-        checkpoint_files.read(tmp_path / name / "checkpoints" / f"step_{STEPS:08d}.pt")["spikes"]
-        for name in ("killed", "undisturbed")
-    ]
-    assert torch.equal(spikes[0]["values"], spikes[1]["values"])
+    paths = (tmp_path / name / "checkpoints" / f"step_{STEPS:08d}.pt" for name in ("killed", "undisturbed"))
+    killed, undisturbed = (checkpoint_files.read(path)["spikes"]["values"] for path in paths)
+    assert torch.equal(killed, undisturbed)
 
 
 def test_more_than_ten_skipped_steps_in_a_row_are_a_diverging_training(tmp_path):
@@ -249,9 +223,7 @@ def test_more_than_ten_skipped_steps_in_a_row_are_a_diverging_training(tmp_path)
         train("skip", tmp_path, Poisoned(steps=tuple(range(9, 30)), factor=torch.nan), steps=9 + MOST_IN_A_ROW)
 
 
-def test_a_training_without_a_policy_has_no_window_in_its_checkpoint_and_a_later_one_starts_with_an_empty_window(
-    tmp_path,
-):
+def test_without_a_policy_a_checkpoint_has_no_window_and_a_later_training_starts_with_an_empty_one(tmp_path):
     train(None, tmp_path, Poisoned(()), steps=10)
     assert "spikes" not in checkpoint_files.read(tmp_path / "checkpoints" / "step_00000010.pt")
     train("skip", tmp_path, Poisoned(), steps=STEPS)
@@ -322,11 +294,7 @@ def test_the_poisoned_shard_is_left_out_on_any_number_of_ranks_and_killed_runs_r
     runs.train(shards, tmp_path / "two", *settings(policy), ranks=2)
     step = spike(tmp_path / "one")["step"]
     assert spike(tmp_path / "two")["step"] == step
-    assert_close(
-        newest_state(tmp_path / "two", LENGTH)["model"],
-        newest_state(tmp_path / "one", LENGTH)["model"],
-        atol=1e-8,
-    )
+    assert_close(weights(tmp_path / "two", LENGTH), weights(tmp_path / "one", LENGTH), atol=1e-8)
     for ranks, name in ((1, "one"), (2, "two")):
         killed = tmp_path / f"killed_{name}"
         processes = runs.start(shards, killed, *settings(policy), ranks=ranks, fault=f"killed:{step + 1}:0")
@@ -334,4 +302,4 @@ def test_the_poisoned_shard_is_left_out_on_any_number_of_ranks_and_killed_runs_r
         for other in processes[1:]:
             other.wait()
         runs.train(shards, killed, *settings(policy), ranks=ranks)
-        assert_equal(newest_state(killed, LENGTH)["model"], newest_state(tmp_path / name, LENGTH)["model"])
+        assert_equal(weights(killed, LENGTH), weights(tmp_path / name, LENGTH))
