@@ -33,10 +33,8 @@ def ranges(run: Path) -> Counter[str]:
     """Number of ranges of each part in the trace of a run."""
     with gzip.open(run / "profile" / "trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
-    names = {*PARTS, "step"}
-    return Counter(
-        event["name"] for event in events if event.get("cat") == "user_annotation" and event["name"] in names
-    )
+    annotations = (event["name"] for event in events if event.get("cat") == "user_annotation")
+    return Counter(name for name in annotations if name in {*PARTS, "step"})
 
 
 @pytest.mark.medium

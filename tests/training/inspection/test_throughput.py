@@ -49,8 +49,7 @@ def test_the_operations_of_a_training_are_those_of_all_its_steps_on_all_ranks():
 @pytest.mark.parametrize("start", [0, 50])
 def test_the_first_reading_of_a_run_and_of_a_resume_leaves_out_the_start_up(monkeypatch, start):
     now = 0.0
-    clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("clipzoo.training.throughput.time", clock)
+    monkeypatch.setattr("clipzoo.training.throughput.time", SimpleNamespace(perf_counter=lambda: now))
     throughput = Throughput(100, BATCH, World())
     throughput.resume(start, {"seconds": 7.0, "steps": start})
     now = 1000.0
