@@ -97,8 +97,8 @@ class TrainingState:
 
         Raises TrainingError on all ranks if weights are not finite, or the file cannot be written.
         """
-        if self._folder is not None and step != self._saved_step:
-            self._write(self._folder / "checkpoints", step, {}, self._keep)
+        if step != self._saved_step:
+            self.write("checkpoints", step, self._keep)
             self._saved_step = step
 
     def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
@@ -112,16 +112,17 @@ class TrainingState:
         extreme = min if key.lower_is_better else max
         value = self._world.run_on_first(lambda: checkpoint_files.value_of_best(best, extreme))
         if value is None or key.is_better(metrics[name], value):
-            self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
+            self.write("best", step, keep=1, metric=name, value=metrics[name])
             self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
 
-    def save_to_rewind(self, step: int) -> None:
-        """Save the state after `step` steps to <folder>/rewind, where the newest two are kept. Collective."""
-        if self._folder is not None:
-            self._write(self._folder / REWIND, step, {}, keep=2)
+    def write(self, name: str, step: int, keep: int, **facts: Any) -> None:
+        """Save the state after `step` steps in the folder `name` of the run, and keep the newest `keep`. Collective.
 
-    def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
-        waited = self.writer.own_seconds
+        facts: small values for the mark.
+        """
+        if self._folder is None:
+            return
+        folder, waited = self._folder / name, self.writer.own_seconds
         facts = {"step": step, **self._facts, **facts}
         if self._sharded:
             self.writer.wait()
@@ -152,7 +153,7 @@ class TrainingState:
         self._throughput.add_own("checkpoint", self.writer.own_seconds - waited)
 
     def _content(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a checkpoint. parts: state of the parts."""
+        """Return the content of a checkpoint. parts: their states."""
         return {
             "step": step,
             "data": self._data,
@@ -220,7 +221,7 @@ class TrainingState:
         """Go back to the newest state before `step` steps that was saved for it. Collective."""
         self.wait()
         path = self.newest(REWIND, step - 1)
-        assert path is not None, "save_to_rewind comes first"
+        assert path is not None, "a state to go back to is saved first"
         state = self._sharding.read(path, "step")
         for name, part in self._own.items():
             part.load_state_dict(state[name])

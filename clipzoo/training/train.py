@@ -408,7 +408,7 @@ class Rewind(Hook):
     def begin(self, progress: Progress) -> None:
         is_regular = progress.step > 0 and progress.step % self.save_every == 0
         if progress.step < progress.total_steps and (is_regular or self.state.newest(REWIND, progress.step) is None):
-            self.state.save_to_rewind(progress.step)
+            self.state.write(REWIND, progress.step, keep=2)
 
     def after(self, step: Step) -> None:
         self.divergence.settle()
@@ -417,7 +417,7 @@ class Rewind(Hook):
             self.state.rewind(step.number)
         if step.number % self.save_every == 0 and not step.is_last:
             self.watchdog.set_status(step.number, "saving", bounded=False)
-            self.state.save_to_rewind(step.number)
+            self.state.write(REWIND, step.number, keep=2)
 
 
 @dataclass(eq=False)
