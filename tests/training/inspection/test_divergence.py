@@ -279,25 +279,19 @@ def spike(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_the_poisoned_shard_is_reported_with_its_samples(shards, tmp_path):
-    runs.train(shards, tmp_path, *settings("report"))
-    found = spike(tmp_path)
-    assert found["names"] and {name.split()[0].rpartition("/")[2] for name in found["names"]} == {POISONED}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
-def test_the_poisoned_shard_is_left_out_on_any_number_of_ranks_and_killed_runs_resume_bit_for_bit(
+def test_the_poisoned_shard_is_named_and_left_out_on_any_number_of_ranks_and_killed_runs_resume_bit_for_bit(
     shards, tmp_path, policy
 ):
     runs.train(shards, tmp_path / "one", *settings(policy))
     runs.train(shards, tmp_path / "two", *settings(policy), ranks=2)
-    step = spike(tmp_path / "one")["step"]
-    assert spike(tmp_path / "two")["step"] == step
+    one, two = (spike(tmp_path / name) for name in ("one", "two"))
+    assert one["names"] and {name.split()[0].rpartition("/")[2] for name in one["names"]} == {POISONED}
+    assert two["step"] == one["step"]
     assert_close(weights(tmp_path / "two", LENGTH), weights(tmp_path / "one", LENGTH), atol=1e-8)
     for ranks, name in ((1, "one"), (2, "two")):
         killed = tmp_path / f"killed_{name}"
-        processes = runs.start(shards, killed, *settings(policy), ranks=ranks, fault=f"killed:{step + 1}:0")
+        processes = runs.start(shards, killed, *settings(policy), ranks=ranks, fault=f"killed:{one['step'] + 1}:0")
         log_of_end(processes[0], -signal.SIGKILL)
         for other in processes[1:]:
             other.wait()
