@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +211,6 @@ def memory_curve(events: Iterable[Event], device_type: int) -> list[tuple[float,
     if not points:
         return []
     begin, width = points[0][0], max(points[-1][0] - points[0][0], 1e-9) / BINS
-    largest: dict[int, tuple[float, float]] = {}
-    for time, size in points:
-        place = int((time - begin) / width)
-        if place not in largest or size > largest[place][1]:
-            largest[place] = (time, size)
-    return [((time - begin) / 1e3, size / 2**20) for time, size in largest.values()]
+    bins = groupby(points, key=lambda point: int((point[0] - begin) / width))
+    largest = [max(group, key=itemgetter(1)) for _, group in bins]
+    return [((time - begin) / 1e3, size / 2**20) for time, size in largest]

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
 from statistics import median_low
@@ -328,8 +328,14 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     for rows, width in caption_groups(batch.text, batch.text_length):
         count, text = _count(model.text_read_by_head, sample.text[..., :width], rows)
         flops += count
+    # The head compares the first sample's features, as often as the batch has samples.
+    repeated = []
+    for features in (image, text):
+        mask = None if features.mask is None else features.mask[:1].expand(size, -1)
+        values = features.map(lambda tensor: tensor[:1].detach().expand(size, *tensor.shape[1:]))
+        repeated.append(replace(values, mask=mask))
     with torch.no_grad(), FlopCounterMode(display=False) as head:
-        similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
+        similarity = model.compare(*repeated, world, tile)
         for scores in similarity.directions:
             scores.positives()
             scores.log_sum_exp()
@@ -384,10 +390,3 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         (left @ right)[0, 0].item()
         shortest = min(shortest, time.perf_counter() - begin)
     return 2 * size**3 / shortest
-
-
-def _repeat(features: Features, count: int) -> Features:
-    """Return the first sample's features `count` times."""
-    mask = None if features.mask is None else features.mask[:1].expand(count, -1)
-    repeated = features.map(lambda tensor: tensor[:1].detach().expand(count, *tensor.shape[1:]))
-    return Features(repeated.pooled, repeated.tokens, mask)
