@@ -200,7 +200,9 @@ def _tensors(features: Iterable[Features]) -> list[Tensor]:
 
 def _concatenate(parts: Sequence[Features]) -> Features:
     columns = zip(*((part.pooled, part.tokens, part.mask) for part in parts), strict=True)
-    return Features(*(None if column[0] is None else torch.cat(column) for column in columns))
+    pooled, tokens, mask = (None if column[0] is None else torch.cat(column) for column in columns)
+    assert pooled is not None
+    return Features(pooled, tokens, mask)
 
 
 FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]

@@ -328,14 +328,14 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     for rows, width in caption_groups(batch.text, batch.text_length):
         count, text = _count(model.text_read_by_head, sample.text[..., :width], rows)
         flops += count
-    # The head compares the first sample's features, as often as the batch has samples.
-    repeated = []
-    for features in (image, text):
+
+    def repeated(features: Features) -> Features:
+        """Return the first sample's features, as often as the batch has samples."""
         mask = None if features.mask is None else features.mask[:1].expand(size, -1)
-        values = features.map(lambda tensor: tensor[:1].detach().expand(size, *tensor.shape[1:]))
-        repeated.append(replace(values, mask=mask))
+        return replace(features.map(lambda tensor: tensor[:1].detach().expand(size, *tensor.shape[1:])), mask=mask)
+
     with torch.no_grad(), FlopCounterMode(display=False) as head:
-        similarity = model.compare(*repeated, world, tile)
+        similarity = model.compare(repeated(image), repeated(text), world, tile)
         for scores in similarity.directions:
             scores.positives()
             scores.log_sum_exp()
