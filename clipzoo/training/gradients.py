@@ -158,7 +158,7 @@ class GradientCache:
         device = micro_batches[0].image.device
         buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
         split = [gradient.split(len(micro_batches[0])) for gradient in gradients]
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             for index, (micro_batch, (on_cpu, on_gpu)) in enumerate(zip(micro_batches, states, strict=True)):
                 torch.set_rng_state(on_cpu)
                 if on_gpu is not None:
