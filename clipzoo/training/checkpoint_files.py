@@ -199,8 +199,8 @@ def read(
         DamagedFileError: a file is missing or no checkpoint, or holds objects other than weights and plain values.
     """
     if is_sharded(path):
-        for name, fault in () if verified else _damaged_shards(path):
-            raise io.DamagedFileError(io.below(path, name), f"is damaged ({fault})", REMEDY)
+        if not verified:
+            _require_digests(path)
         content = _read_sharded(path, layout, without)
     else:
         content = {key: value for key, value in read_tensors(path, REMEDY, mapped).items() if key not in without}
@@ -282,36 +282,36 @@ def _remove(path: Path, with_mark: bool = True) -> None:
 
 def _fault(path: Path) -> str | None:
     """Return the reason why a checkpoint is invalid, None if it is valid."""
-    mark = mark_of(path)
+    mark, file, name = mark_of(path), path, ""
+    if is_sharded(path):
+        file, name = path / MANIFEST, f"{MANIFEST}: "
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
         content = io.read_json(mark, io.MB)
         io.require_fields(mark, content, {"bytes": int, "sha256": str})
-        if not is_sharded(path):
-            return _difference(path, content, mark.name)
-        fault = _difference(path / MANIFEST, content, mark.name)
-        damaged = [(MANIFEST, fault)] if fault else _damaged_shards(path)
+        if not file.is_file():
+            return f"{name}it is missing"
+        if file.stat().st_size != content["bytes"]:
+            return f"{name}it has {file.stat().st_size} bytes, {mark.name} says {content['bytes']}"
+        if io.digest_of(file) != content["sha256"]:
+            return f"{name}its SHA-256 differs from the one in {mark.name}"
+        if is_sharded(path):
+            _require_digests(path)
     except io.DamagedFileError as error:
         return f"{error.path.name} {error.fault}"
-    return next((f"{name}: {fault}" for name, fault in damaged), None)
+    return None
 
 
-def _damaged_shards(path: Path) -> list[tuple[str, str]]:
-    """Return the names of damaged shards, and their faults. Raises DamagedFileError."""
+def _require_digests(path: Path) -> None:
+    """Raise DamagedFileError unless the shards of a checkpoint have the digests in its manifest."""
     _, _, files = _read_manifest(path)
     with ThreadPoolExecutor(HASHED_AT_ONCE, "digest") as threads:
-        faults = threads.map(lambda name: _difference(io.below(path, name), files[name], MANIFEST), files)
-        return [(name, fault) for name, fault in zip(files, faults, strict=True) if fault is not None]
-
-
-def _difference(path: Path, expected: Stored, record: str) -> str | None:
-    """Return in which way a file differs from what the file `record` says about it."""
-    if not path.is_file():
-        return "it is missing"
-    if path.stat().st_size != expected["bytes"]:
-        return f"it has {path.stat().st_size} bytes, {record} says {expected['bytes']}"
-    return None if io.digest_of(path) == expected["sha256"] else f"its SHA-256 differs from the one in {record}"
+        digests = threads.map(lambda name: io.digest_of(io.below(path, name)), files)
+        for (name, stored), digest in zip(files.items(), digests, strict=True):
+            if digest != stored["sha256"]:
+                fault = f"is damaged (its SHA-256 differs from the one in {MANIFEST})"
+                raise io.DamagedFileError(io.below(path, name), fault, REMEDY)
 
 
 # --- Parts of tensors ---

@@ -47,8 +47,6 @@ from clipzoo.training.tuned import KEY, TunedModel, TunedPart, read_frozen, writ
 
 MODEL = "model"
 """Name of the model in a checkpoint."""
-REWIND = "rewind"
-"""Folder of the states that a training goes back to after a spike."""
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +59,7 @@ class TrainingState:
 
     tuned: tensors that training does not change are written once, to frozen.pt, and are in no checkpoint.
     others: by their names in the checkpoint. history: these look back on the training: a rewind leaves them as they
-    are, and a checkpoint may lack them.
+    are, and a checkpoint may lack them. rewind_folder: has the states that a training goes back to after a spike.
     """
 
     def __init__(
@@ -91,14 +89,15 @@ class TrainingState:
         self.writer = CheckpointWriter(self._background)
         self._saved_step: int | None = None
         self._frozen, self._frozen_digest = tuned.frozen, ""
+        self.rewind_folder = (parts.folder or Path()) / "rewind"
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps, unless it has been saved. Collective.
 
         Raises TrainingError on all ranks if weights are not finite, or the file cannot be written.
         """
-        if step != self._saved_step:
-            self.write("checkpoints", step, self._keep)
+        if self._folder is not None and step != self._saved_step:
+            self.write(self._folder / "checkpoints", step, self._keep)
             self._saved_step = step
 
     def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
@@ -112,17 +111,15 @@ class TrainingState:
         extreme = min if key.lower_is_better else max
         value = self._world.run_on_first(lambda: checkpoint_files.value_of_best(best, extreme))
         if value is None or key.is_better(metrics[name], value):
-            self.write("best", step, keep=1, metric=name, value=metrics[name])
+            self.write(best, step, keep=1, metric=name, value=metrics[name])
             self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
 
-    def write(self, name: str, step: int, keep: int, **facts: Any) -> None:
-        """Save the state after `step` steps in the folder `name` of the run, and keep the newest `keep`. Collective.
+    def write(self, folder: Path, step: int, keep: int, **facts: Any) -> None:
+        """Save the state after `step` steps in a folder of the run, and keep the newest `keep` there. Collective.
 
         facts: small values for the mark.
         """
-        if self._folder is None:
-            return
-        folder, waited = self._folder / name, self.writer.own_seconds
+        waited = self.writer.own_seconds
         facts = {"step": step, **self._facts, **facts}
         if self._sharded:
             self.writer.wait()
@@ -188,7 +185,7 @@ class TrainingState:
         folder = self._folder
         if folder is None:
             return 0
-        path = self.newest("checkpoints")
+        path = self.newest(folder / "checkpoints")
         if path is None:
             if self._frozen:
                 with self._parallel.whole():
@@ -220,7 +217,7 @@ class TrainingState:
     def rewind(self, step: int) -> None:
         """Go back to the newest state before `step` steps that was saved for it. Collective."""
         self.wait()
-        path = self.newest(REWIND, step - 1)
+        path = self.newest(self.rewind_folder, step - 1)
         assert path is not None, "a state to go back to is saved first"
         state = self._sharding.read(path, "step")
         for name, part in self._own.items():
@@ -229,9 +226,9 @@ class TrainingState:
         batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
         self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
 
-    def newest(self, name: str, at_most: int | None = None) -> Path | None:
-        """Return the newest valid state of at most so many steps in the folder `name` of the run. Collective."""
-        return self._world.run_on_first(lambda: checkpoint_files.newest((self._folder or Path()) / name, at_most))
+    def newest(self, folder: Path, at_most: int | None = None) -> Path | None:
+        """Return the newest valid state of at most so many steps in a folder of the run. Collective."""
+        return self._world.run_on_first(lambda: checkpoint_files.newest(folder, at_most))
 
 
 class Sharding:

@@ -27,7 +27,7 @@ from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
-from clipzoo.training.checkpoints import REWIND, Counters, TrainingState
+from clipzoo.training.checkpoints import Counters, TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.loggers import Logger
@@ -278,7 +278,7 @@ def fit(
             del batches  # ends the loader processes
             state.wait()
             if folder is not None:
-                world.run_on_first(partial(shutil.rmtree, folder / REWIND, ignore_errors=True))
+                world.run_on_first(partial(shutil.rmtree, state.rewind_folder, ignore_errors=True))
         reason = reason_to_end(all_hooks)
         metrics = evaluate.run(progress(done)) if reason is None else evaluate.metrics
         cost = throughput.summary(done)
@@ -406,9 +406,10 @@ class Rewind(Hook):
     watchdog: Watchdog
 
     def begin(self, progress: Progress) -> None:
+        folder = self.state.rewind_folder
         is_regular = progress.step > 0 and progress.step % self.save_every == 0
-        if progress.step < progress.total_steps and (is_regular or self.state.newest(REWIND, progress.step) is None):
-            self.state.write(REWIND, progress.step, keep=2)
+        if progress.step < progress.total_steps and (is_regular or not self.state.newest(folder, progress.step)):
+            self.state.write(folder, progress.step, keep=2)
 
     def after(self, step: Step) -> None:
         self.divergence.settle()
@@ -417,7 +418,7 @@ class Rewind(Hook):
             self.state.rewind(step.number)
         if step.number % self.save_every == 0 and not step.is_last:
             self.watchdog.set_status(step.number, "saving", bounded=False)
-            self.state.write(REWIND, step.number, keep=2)
+            self.state.write(self.state.rewind_folder, step.number, keep=2)
 
 
 @dataclass(eq=False)
