@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,12 +95,9 @@ def test_evaluations_and_the_export_of_a_run_with_divided_weights_are_those_of_d
 
 def evaluations(runs: Path) -> list[dict[str, float]]:
     """Metrics of the evaluations during training and at its end."""
-    lines = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if isinstance(value, float)}
-        for line in lines
-        if line.get("event") == "evaluation"
-    ]
+    lines = map(json.loads, (runs / "run" / "metrics.jsonl").read_text().splitlines())
+    events = [line for line in lines if line.get("event") == "evaluation"]
+    return [{key: value for key, value in event.items() if isinstance(value, float)} for event in events]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -127,10 +125,8 @@ def assert_same_state(actual: Path, expected: Path, steps: int = 9, close: bool 
     """Require the same weights and state of the samples, bit for bit unless `close`."""
     ours, theirs = (newest_state(runs, steps) for runs in (actual, expected))
     for part in ("model", "objective"):
-        if close:
-            assert_close(ours[part], theirs[part], rtol=1e-9, atol=1e-9)
-        else:
-            assert_equal(ours[part], theirs[part])
+        compare = partial(assert_close, rtol=1e-9, atol=1e-9) if close else assert_equal
+        compare(ours[part], theirs[part])
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +167,7 @@ def kill_at_a_random_moment(ranks: list[Process], folder: Path, moments: random.
         time.sleep(0.005)
     time.sleep(moments.uniform(0, 0.3 if more else 2.0))
     assert newest_mark(folder) < STEPS, "the run has ended before it was killed"
-    victim = moments.choice(ranks)
-    victim.process.kill()
+    moments.choice(ranks).process.kill()
     time.sleep(moments.uniform(0, 0.5))
     for rank in ranks:
         rank.process.kill()
