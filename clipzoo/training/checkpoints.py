@@ -254,12 +254,7 @@ class Sharding:
         }
 
     def applies(self, format: CheckpointFormat) -> bool:
-        """Return True if checkpoints have one file for each rank. Raises ConfigError if they must, and may not."""
-        if format == "file" and self._places:
-            raise ConfigError(
-                "trainer.checkpoints.format=file needs the whole state on the first rank: give "
-                "trainer.checkpoints.format=auto"
-            )
+        """Return True if checkpoints have one file for each rank."""
         parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))
 
