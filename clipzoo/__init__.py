@@ -34,7 +34,7 @@ _MODULES = {
     "interpolate": "clipzoo.loading",
     "load": "clipzoo.loading",
     "save_adapters": "clipzoo.exports.adapters",
-    "train": "clipzoo.training.in_python",
+    "train": "clipzoo.training.train",
 }
 """Public name -> its module; `__init__.pyi` says the same to type checkers."""
 __all__ = sorted(_MODULES)

@@ -15,7 +15,7 @@ from clipzoo.loading import (
     load as load,
 )
 from clipzoo.model import Model as Model
-from clipzoo.training.in_python import train as train
+from clipzoo.training.train import train as train
 from clipzoo.types import (
     Batch as Batch,
     Features as Features,

@@ -41,7 +41,7 @@ from clipzoo.config.vocabulary import Count
 from clipzoo.distributed.parallel import Parallel
 from clipzoo.objectives.base import Objective, check_pair
 from clipzoo.training.gradients import GradientCache
-from clipzoo.training.in_python import adam
+from clipzoo.training.optimizers import adam
 from clipzoo.training.parts import Optimizer
 
 SAMPLES, BATCH, PARTS, CLIP = 24, 16, 4, 1.0

@@ -242,7 +242,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     from clipzoo.initial import initialise, report_initial_weights
     from clipzoo.training.diagnostics import write_examples, write_sample_summary
     from clipzoo.training.loggers import quiet_libraries
-    from clipzoo.training.train import train as fit
+    from clipzoo.training.train import fit
 
     watchdog = Watchdog()
     preemption = Preemption(watchdog)

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from clipzoo.distributed.parallel import by_kind
 from clipzoo.encoders.tuning import plain_name
+from clipzoo.training.checkpoint_files import fill
 from clipzoo.training.parts import Averaging, Hook, Step
 from clipzoo.training.schedules import in_steps
 from clipzoo.types import (
@@ -109,16 +110,20 @@ class WeightAverage(Hook):
 
     def __init__(self, averaging: Averaging, modules: Mapping[str, nn.Module]) -> None:
         self._averaging = averaging
-        named = {
-            part: {plain_name(name): tensor for name, tensor in averaged_tensors(module).items()}
-            for part, module in modules.items()
-        }
+        named: dict[str, dict[str, Tensor]] = {}
+        for part, module in modules.items():
+            parameters = module.named_parameters(remove_duplicate=False)
+            tensors: dict[str, Tensor] = {name: value for name, value in parameters if value.requires_grad}
+            for name, inner in module.named_modules():
+                statistics = inner.named_buffers(recurse=False) if isinstance(inner, _NormBase) else ()
+                tensors |= {f"{name}.{kind}": value for kind, value in statistics if value.is_floating_point()}
+            named[part] = {plain_name(name): tensor for name, tensor in tensors.items()}
+        # Tied weights have one average under several names.
         unique = {id(tensor): tensor for tensors in named.values() for tensor in tensors.values()}
         averages = {key: tensor.detach().clone() for key, tensor in unique.items()}
         self._tensors, self._averages = list(unique.values()), list(averages.values())
-        # Tied weights have one average under several names.
         self._named = {
-            part: {name: averages[id(tensor)] for name, tensor in own.items()} for part, own in named.items()
+            part: {name: averages[id(tensor)] for name, tensor in tensors.items()} for part, tensors in named.items()
         }
         self.has_begun = False
 
@@ -150,15 +155,11 @@ class WeightAverage(Hook):
         """Return the average by part and plain name."""
         return {**self._named, "has_begun": self.has_begun}
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Fill it in place."""
         self.has_begun = bool(state["has_begun"])
         for part, tensors in self._named.items():
-            if tensors.keys() != state[part].keys():
-                raise RuntimeError(f"the average has other tensors: {sorted(tensors.keys() ^ state[part].keys())[:4]}")
-            for name, tensor in tensors.items():
-                tensor.copy_(state[part][name])
+            fill(tensors, state[part], "the average")
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -166,16 +167,3 @@ class WeightAverage(Hook):
             kept = tensor.clone()
             tensor.copy_(average)
             average.copy_(kept)
-
-
-def averaged_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that train and the running statistics of batch norms, by name."""
-    parameters = module.named_parameters(remove_duplicate=False)
-    statistics = {
-        f"{name}.{kind}": tensor
-        for name, inner in module.named_modules()
-        if isinstance(inner, _NormBase)
-        for kind, tensor in inner.named_buffers(recurse=False)
-        if tensor.is_floating_point()
-    }
-    return {name: parameter for name, parameter in parameters if parameter.requires_grad} | statistics

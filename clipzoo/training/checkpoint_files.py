@@ -50,6 +50,7 @@ DTYPES = {
 }  # fmt: skip
 """Data types by name, with their names in a .safetensors file."""
 MOST_TENSORS = 50_000
+"""Tensors of a manifest."""
 SHARD = re.compile(r"rank_\d{5}\.safetensors")
 BLOCK = 2**26
 """Bytes that are written and hashed at once."""
@@ -61,16 +62,15 @@ Keys = tuple[str | int, ...]
 """Keys and positions that lead to a value in nested mappings and lists."""
 Chunks = dict[tuple[str, tuple[int, ...]], int]
 """Size in bytes of the chunks of tensors that a rank holds, by name and offsets."""
+Stored = Mapping[str, Any]
+"""Of a file: {"bytes": size, "sha256": digest}."""
 log = logging.getLogger(__name__)
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` in one file and remove older ones but the newest `keep`.
+    """Write the checkpoint of `step` in one file and remove older ones but the newest `keep`. Raises WriteError.
 
     facts: small values for the .json file.
-
-    Raises:
-        WriteError: the file cannot be written.
     """
     path = folder / f"step_{step:08d}.pt"
     try:
@@ -82,13 +82,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, 
 
 
 def write_marked(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Write a file of tensors and the .json that marks it as complete; return its SHA-256.
-
-    facts: small values for the .json file.
-
-    Raises:
-        WriteError: a file cannot be written.
-    """
+    """Write a file of tensors and the .json that marks it as complete; return its SHA-256. Raises WriteError."""
     with io.whole(path) as file:
         hashed: Any = HashedFile(file)
         try:
@@ -98,9 +92,9 @@ def write_marked(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any])
             if hashed.error is not None:
                 raise hashed.error from None
             raise
-    stored: StoredFile = hashed.stored()
-    io.write_json(mark_of(path), {**facts, **vars(stored)})
-    return stored.sha256
+    stored: dict[str, Any] = hashed.stored()
+    io.write_json(mark_of(path), {**facts, **stored})
+    return stored["sha256"]
 
 
 def save_sharded(
@@ -119,9 +113,7 @@ def save_sharded(
     small values for the .json file. group: process group of all ranks with a CPU backend; None for a single process.
     written: called when this rank's file is on the disk.
 
-    Raises:
-        WriteError: a file cannot be written, on this or another rank.
-        ValueError: the pieces of the ranks do not cover a tensor.
+    Raises on all ranks: WriteError; ValueError if the pieces of the ranks do not cover a tensor.
     """
     temporary = path.with_name(f".{path.name}.tmp")
 
@@ -131,10 +123,11 @@ def save_sharded(
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
         # Pieces that are empty although their tensor is not are left out.
-        full = {
-            name: piece for name, piece in pieces.items() if piece.local.numel() or not math.prod(piece.place.whole)
+        return {
+            (name, place.offsets): part.nbytes
+            for name, (part, place) in pieces.items()
+            if part.numel() or not math.prod(place.whole)
         }
-        return {(name, piece.place.offsets): piece.local.nbytes for name, piece in full.items()}
 
     chunks = _on_all_ranks(begin, group)
 
@@ -206,9 +199,9 @@ def read(
         DamagedFileError: a file is missing or no checkpoint, or holds objects other than weights and plain values.
     """
     if is_sharded(path):
-        for name, fault in () if verified else _damaged_shards(path):
-            raise io.DamagedFileError(io.below(path, name), f"is damaged ({fault})", REMEDY)
-        content = read_sharded(path, layout, without)
+        if not verified:
+            _require_digests(path)
+        content = _read_sharded(path, layout, without)
     else:
         content = {key: value for key, value in read_tensors(path, REMEDY, mapped).items() if key not in without}
         if layout is not None:
@@ -274,16 +267,13 @@ def _remove_old(path: Path, keep: int) -> None:
     # This step may also exist in the other format; its mark now belongs to `path`.
     twins = [other for other in others if step_of(other) == step_of(path)]
     for leftover in [*twins, *path.parent.glob(".step_*.tmp")]:
-        _remove_content(leftover)
+        _remove(leftover, with_mark=False)
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, with_mark: bool = True) -> None:
     """Remove a checkpoint, its mark first: after an interruption, the rest counts as incomplete."""
-    mark_of(path).unlink(missing_ok=True)
-    _remove_content(path)
-
-
-def _remove_content(path: Path) -> None:
+    if with_mark:
+        mark_of(path).unlink(missing_ok=True)
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -292,37 +282,36 @@ def _remove_content(path: Path) -> None:
 
 def _fault(path: Path) -> str | None:
     """Return the reason why a checkpoint is invalid, None if it is valid."""
-    mark = mark_of(path)
+    mark, file, name = mark_of(path), path, ""
+    if is_sharded(path):
+        file, name = path / MANIFEST, f"{MANIFEST}: "
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
         content = io.read_json(mark, io.MB)
         io.require_fields(mark, content, {"bytes": int, "sha256": str})
-        expected = StoredFile(content["bytes"], content["sha256"])
-        if not is_sharded(path):
-            return _difference(path, expected, mark.name)
-        fault = _difference(path / MANIFEST, expected, mark.name)
-        damaged = [(MANIFEST, fault)] if fault else _damaged_shards(path)
+        if not file.is_file():
+            return f"{name}it is missing"
+        if file.stat().st_size != content["bytes"]:
+            return f"{name}it has {file.stat().st_size} bytes, {mark.name} says {content['bytes']}"
+        if io.digest_of(file) != content["sha256"]:
+            return f"{name}its SHA-256 differs from the one in {mark.name}"
+        if is_sharded(path):
+            _require_digests(path)
     except io.DamagedFileError as error:
         return f"{error.path.name} {error.fault}"
-    return next((f"{name}: {fault}" for name, fault in damaged), None)
+    return None
 
 
-def _damaged_shards(path: Path) -> list[tuple[str, str]]:
-    """Return the names of damaged shards, and their faults. Raises DamagedFileError."""
+def _require_digests(path: Path) -> None:
+    """Raise DamagedFileError unless the shards of a checkpoint have the digests in its manifest."""
     _, _, files = _read_manifest(path)
     with ThreadPoolExecutor(HASHED_AT_ONCE, "digest") as threads:
-        faults = threads.map(lambda name: _difference(io.below(path, name), files[name], MANIFEST), files)
-        return [(name, fault) for name, fault in zip(files, faults, strict=True) if fault is not None]
-
-
-def _difference(path: Path, expected: StoredFile, record: str) -> str | None:
-    """Return in which way a file differs from what the file `record` says about it."""
-    if not path.is_file():
-        return "it is missing"
-    if path.stat().st_size != expected.bytes:
-        return f"it has {path.stat().st_size} bytes, {record} says {expected.bytes}"
-    return None if io.digest_of(path) == expected.sha256 else f"its SHA-256 differs from the one in {record}"
+        digests = threads.map(lambda name: io.digest_of(io.below(path, name)), files)
+        for (name, stored), digest in zip(files.items(), digests, strict=True):
+            if digest != stored["sha256"]:
+                fault = f"is damaged (its SHA-256 differs from the one in {MANIFEST})"
+                raise io.DamagedFileError(io.below(path, name), fault, REMEDY)
 
 
 # --- Parts of tensors ---
@@ -361,22 +350,10 @@ class Place:
         return f"{name}@{','.join(map(str, self.offsets))}" if any(self.offsets) else name
 
 
-@dataclass(frozen=True)
-class Piece:
-    """This rank's part of a tensor, and its place."""
-
-    local: Tensor
-    place: Place
-
-
+Piece = tuple[Tensor, Place]
+"""This rank's part of a tensor, and its place."""
 Layout = Callable[[Keys, tuple[int, ...]], Place]
 """Function of the path and the whole shape of a stored tensor -> the part of it that this rank needs."""
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -417,6 +394,15 @@ def tensors_with_paths(value: Any) -> Iterator[tuple[Keys, Tensor]]:
     return iter(pairs)
 
 
+@torch.no_grad()
+def fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor], origin: str) -> None:
+    """Copy values into the tensors of the same names. Raises RuntimeError for other names. origin: of the values."""
+    if tensors.keys() != values.keys():
+        raise RuntimeError(f"{origin} has other tensors: {sorted(tensors.keys() ^ values.keys())[:4]}")
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
+
+
 def name_of(path: Keys) -> str:
     """Return the name of a tensor: its path, joined by slashes."""
     return "/".join(map(str, path))
@@ -439,11 +425,7 @@ def encoded(value: Any, path: Keys = ()) -> Any:
 
 
 def _decoded(value: Any, tensor: Callable[[Keys, str], Any], path: Keys = ()) -> Any:
-    """Return the value that was `encoded`. tensor: function of the path and the name of a tensor.
-
-    Raises:
-        ValueError: the value is malformed.
-    """
+    """Return the value that was `encoded`. tensor: called with path and name of a tensor. Raises ValueError."""
     if isinstance(value, list):
         return [_decoded(item, tensor, (*path, index)) for index, item in enumerate(value)]
     if not isinstance(value, dict):
@@ -486,17 +468,14 @@ class HashedFile:
         self._bytes += len(content)
         return len(content)
 
-    def stored(self) -> StoredFile:
-        return StoredFile(self._bytes, self._digest.hexdigest())
+    def stored(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
 def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequence[Chunks]) -> dict[str, Any]:
     """Write the file of a rank, and return the part of the manifest that describes it: its tensors and files.
 
     pieces: by name; only those that no other rank writes are in the file. held: chunks of all ranks.
-
-    Raises:
-        WriteError: the file cannot be written.
     """
     # A chunk that several ranks hold is written by the one of them that writes the fewest bytes so far.
     totals, writers = [0] * len(held), {}
@@ -504,20 +483,21 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
         holders = (holder for holder, chunks in enumerate(held) if chunk in chunks)
         writers[chunk] = min(holders, key=totals.__getitem__)
         totals[writers[chunk]] += size or 1
-    names = [name for name, piece in pieces.items() if writers.get((name, piece.place.offsets)) == rank]
+    names = [name for name, (_, place) in pieces.items() if writers.get((name, place.offsets)) == rank]
     if not names:
         return {"tensors": {}, "files": {}}
     # Readers need tensors aligned to the size of their entries.
-    own = {name: pieces[name] for name in sorted(names, key=lambda name: -pieces[name].local.element_size())}
+    names.sort(key=lambda name: -pieces[name][0].element_size())
     file = f"rank_{rank:05d}.safetensors"
     header: dict[str, Any] = {}
     described: dict[str, Any] = {}
     end = 0
-    for name, piece in own.items():
-        dtype, place = str(piece.local.dtype).removeprefix("torch."), piece.place
+    for name in names:
+        part, place = pieces[name]
+        dtype = str(part.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise TypeError(f"a sharded checkpoint cannot hold a tensor of {piece.local.dtype}")
-        start, end = end, end + piece.local.nbytes
+            raise TypeError(f"a sharded checkpoint cannot hold a tensor of {part.dtype}")
+        start, end = end, end + part.nbytes
         header[place.key(name)] = {"dtype": DTYPES[dtype], "shape": place.sizes, "data_offsets": (start, end)}
         described[name] = {"dtype": dtype, "shape": place.whole, "chunks": [(place.offsets, place.sizes, file)]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -526,14 +506,14 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
     with io.whole(folder / file) as opened:
         hashed = HashedFile(opened)
         hashed.write(len(text).to_bytes(8, "little") + text)
-        for piece in own.values():
-            values: Any = piece.local.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        for name in names:
+            values: Any = pieces[name][0].detach().contiguous().reshape(-1).view(torch.uint8).numpy()
             hashed.write(values)
-    return {"tensors": described, "files": {file: vars(hashed.stored())}}
+    return {"tensors": described, "files": {file: hashed.stored()}}
 
 
-def read_sharded(folder: Path, layout: Layout | None = None, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the state of a sharded checkpoint, on the CPU. Arguments and errors: see `read`."""
+def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str]) -> dict[str, Any]:
+    """Return the state of a sharded checkpoint, as `read` does."""
     from safetensors import SafetensorError, safe_open
 
     stored_state, tensors, _ = _read_manifest(folder)
@@ -573,11 +553,10 @@ def read_sharded(folder: Path, layout: Layout | None = None, without: Collection
     return content
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict[str, StoredFile]]:
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict[str, Stored]]:
     """Read and check the manifest of a sharded checkpoint: its encoded state, and tensors and files by name.
 
-    Raises:
-        DamagedFileError: it is missing or damaged, or its tensors do not fit its files.
+    Raises DamagedFileError if it is missing or damaged, or its tensors do not fit its files.
     """
     path = folder / MANIFEST
     content = io.read_json(path, 32 * io.MB, REMEDY)
@@ -586,11 +565,10 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
         fault = f"has format {content['format']}, this version of clipzoo reads {VERSION}"
         raise io.DamagedFileError(path, fault, "update clipzoo")
     try:
-        files = {}
-        for name, facts in content["files"].items():
+        files = content["files"]
+        for name, facts in files.items():
             # A path would lead out of the folder.
             _require(SHARD.fullmatch(name) is not None, f"{shortened(name)} is not the name of a shard")
-            files[name] = StoredFile(facts["bytes"], facts["sha256"])
             is_described = _is_count(facts["bytes"]) and isinstance(facts["sha256"], str)
             _require(is_described, f"{name} has no size and digest")
             shard = io.below(folder, name)
@@ -602,7 +580,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
         _require(count <= MOST_TENSORS, f"it lists {count} tensors, more than {MOST_TENSORS}")
         tensors = {name: _stored_tensor(name, facts, files) for name, facts in content["tensors"].items()}
         needed = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
-        _require(needed <= sum(file.bytes for file in files.values()), "its tensors are larger than its files")
+        _require(needed <= sum(file["bytes"] for file in files.values()), "its tensors are larger than its files")
         unlisted = "its state names a tensor that it does not list"
         _decoded(content["state"], lambda _, name: _require(name in tensors, unlisted))
     except io.DamagedFileError:

@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -42,12 +43,10 @@ from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import PRECISION, CheckpointFormat
 from clipzoo.training.throughput import Throughput
-from clipzoo.training.tuned import FrozenPart, TunedModel, TunedPart
+from clipzoo.training.tuned import KEY, TunedModel, TunedPart, read_frozen, write_frozen
 
 MODEL = "model"
 """Name of the model in a checkpoint."""
-REWIND = "rewind"
-"""Folder of the states that a training goes back to after a spike."""
 log = logging.getLogger(__name__)
 
 
@@ -60,7 +59,7 @@ class TrainingState:
 
     tuned: tensors that training does not change are written once, to frozen.pt, and are in no checkpoint.
     others: by their names in the checkpoint. history: these look back on the training: a rewind leaves them as they
-    are, and a checkpoint may lack them.
+    are, and a checkpoint may lack them. rewind_folder: has the states that a training goes back to after a spike.
     """
 
     def __init__(
@@ -87,26 +86,22 @@ class TrainingState:
         self._sharding = Sharding({**self._modules, MODEL: parallel.trained}, self._own, self._world)
         self._sharded = self._sharding.applies(settings.format)
         self._group: ProcessGroup | None = None
-        self._writer = CheckpointWriter(self._background)
+        self.writer = CheckpointWriter(self._background)
         self._saved_step: int | None = None
-        self._frozen = FrozenPart(parts.folder, tuned.frozen) if tuned.frozen and parts.folder else None
+        self._frozen, self._frozen_digest = tuned.frozen, ""
+        self.rewind_folder = (parts.folder or Path()) / "rewind"
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps, unless it has been saved. Collective.
 
-        Raises:
-            TrainingError: weights are not finite, or the file cannot be written; on all ranks.
+        Raises TrainingError on all ranks if weights are not finite, or the file cannot be written.
         """
         if self._folder is not None and step != self._saved_step:
-            self._write(self._folder / "checkpoints", step, {}, self._keep)
+            self.write(self._folder / "checkpoints", step, self._keep)
             self._saved_step = step
 
     def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
-        """Save the state after `step` steps to <folder>/best if metrics[name] is the best so far. Collective.
-
-        Raises:
-            ConfigError: there is no such metric.
-        """
+        """Save the state after `step` steps to <folder>/best if metrics[name] is the best so far. Collective."""
         if name not in metrics:
             names = ", ".join(sorted(metrics)) or "none: eval has no datasets"
             raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={name} (there are: {names})")
@@ -116,47 +111,46 @@ class TrainingState:
         extreme = min if key.lower_is_better else max
         value = self._world.run_on_first(lambda: checkpoint_files.value_of_best(best, extreme))
         if value is None or key.is_better(metrics[name], value):
-            self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
+            self.write(best, step, keep=1, metric=name, value=metrics[name])
             self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
 
-    def save_to_rewind(self, step: int) -> None:
-        """Save the state after `step` steps to <folder>/rewind, where the newest two are kept. Collective."""
-        if self._folder is not None:
-            self._write(self._folder / REWIND, step, {}, keep=2)
+    def write(self, folder: Path, step: int, keep: int, **facts: Any) -> None:
+        """Save the state after `step` steps in a folder of the run, and keep the newest `keep` there. Collective.
 
-    def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
-        waited = self._writer.own_seconds
+        facts: small values for the mark.
+        """
+        waited = self.writer.own_seconds
         facts = {"step": step, **self._facts, **facts}
         if self._sharded:
-            self._writer.wait()
+            self.writer.wait()
             self._world.run_on_all(lambda: require_finite_weights(self._sharding.modules, step))
             if self._group is None:
                 self._group = self._world.background_group()
             state = self._content(step, {name: part.state_dict() for name, part in self._own.items()})
             pieces = self._sharding.pieces(state, copy=self._background)
-            path, rank, written = folder / f"step_{step:08d}", self._world.rank, self._writer.end_own_part
+            path, rank, written = folder / f"step_{step:08d}", self._world.rank, self.writer.end_own_part
             save = checkpoint_files.save_sharded
-            self._writer.run(partial(save, path, pieces, encoded(state), facts, keep, rank, self._group, written))
+            self.writer.run(partial(save, path, pieces, encoded(state), facts, keep, rank, self._group, written))
         else:
             with self._parallel.whole():
                 parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in self._whole.items()}
 
                 def write_file() -> None:
                     # Before the state is copied: main memory holds one copy at most.
-                    self._writer.wait()
+                    self.writer.wait()
                     require_finite_weights(self._modules, step)
                     state = self._content(step, parts)
                     if self._background:
                         began = time.perf_counter()
                         state = map_tensors(state, lambda keys, tensor: tensor.detach().to("cpu", copy=True))
                         self._throughput.add_own("checkpoint", time.perf_counter() - began)
-                    self._writer.run(partial(checkpoint_files.save, folder, step, state, facts, keep))
+                    self.writer.run(partial(checkpoint_files.save, folder, step, state, facts, keep))
 
                 self._world.run_on_first(write_file)
-        self._throughput.add_own("checkpoint", self._writer.own_seconds - waited)
+        self._throughput.add_own("checkpoint", self.writer.own_seconds - waited)
 
     def _content(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a checkpoint. parts: state of the parts."""
+        """Return the content of a checkpoint. parts: their states."""
         return {
             "step": step,
             "data": self._data,
@@ -164,24 +158,20 @@ class TrainingState:
             "counters": self.counters.read(),
             **parts,
             **{name: part.state_dict() for name, part in self._history.items()},
-            **({} if self._frozen is None else {"frozen": self._frozen.digest}),
+            **({KEY: self._frozen_digest} if self._frozen else {}),
         }
-
-    def raise_error(self) -> None:
-        """Raise the error of a checkpoint that could not be written in the background. Does not wait."""
-        self._writer.raise_error()
 
     def wait(self) -> None:
         """Wait until all checkpoints are on the disk. Collective."""
         if self._sharded:
-            self._writer.wait()
+            self.writer.wait()
         else:
-            self._world.run_on_first(self._writer.wait)
+            self._world.run_on_first(self.writer.wait)
 
     def wait_alone(self) -> None:
         """Wait as `wait` does, without the other ranks: when the run fails."""
         try:
-            self._writer.wait()
+            self.writer.wait()
         except RuntimeError as error:
             if not is_collective_error(error):
                 raise
@@ -190,16 +180,16 @@ class TrainingState:
     def restore(self) -> int:
         """Load the newest valid checkpoint and return the number of its steps; 0 if there is none. Collective.
 
-        Raises:
-            ConfigError: it was trained on another dataset, or this rank cannot read it.
+        Raises ConfigError if it was trained on another dataset, or this rank cannot read it.
         """
-        if self._folder is None:
+        folder = self._folder
+        if folder is None:
             return 0
-        path = self._newest(self._folder / "checkpoints")
+        path = self.newest(folder / "checkpoints")
         if path is None:
-            if self._frozen is not None:
+            if self._frozen:
                 with self._parallel.whole():
-                    self._world.run_on_first(self._frozen.write)
+                    self._frozen_digest = self._world.run_on_first(lambda: write_frozen(folder, self._frozen))
             return 0
         if not path.exists():
             raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
@@ -209,13 +199,14 @@ class TrainingState:
                 f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
                 "pass name=NEW to start another run"
             )
-        if self._frozen is not None:
-            with self._parallel.whole():
-                self._frozen.restore(state)
+        if self._frozen:
+            with self._parallel.whole(), torch.no_grad():
+                values, self._frozen_digest = read_frozen(folder, state), state.get(KEY, "")
+                for name, tensor in self._frozen.items():
+                    tensor.copy_(values[name])
                 self._parallel.load_whole()
-        self._load(state)
-        for name, part in self._history.items():
-            if name in state:
+        for name, part in {**self._own, **self._history}.items():
+            if name in self._own or name in state:
                 part.load_state_dict(state[name])
         self._throughput.resume(state["step"], state["spent"])
         self.counters.resume(state["counters"])
@@ -223,33 +214,21 @@ class TrainingState:
         self._report(f"resuming from step {state['step']} ({path})")
         return state["step"]
 
-    def can_rewind(self, step: int) -> bool:
-        """Return True if a state of at most `step` steps was saved to go back to. Collective."""
-        return self._newest((self._folder or Path()) / REWIND, step) is not None
-
     def rewind(self, step: int) -> None:
         """Go back to the newest state before `step` steps that was saved for it. Collective."""
         self.wait()
-        path = self._newest((self._folder or Path()) / REWIND, step - 1)
-        assert path is not None, "save_to_rewind comes first"
+        path = self.newest(self.rewind_folder, step - 1)
+        assert path is not None, "a state to go back to is saved first"
         state = self._sharding.read(path, "step")
-        self._load(state)
+        for name, part in self._own.items():
+            part.load_state_dict(state[name])
         first = state["step"] + 1
         batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
         self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
 
-    def remove_rewind(self) -> None:
-        """Remove the states to go back to, when the training has ended. On the first rank."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder / REWIND, ignore_errors=True)
-
-    def _newest(self, folder: Path, at_most: int | None = None) -> Path | None:
-        """Return the newest valid checkpoint of at most so many steps. Collective."""
+    def newest(self, folder: Path, at_most: int | None = None) -> Path | None:
+        """Return the newest valid state of at most so many steps in a folder of the run. Collective."""
         return self._world.run_on_first(lambda: checkpoint_files.newest(folder, at_most))
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        for name, part in self._own.items():
-            part.load_state_dict(state[name])
 
 
 class Sharding:
@@ -275,12 +254,7 @@ class Sharding:
         }
 
     def applies(self, format: CheckpointFormat) -> bool:
-        """Return True if checkpoints have one file for each rank. Raises ConfigError if they must, and may not."""
-        if format == "file" and self._places:
-            raise ConfigError(
-                "trainer.checkpoints.format=file needs the whole state on the first rank: give "
-                "trainer.checkpoints.format=auto"
-            )
+        """Return True if checkpoints have one file for each rank."""
         parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))
 
@@ -294,7 +268,7 @@ class Sharding:
             place = self._places.get(keys) or Place.of(tensor)
             # The last two keys, because averaged weights are stored by module too.
             if self._world.is_first or keys[-2:] not in self._buffers or keys in self._places:
-                pieces[name_of(keys)] = Piece(local(tensor).detach().to("cpu", copy=copy), place)
+                pieces[name_of(keys)] = local(tensor).detach().to("cpu", copy=copy), place
         return pieces
 
     def read(self, path: Path, *names: str) -> dict[str, Any]:
@@ -389,22 +363,22 @@ class CheckpointWriter:
         self.own_seconds += max(end - began, 0.0)
 
 
+@dataclass
 class Counters:
     """Numbers of unusable samples since the run first started.
 
-    count: returns the numbers of this process, by kind: `Dataset.counters`.
+    count: returns the numbers of this process, by kind: `Dataset.counters`. before: numbers of the processes before.
     """
 
-    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
-        self._count = count
-        self._before: dict[str, int] = {}
+    count: Callable[[], Mapping[str, int]]
+    before: Mapping[str, int] = field(default_factory=dict)
 
     def resume(self, stored: Mapping[str, int]) -> None:
         """Continue from the numbers of a checkpoint. They include damaged shards, which `Dataset.open` counts again."""
-        again = self._count()
-        self._before = {kind: max(0, number - again.get(kind, 0)) for kind, number in stored.items()}
+        again = self.count()
+        self.before = {kind: max(0, number - again.get(kind, 0)) for kind, number in stored.items()}
 
     def read(self) -> dict[str, int]:
         """Return the numbers by kind."""
-        before, now = self._before, self._count()
-        return {kind: before.get(kind, 0) + now.get(kind, 0) for kind in {**before, **now}}
+        now = self.count()
+        return {kind: self.before.get(kind, 0) + now.get(kind, 0) for kind in {**self.before, **now}}

@@ -67,9 +67,39 @@ def summarise_samples(objective: Objective, extremes: int, world: World = World(
     summaries: dict[str, Any] = {}
     for name, values in objective.sample_statistics().items():
         seen = values.isfinite()
+        # Those of a rank are above those of lower ranks.
         ids = seen.nonzero()[:, 0].cpu() + (first or 0)
-        if any(world.gather_object(bool(len(ids)))):
-            summaries[name] = _summary(values[seen].cpu(), ids, extremes, world)
+        values = values[seen].cpu()
+        count = sum(world.gather_object(len(values)))
+        if count == 0:
+            continue
+        # Some ranks may have no values.
+        infinite = values.new_tensor(math.inf), values.new_tensor(-math.inf)
+        lows, highs = zip(*world.gather_object(tuple(values.aminmax()) if len(values) else infinite), strict=True)
+        low, high = min(lows), max(highs)
+        if low == high:
+            # A histogram of one value needs a width.
+            low, high = low - 0.5, high + 0.5
+        bars = torch.histc(values.float(), BINS, float(low), float(high))
+        counts = torch.stack(world.gather_object(bars)).sum(dim=0)
+        mean, std = values.mean(), values.std(correction=0)
+        if world.size > 1:
+            mean = torch.stack(world.gather_object(values.double().sum())).sum() / count
+            std = (torch.stack(world.gather_object((values.double() - mean).square().sum())).sum() / count).sqrt()
+        # The extremes of all ranks are among those of each.
+        order = values.argsort(stable=True)
+        own = torch.cat([order[:extremes], order[max(extremes, len(order) - extremes) :]])
+        values, ids = map(torch.cat, zip(*world.gather_object((values[own], ids[own])), strict=True))
+        order = values.argsort(stable=True)
+        summaries[name] = {
+            "seen": count,
+            "mean": float(mean),
+            "std": float(std),
+            "counts": counts.int().tolist(),
+            "edges": torch.linspace(float(low), float(high), BINS + 1).tolist(),
+        }
+        for side, places in zip(SIDES, (order.flip(0)[:extremes], order[:extremes]), strict=True):
+            summaries[name][side] = [{"sample_id": int(ids[place]), "value": float(values[place])} for place in places]
     return summaries
 
 
@@ -102,43 +132,6 @@ def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -
     io.write_whole(folder / "captions.json", json.dumps(captions))
 
 
-def _summary(values: Tensor, ids: Tensor, extremes: int, world: World) -> dict[str, Any]:
-    """Summarise the values of all ranks. ids: of this rank's samples, which are above those of lower ranks."""
-    # Some ranks may have no values.
-    own_range = tuple(values.aminmax()) if len(values) else (values.new_tensor(math.inf), values.new_tensor(-math.inf))
-    lows, highs = zip(*world.gather_object(own_range), strict=True)
-    low, high = min(lows), max(highs)
-    if low == high:
-        # A histogram of one value needs a width.
-        low, high = low - 0.5, high + 0.5
-    edges = torch.linspace(float(low), float(high), BINS + 1)
-    counts = torch.stack(world.gather_object(torch.histc(values.float(), BINS, float(low), float(high)))).sum(dim=0)
-    seen = sum(world.gather_object(len(values)))
-    mean, std = values.mean(), values.std(correction=0)
-    if world.size > 1:
-        mean = torch.stack(world.gather_object(values.double().sum())).sum() / seen
-        std = (torch.stack(world.gather_object((values.double() - mean).square().sum())).sum() / seen).sqrt()
-    order = values.argsort(stable=True)
-    # The extremes of all ranks are among those of each.
-    own = torch.cat([order[:extremes], order[max(extremes, len(order) - extremes) :]])
-    parts = world.gather_object((values[own], ids[own]))
-    values, ids = (torch.cat(part) for part in zip(*parts, strict=True))
-    order = values.argsort(stable=True)
-
-    def samples(positions: Tensor) -> list[dict[str, float]]:
-        return [{"sample_id": int(ids[position]), "value": float(values[position])} for position in positions]
-
-    return {
-        "seen": seen,
-        "mean": float(mean),
-        "std": float(std),
-        "counts": counts.int().tolist(),
-        "edges": edges.tolist(),
-        "highest": samples(order.flip(0)[:extremes]),
-        "lowest": samples(order[:extremes]),
-    }
-
-
 def unit_vectors(embedding: Embedding) -> Tensor:
     """[b, d], one vector for each sample."""
     if isinstance(embedding, PointSet):
@@ -148,7 +141,6 @@ def unit_vectors(embedding: Embedding) -> Tensor:
 
 def _uniformity(vectors: Tensor) -> Tensor:
     """log of the mean of exp(-2 |x - x'|^2) over pairs of different samples; 0 when collapsed, near -4 when spread."""
-    squared = 2 - 2 * vectors @ vectors.mT
     different = ~torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
-    exponents = -2 * squared[different]
+    exponents = -2 * (2 - 2 * vectors @ vectors.mT)[different]
     return exponents.logsumexp(dim=0) - math.log(len(exponents))

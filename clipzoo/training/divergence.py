@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from clipzoo import io
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import write_whole
 from clipzoo.training.checkpoint_files import local
-from clipzoo.training.parts import Hook, Parts
-from clipzoo.types import Progress, SpikePolicy
+from clipzoo.training.parts import Hook
+from clipzoo.training.settings import SpikeSettings
+from clipzoo.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,11 @@ MOST_IN_A_ROW = 10
 
 @dataclass
 class _PendingStep:
-    """A step whose result the host has not read yet: [3], on its way to the host until `copied`."""
+    """A step whose result, [3], is on its way to the host until `copied`. values: loss and gradient norm."""
 
     step: int
     sample_id: Tensor
-    loss: Tensor
-    gradient_norm: Tensor
+    values: tuple[Tensor, Tensor]
     limits: Tensor | None
     result: Tensor
     copied: torch.cuda.Event | None = None
@@ -53,11 +52,10 @@ class DivergenceCheck:
     folder: run directory, where the samples of a diverged step are listed; None: no file is written.
     loss_limit: a larger absolute loss counts as divergence, as NaN does.
     stop_requested: returns True once this rank has been asked to stop. Its answer travels with the check.
-    spikes: what follows a spike; None judges no step.
+    spikes: the response to spikes; None judges no step.
+    leaves_out: True if training continues without the batch of a step that has diverged or is a spike.
+    stop: True once any rank had been asked to stop in a settled step; equal on all ranks.
     """
-
-    stop = False
-    """True once any rank had been asked to stop in a settled step; equal on all ranks."""
 
     def __init__(
         self,
@@ -68,13 +66,9 @@ class DivergenceCheck:
         spikes: Spikes | None = None,
     ) -> None:
         self._folder, self._limit, self._world, self._stop_requested = folder, loss_limit, world, stop_requested
-        self.spikes = spikes
+        self.spikes, self.leaves_out = spikes, spikes is not None and spikes.leaves_out
+        self.stop = False
         self._pending: _PendingStep | None = None
-
-    @property
-    def leaves_out(self) -> bool:
-        """True if training continues without the batch of a step that has diverged or is a spike."""
-        return self.spikes is not None and self.spikes.leaves_out
 
     def check(self, step: int, sample_id: Tensor, loss: Tensor, gradient_norm: Tensor, check_gradient: bool) -> Tensor:
         """Settle the previous step and check this one.
@@ -95,7 +89,7 @@ class DivergenceCheck:
         on_any_rank = self._world.maximum(torch.stack([diverged, stop, spike]).int())
         result = torch.empty(on_any_rank.shape, dtype=on_any_rank.dtype, pin_memory=on_any_rank.is_cuda)
         result.copy_(on_any_rank, non_blocking=True)
-        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, limits, result)
+        self._pending = _PendingStep(step, sample_id, (loss, gradient_norm), limits, result)
         if on_any_rank.is_cuda:
             # Reading the result waits only for work that was queued before it.
             self._pending.copied = torch.cuda.Event()
@@ -106,8 +100,7 @@ class DivergenceCheck:
     def settle(self) -> None:
         """Wait for the result of the last step.
 
-        Raises:
-            TrainingError: the step has diverged, or is a spike that stops the training; on all ranks.
+        Raises TrainingError on all ranks if the step has diverged, or is a spike that stops the training.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -116,123 +109,61 @@ class DivergenceCheck:
             pending.copied.synchronize()
         diverged, stop, spike = pending.result.tolist()
         if diverged and not self.leaves_out:
-            self._raise(pending)
+            loss, norm = map(float, pending.values)
+            ranks = self._world.gather_object(
+                {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
+            )
+            samples = ""
+            if self._folder is not None:
+                path = self._folder / f"broken_step_{pending.step}.json"
+                samples = f" The sample ids are in {path}; the last checkpoint is untouched."
+                if self._world.is_first:
+                    io.write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
+            losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
+            raise TrainingError(
+                f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
+                f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set "
+                "trainer.clip_gradient=1.0"
+            )
         if self.spikes is not None and pending.limits is not None:
-            values = pending.loss, pending.gradient_norm
-            self.spikes.settle(pending.step + 1, bool(diverged or spike), pending.sample_id, values, pending.limits)
+            is_spike = bool(diverged or spike)
+            self.spikes.settle(pending.step + 1, is_spike, pending.sample_id, pending.values, pending.limits)
         self.stop = self.stop or bool(stop)
-
-    def _raise(self, pending: _PendingStep) -> None:
-        loss, norm = float(pending.loss), float(pending.gradient_norm)
-        ranks = self._world.gather_object(
-            {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
-        )
-        samples = ""
-        if self._folder is not None:
-            path = self._folder / f"broken_step_{pending.step}.json"
-            samples = f" The sample ids are in {path}; the last checkpoint is untouched."
-            if self._world.is_first:
-                write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
-        losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
-        raise TrainingError(
-            f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
-            f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
-        )
-
-
-def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
-    """Check weights that are about to be saved, in one pass on their device.
-
-    Of sharded weights this rank's part is checked.
-
-    modules: by the names of the message. step: number of steps done. Parameters must be finite. Buffers may be
-    infinite, as masks and the state of samples that were never seen are, but not NaN.
-
-    Raises:
-        TrainingError: a tensor is not finite; its name is in the message.
-    """
-    for name, module in modules.items():
-        if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():
-            continue
-        broken = [key for key, value in module.named_parameters() if not local(value).isfinite().all()]
-        broken += [key for key, value in module.named_buffers() if local(value).isnan().any()]
-        more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
-        raise TrainingError(
-            f"{name} {broken[0]}{more} held NaN or infinite values after step {step} and was not saved; the last "
-            "checkpoint is untouched. Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
-        )
-
-
-def _largest(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the largest magnitude of all floating-point tensors, 0-d; NaN if one of them holds NaN."""
-    parts = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
-    values = [part for part in parts if part.numel()]
-    return nn.utils.get_total_norm(values, math.inf)
-
-
-class SpikeDetector:
-    """Judges the losses and gradient norms of steps by those of the last `window` steps.
-
-    A value is a spike if it exceeds median + threshold * deviation, where the deviation is the median absolute
-    deviation from the median, and at least 1 % of the median loss or 10 % of the median gradient norm. No step is
-    judged before the window is full. Spikes enter the window too: median and deviation hardly change with less than
-    half of the values.
-
-    window: number of steps. threshold: number of deviations.
-    """
-
-    def __init__(self, window: int, threshold: float, world: World) -> None:
-        self._threshold, self._world = threshold, world
-        self._values = torch.full((window, 2), torch.nan, dtype=torch.float64, device=world.device)
-        self.limits = torch.full((2,), torch.nan, dtype=torch.float64, device=world.device)
-        """Largest loss and gradient norm that still count as ordinary in the last step."""
-
-    def judge(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
-        """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
-
-        loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite is not
-        added, and is no spike by itself: such a step has diverged.
-
-        Returns:
-            0-d bool on the device.
-        """
-        values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
-        median = self._values.median(dim=0).values
-        deviation = (self._values - median).abs().median(dim=0).values
-        deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
-        self.limits = median + self._threshold * deviation
-        longer = torch.cat([self._values[1:], values[None]])
-        self._values = torch.where(values.isfinite().all(), longer, self._values)
-        return (values > self.limits).any()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"values": self._values.cpu()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the window; one of another length keeps the newest steps."""
-        newest = state["values"][-len(self._values) :]
-        self._values.fill_(torch.nan)
-        self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
 
 
 class Spikes(Hook):
     """Detects spikes of a training and acts on them; see conf/trainer/default.yaml.
 
+    The loss and the gradient norm of a step are judged by those of the last `window` steps. A value is a spike if it
+    exceeds median + threshold * deviation, where the deviation is the median absolute deviation from the median, and at
+    least 1 % of the median loss or 10 % of the median gradient norm. No step is judged before the window is full.
+    Spikes enter the window too: median and deviation hardly change with less than half of the values.
+
     Each spike is described in spikes/step_N.json of the run directory, and sent to the logger.
+
+    folder: run directory; None: no file is written. names: returns the names of samples, for the description. log:
+    called with the step and the values of a spike. leaves_out: True if training continues without the batch of a spike,
+    or of a step that diverged. rewind_due: True from the spike until the training has gone back to the last regular
+    checkpoint.
     """
 
     key = "spikes"
     rewind_due = False
-    """True from the spike until the training has gone back to the last regular checkpoint."""
 
-    def __init__(self, parts: Parts, policy: SpikePolicy, world: World) -> None:
-        if policy == "rewind" and parts.folder is None:
+    def __init__(
+        self,
+        settings: SpikeSettings,
+        world: World,
+        folder: Path | None,
+        names: Callable[[Sequence[int]], Sequence[str]],
+        log: Callable[[int, Mapping[str, Any]], None],
+    ) -> None:
+        if settings.policy == "rewind" and folder is None:
             raise ConfigError("trainer.spikes.policy=rewind goes back to a checkpoint: give folder=...")
-        settings = parts.settings.spikes
-        self.policy, self._world, self._log = policy, world, parts.logger.log
-        self._detector = SpikeDetector(settings.window, settings.threshold, world)
-        self._folder = parts.folder and parts.folder / FOLDER
-        self._names = parts.dataset.names
+        self.policy, self._threshold, self._world, self._names = settings.policy, settings.threshold, world, names
+        self.leaves_out = self.policy in ("skip", "rewind")
+        self._log, self._folder = log, folder and folder / FOLDER
+        self._values = torch.full((settings.window, 2), torch.nan, dtype=torch.float64, device=world.device)
         self._in_a_row = 0
 
     def begin(self, progress: Progress) -> None:
@@ -241,14 +172,23 @@ class Spikes(Hook):
             if int(path.stem.removeprefix("step_")) > progress.step:
                 path.unlink()
 
-    @property
-    def leaves_out(self) -> bool:
-        """True if training continues without the batch of a spike, or of a step that diverged."""
-        return self.policy in ("skip", "rewind")
-
     def judge(self, loss: Tensor, gradient_norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether a step is a spike (0-d bool), and the limits of its loss and gradient norm [2]."""
-        return self._detector.judge(loss, gradient_norm), self._detector.limits
+        """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
+
+        loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite is not
+        added, and is not a spike by itself: such a step has diverged.
+
+        Returns:
+            0-d bool on the device, and [2], the largest loss and gradient norm that still count as ordinary.
+        """
+        values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
+        median = self._values.median(dim=0).values
+        deviation = (self._values - median).abs().median(dim=0).values
+        deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
+        limits = median + self._threshold * deviation
+        longer = torch.cat([self._values[1:], values[None]])
+        self._values = torch.where(values.isfinite().all(), longer, self._values)
+        return (values > limits).any(), limits
 
     def settle(self, step: int, is_spike: bool, sample_id: Tensor, values: Sequence[Tensor], limits: Tensor) -> None:
         """Act on the judgement of a step.
@@ -256,8 +196,7 @@ class Spikes(Hook):
         step: counted from 1. is_spike: equal on all ranks, True also for a diverged step that is left out.
         sample_id: [b]. values: loss and gradient norm. limits: of both, [2].
 
-        Raises:
-            TrainingError: the policy is "stop", or too many steps in a row are left out; on all ranks.
+        Raises TrainingError on all ranks if the policy is "stop", or too many steps in a row are left out.
         """
         if not is_spike:
             self._in_a_row = 0
@@ -302,8 +241,36 @@ class Spikes(Hook):
         log.warning("%s%s%s", sentence, ": the batch is skipped" if self.policy == "skip" else "", where)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._detector.state_dict(), "in_a_row": self._in_a_row}
+        return {"values": self._values.cpu(), "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._detector.load_state_dict(state)
+        """Restore the window; one of another length keeps the newest steps."""
+        newest = state["values"][-len(self._values) :]
+        self._values.fill_(torch.nan)
+        self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
         self._in_a_row = state["in_a_row"]
+
+
+def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
+    """Check weights that are about to be saved, this rank's part, in one pass on their device.
+
+    Raises TrainingError, with the name of the tensor, if a parameter is not finite or a buffer holds NaN. Masks and the
+    state of samples that were never seen are infinite. modules: by their names in the message. step: steps done.
+    """
+    for name, module in modules.items():
+        if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():
+            continue
+        broken = [key for key, value in module.named_parameters() if not local(value).isfinite().all()]
+        broken += [key for key, value in module.named_buffers() if local(value).isnan().any()]
+        more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
+        raise TrainingError(
+            f"{name} {broken[0]}{more} held NaN or infinite values after step {step} and was not saved; the last "
+            "checkpoint is untouched. Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
+        )
+
+
+def _largest(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the largest magnitude of all floating-point tensors, 0-d; NaN if one of them holds NaN."""
+    parts = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
+    values = [part for part in parts if part.numel()]
+    return nn.utils.get_total_norm(values, math.inf)

@@ -21,15 +21,12 @@ from clipzoo.training import diagnostics
 from clipzoo.training.tuned import VIEWS, FeatureCache, View
 from clipzoo.types import Batch, Features, Loss, Progress
 
-FeaturePair = tuple[Features, Features]
-"""Features of the images and of the texts of the same samples."""
-
 
 class GradientCache:
     """Computes losses and their gradients; micro-batches and ranks change neither.
 
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch. Smaller ones cost
-    one more forward pass and save the memory of activations. Batch norm alone sees the difference: it normalises each
+    one more forward pass and save the memory of activations. Only batch norm sees the difference: it normalises each
     micro-batch by itself and counts it once in its running statistics.
     tile: see Head.forward. autocast, compile: see PairEncoder.
     caches: of the features of a view whose tower is frozen. parallel: how ranks share the model's weights; None for
@@ -58,7 +55,12 @@ class GradientCache:
         self._caches = caches or {}
         for cache in self._caches.values() if self._parallel.equal_passes else ():
             cache.any_rank = self._parallel.any_rank
-        self._trained = [view for view in VIEWS if _trains(self._model, view)]
+        self._trained = []
+        for view in VIEWS:
+            # An encoder without towers is one tower.
+            parameters = list(self._model.encoder.towers.get(view, self._model.encoder).parameters())
+            if not parameters or any(parameter.requires_grad for parameter in parameters):
+                self._trained.append(view)
         self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
         world.broadcast_(parameter.detach() for parameter in self._others)
         self._shared = self._parallel.wrap(self._encoder, self._encoder.blocks())
@@ -79,7 +81,7 @@ class GradientCache:
         batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done, and
         with OWN_PASSES and OTHER_RANKS around waits for other ranks.
         diagnose: also log the diagnostics of similarities and embeddings.
-        train_encoder: False for a step of head and objective alone.
+        train_encoder: False for a step of only head and objective.
 
         Returns:
             The loss, without the scale.
@@ -89,12 +91,20 @@ class GradientCache:
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
         constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
-        random_states: list[list[Tensor]] = []
+        random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
             features = _encode(self._shared, batch, trained)
         elif trained:
-            random_states, features = self._encode_without_graph(micro_batches, trained)
+            # Without a graph, and with the random state before each micro-batch.
+            encoded = []
+            for micro_batch in micro_batches:
+                device = micro_batch.image.device
+                on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+                random_states.append((torch.get_rng_state(), on_gpu))
+                with torch.no_grad():
+                    encoded.append(_encode(self._encoder, micro_batch, trained))
+            features = [_concatenate(parts) for parts in zip(*encoded, strict=True)]
         # Detached copies, the leaves of a new graph.
         leaves = {
             view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
@@ -102,7 +112,15 @@ class GradientCache:
         }
         both = {**constant, **leaves}
         self._mark(OWN_PASSES)
-        loss = self._loss((both["image"], both["text"]), batch, progress, diagnose)
+        with step_part("head"):
+            similarity = self._model.compare(both["image"], both["text"], self._world, self.tile)
+        with step_part("objective"):
+            loss = self.objective(similarity, batch, progress)
+        if diagnose:
+            with torch.no_grad():
+                image, text = self._model.embed(*(both[view].first(diagnostics.ROWS) for view in VIEWS))
+            logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
+            loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")
         with step_part("backward"):
             (loss.total * scale).backward()
@@ -129,46 +147,24 @@ class GradientCache:
         cache = self._caches.get(view)
         return _concatenate([encode(batch) if cache is None else cache(batch, encode) for batch in micro_batches])
 
-    def _loss(self, features: FeaturePair, batch: Batch, progress: Progress, diagnose: bool) -> Loss:
-        with step_part("head"):
-            similarity = self._model.compare(*features, self._world, self.tile)
-        with step_part("objective"):
-            loss = self.objective(similarity, batch, progress)
-        if not diagnose:
-            return loss
-        with torch.no_grad():
-            image, text = self._model.embed(*(view.first(diagnostics.ROWS) for view in features))
-        logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
-        return Loss(loss.total, {**loss.logs, **logs})
-
-    @torch.no_grad()
-    def _encode_without_graph(
-        self, micro_batches: Sequence[Batch], views: Sequence[View]
-    ) -> tuple[list[list[Tensor]], list[Features]]:
-        """Return the random state before each micro-batch and the features of all of them, by view."""
-        states, features = [], []
-        for micro_batch in micro_batches:
-            states.append(_random_state(micro_batch.image.device))
-            features.append(_encode(self._encoder, micro_batch, views))
-        return states, [_concatenate(parts) for parts in zip(*features, strict=True)]
-
     def _replay(
         self,
         micro_batches: Sequence[Batch],
         views: Sequence[View],
-        states: Sequence[list[Tensor]],
+        states: Sequence[tuple[Tensor, Tensor | None]],
         gradients: Sequence[Tensor],
     ) -> None:
         """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
         device = micro_batches[0].image.device
-        after = _random_state(device)
         buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
         split = [gradient.split(len(micro_batches[0])) for gradient in gradients]
-        for index, (micro_batch, state) in enumerate(zip(micro_batches, states, strict=True)):
-            _set_random_state(device, state)
-            with self._parallel.accumulating(last=index == len(micro_batches) - 1):
-                _backward(_encode(self._shared, micro_batch, views), [parts[index] for parts in split])
-        _set_random_state(device, after)
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+            for index, (micro_batch, (on_cpu, on_gpu)) in enumerate(zip(micro_batches, states, strict=True)):
+                torch.set_rng_state(on_cpu)
+                if on_gpu is not None:
+                    torch.cuda.set_rng_state(on_gpu, device)
+                with self._parallel.accumulating(last=index == len(micro_batches) - 1):
+                    _backward(_encode(self._shared, micro_batch, views), [parts[index] for parts in split])
         for buffer, value in buffers:
             buffer.copy_(value)
 
@@ -190,13 +186,6 @@ def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Fea
     return [Features(*tensors) for tensors in encoder(batch, views)]
 
 
-def _trains(model: Model, view: View) -> bool:
-    """Return False if no parameter of the view's tower trains, or of the encoder if it has no towers."""
-    tower = model.encoder.towers.get(view, model.encoder)
-    trains = [parameter.requires_grad for parameter in tower.parameters()]
-    return any(trains) or not trains
-
-
 def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None:
     """Add the encoders' gradient under these gradients of their features. Constant features are passed over."""
     pairs = [pair for pair in zip(_tensors(features), gradients, strict=True) if pair[0].requires_grad]
@@ -210,24 +199,10 @@ def _tensors(features: Iterable[Features]) -> list[Tensor]:
 
 
 def _concatenate(parts: Sequence[Features]) -> Features:
-    tokens = [part.tokens for part in parts if part.tokens is not None]
-    masks = [part.mask for part in parts if part.mask is not None]
-    return Features(
-        torch.cat([part.pooled for part in parts]),
-        torch.cat(tokens) if tokens else None,
-        torch.cat(masks) if masks else None,
-    )
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    state = [torch.get_rng_state()]
-    return [*state, torch.cuda.get_rng_state(device)] if device.type == "cuda" else state
-
-
-def _set_random_state(device: torch.device, state: list[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[1], device)
+    columns = zip(*((part.pooled, part.tokens, part.mask) for part in parts), strict=True)
+    pooled, tokens, mask = (None if column[0] is None else torch.cat(column) for column in columns)
+    assert pooled is not None
+    return Features(pooled, tokens, mask)
 
 
 FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
@@ -251,8 +226,15 @@ class PairEncoder(nn.Module):
         self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
 
     def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[FeatureTensors]:
+        features: list[Features] = []
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
-            features = [self._encode(batch, view) for view in views]
+            for view in views:
+                with step_part(f"{view} tower"):
+                    if view == "image":
+                        features.append(self._image(batch.image))
+                    else:
+                        text, length = batch.text, batch.text_length
+                        features.append(encode_by_length(self._text, text, length, self._needs_tokens))
         if not self._needs_tokens:
             return [(view.pooled, None, None) for view in features]
         return [(view.pooled, view.tokens, view.mask) for view in features]
@@ -262,9 +244,3 @@ class PairEncoder(nn.Module):
         towers = list(self.encoder.towers.values()) or [self.encoder]
         blocks = [tower.layers() if isinstance(tower, Tower) else longest_list(tower) for tower in towers]
         return list(dict.fromkeys(block for tower_blocks in blocks for block in tower_blocks))
-
-    def _encode(self, batch: Batch, view: View) -> Features:
-        with step_part(f"{view} tower"):
-            if view == "image":
-                return self._image(batch.image)
-            return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)

@@ -26,10 +26,12 @@ log = logging.getLogger(__name__)
 
 WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
 """Seconds that a run waits for W&B at most."""
+LONGEST_VALUE = 500
+"""Characters of a parameter that every MLflow server takes."""
 
 
 class MetricLogger(Part):
-    """Receives the numbers of a training on the first rank; a subclass needs `log` alone.
+    """Receives the numbers of a training on the first rank; a subclass needs only `log`.
 
     An error of a logger is named in the log, and the training continues without it.
     """
@@ -83,11 +85,7 @@ class Logger(Part):
                 self._open[name] = logger
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record the values of one step.
-
-        Raises:
-            WriteError: metrics.jsonl cannot be written.
-        """
+        """Record the values of one step. Raises WriteError if metrics.jsonl cannot be written."""
         if self._file is None:
             return
         self._file.append({"step": step, **values})
@@ -171,7 +169,7 @@ class TensorBoardLogger(MetricLogger):
     """Writes numbers, final metrics and report pictures to the event files of TensorBoard in <run>/tensorboard."""
 
     def __init__(self) -> None:
-        require_package("tensorboard", "tensorboard", "logger=tensorboard")
+        require_package("tensorboard")
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -198,10 +196,6 @@ class TensorBoardLogger(MetricLogger):
         self._writer.close()
 
 
-LONGEST_VALUE = 500
-"""Characters of a parameter that every MLflow server takes."""
-
-
 class MLflowLogger(MetricLogger):
     """Logs numbers, settings, final metrics and report pictures to MLflow; a resumed run continues its MLflow run.
 
@@ -210,7 +204,7 @@ class MLflowLogger(MetricLogger):
     """
 
     def __init__(self, uri: str | None, experiment: str) -> None:
-        require_package("mlflow", "mlflow", "logger=mlflow")
+        require_package("mlflow")
         self._uri, self._experiment = uri, experiment
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
@@ -250,7 +244,7 @@ class TrackioLogger(MetricLogger):
     """
 
     def __init__(self, project: str, space_id: str | None) -> None:
-        require_package("trackio", "trackio", "logger=trackio")
+        require_package("trackio")
         self._project, self._space_id = project, space_id
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
@@ -270,10 +264,10 @@ class TrackioLogger(MetricLogger):
         self._run.finish()
 
 
-def require_package(package: str, extra: str, choice: str) -> None:
-    """Raise ConfigError if a package is not installed. choice: the override that asks for it."""
+def require_package(package: str) -> None:
+    """Raise ConfigError if the package of a logger is not installed. The logger and the extra bear its name."""
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{choice} needs {package}, which is not installed: {installation(extra)}")
+        raise ConfigError(f"logger={package} needs {package}, which is not installed: {installation(package)}")
 
 
 class MaskingFormatter(logging.Formatter):

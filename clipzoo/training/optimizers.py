@@ -12,6 +12,7 @@ from torch import nn
 
 from clipzoo.errors import ConfigError, first_line, installation, nearest
 from clipzoo.training.parts import Schedule
+from clipzoo.training.schedules import Cosine
 from clipzoo.types import Decay, Epsilon, NonNegative, Part, Positive, Progress, Range, checked
 
 Group = dict[str, Any]
@@ -19,9 +20,9 @@ Group = dict[str, Any]
 
 
 class GroupedOptimizer(Part):
-    """Base class of the optimizers: weight decay for matrices, none for biases, norms and scales; a schedule.
+    """Base class of the optimizers: a schedule, and weight decay for matrices, not for biases, norms and scales.
 
-    Factors of the learning rate, per tower and per layer, split the groups: `clipzoo.training.optimizers`.
+    Factors of the learning rate, per tower and per layer, split the groups (`split_groups`).
     """
 
     weight_decay: float
@@ -110,10 +111,39 @@ class AdamW(GroupedOptimizer):
     weight_decay: NonNegative
     schedule: Schedule
 
-    def construct(self, groups: list[Group]) -> torch.optim.AdamW:
+    def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
             groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True
         )
+
+
+@checked
+@dataclass(frozen=True)
+class AdamW8bit(AdamW):
+    """AdamW of bitsandbytes: 8-bit moments for tensors of at least 4096 elements (Dettmers et al. 2022)."""
+
+    takes_shards = False
+
+    def __post_init__(self) -> None:
+        self.require_constructible("optim=adamw_8bit")
+
+    def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
+        try:
+            import bitsandbytes
+        except ImportError:
+            raise ConfigError(f"optim=adamw_8bit needs bitsandbytes: {installation('bitsandbytes')}") from None
+        return bitsandbytes.optim.AdamW8bit(
+            groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps
+        )
+
+
+def adam(learning_rate: float, final_learning_rate: float = 0.0) -> AdamW:
+    """Return Adam without weight decay, its learning rate falling along half a cosine."""
+    schedule = Cosine(
+        peak=learning_rate, start=learning_rate, end=final_learning_rate, warmup_epochs=None, warmup_steps=0,
+        restart_epochs=None, per_epoch=False,
+    )  # fmt: skip
+    return AdamW(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, schedule=schedule)
 
 
 @checked
@@ -158,35 +188,6 @@ class Adafactor(GroupedOptimizer):
     def construct(self, groups: list[Group]) -> torch.optim.Adafactor:
         return torch.optim.Adafactor(
             groups, lr=self.schedule.peak, beta2_decay=self.beta2_decay, eps=(self.eps1, self.eps2), d=self.clip
-        )
-
-
-@checked
-@dataclass(frozen=True)
-class AdamW8bit(GroupedOptimizer):
-    """AdamW of bitsandbytes: 8-bit moments for tensors of at least 4096 elements (Dettmers et al. 2022).
-
-    betas: decay rates of the first and the second moment. eps: added to the root of the second moment.
-    weight_decay: weight decay of matrices.
-    """
-
-    betas: tuple[Decay, Decay]
-    eps: Epsilon
-    weight_decay: NonNegative
-    schedule: Schedule
-
-    takes_shards = False
-
-    def __post_init__(self) -> None:
-        self.require_constructible("optim=adamw_8bit")
-
-    def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        try:
-            import bitsandbytes
-        except ImportError:
-            raise ConfigError(f"optim=adamw_8bit needs bitsandbytes: {installation('bitsandbytes')}") from None
-        return bitsandbytes.optim.AdamW8bit(
-            groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps
         )
 
 
@@ -273,33 +274,28 @@ class Muon(GroupedOptimizer):
         return self.construct(groups)
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        rate = self.schedule.peak
-        return CombinedOptimizer(
-            groups,
-            {
-                "muon": lambda own: torch.optim.Muon(
-                    own, lr=rate, momentum=self.momentum, nesterov=self.nesterov, ns_steps=self.ns_steps,
-                    adjust_lr_fn=self.adjust_lr_fn,
-                ),
-                "adamw": lambda own: torch.optim.AdamW(
-                    own, lr=rate, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True
-                ),
-            },
-        )  # fmt: skip
+        own = {name: [group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw")}
+        optimizers: dict[str, torch.optim.Optimizer] = {}
+        if own["muon"]:
+            optimizers["muon"] = torch.optim.Muon(
+                own["muon"], lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov,
+                ns_steps=self.ns_steps, adjust_lr_fn=self.adjust_lr_fn,
+            )  # fmt: skip
+        if own["adamw"]:
+            adamw = AdamW(self.betas, self.eps, self.weight_decay, self.schedule)
+            optimizers["adamw"] = adamw.construct(own["adamw"])
+        return CombinedOptimizer(optimizers)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, with one list of parameter groups and one state.
 
-    groups: each names its optimizer as `algorithm`. optimizers: constructors by that name.
+    optimizers: by the name that their groups have as `algorithm`.
     """
 
-    def __init__(
-        self, groups: list[Group], optimizers: Mapping[str, Callable[[list[Group]], torch.optim.Optimizer]]
-    ) -> None:
-        used = {name: [group for group in groups if group[ALGORITHM] == name] for name in optimizers}
-        self._optimizers = {name: optimizers[name](own) for name, own in used.items() if own}
-        super().__init__([group for inner in self._optimizers.values() for group in inner.param_groups], {})
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        super().__init__([group for inner in optimizers.values() for group in inner.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

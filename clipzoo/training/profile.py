@@ -8,8 +8,10 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.io import explained
 from clipzoo.training.parts import Hook, Step
 from clipzoo.types import Progress
 
@@ -29,8 +30,6 @@ TRACE, SNAPSHOT, SUMMARY = "trace.json.gz", "memory_snapshot.pickle", "summary.j
 MOST_OPERATIONS = 15
 MOST_ALLOCATIONS = 200_000
 """Allocations and releases that the snapshot of a GPU's memory holds."""
-
-
 STEP = "step"
 """Range of a whole step."""
 PARTS = (
@@ -42,7 +41,6 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 BINS = 400
 """Largest number of points of the memory's curve."""
-
 Event = Mapping[str, Any]
 
 
@@ -58,7 +56,7 @@ class Profile(Hook):
         self._first, self._last, self._world, self._report = first, last, world, report
         self._folder = folder / FOLDER
         self._profile: profile | None = None
-        self._range: AbstractContextManager[Any] | None = None
+        self._step = ExitStack()
 
     def begin(self, progress: Progress) -> None:
         if progress.step >= self._last:
@@ -70,13 +68,13 @@ class Profile(Hook):
         self._begin_step(progress.step + 1)
 
     def after(self, step: Step) -> None:
-        self._end_step()
+        self._step.close()
         if step.number == self._last and self._profile is not None:
             self._stop()
         self._begin_step(step.number + 1)
 
     def end(self) -> None:
-        self._end_step()
+        self._step.close()
         if self._profile is not None:
             self._profile.stop()
 
@@ -91,13 +89,7 @@ class Profile(Hook):
             self._profile = profile(activities=activities, profile_memory=True)
             self._profile.start()
         if self._profile is not None:
-            self._range = record_function(STEP)
-            self._range.__enter__()
-
-    def _end_step(self) -> None:
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
+            self._step.enter_context(record_function(STEP))
 
     def _stop(self) -> None:
         """Write the trace, the memory and the summary, and report the largest parts."""
@@ -108,7 +100,7 @@ class Profile(Hook):
             torch.cuda.synchronize(self._world.device)
         finished.stop()
         io.make_folder(self._folder)
-        with explained(self._folder):
+        with io.explained(self._folder):
             finished.export_chrome_trace(str(self._folder / TRACE))
             if is_cuda:
                 torch.cuda.memory._dump_snapshot(str(self._folder / SNAPSHOT))
@@ -160,17 +152,30 @@ def part_times(events: Sequence[Event]) -> PartTimes:
     A moment belongs to the range that began last: a part does not include the parts inside, such as the communication
     of the backward pass. A kernel belongs to the part that started it, one of NCCL to communication.
     """
-    ranges = [
+    ranges = sorted(
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
         for event in events
         if event.get("cat") == "user_annotation" and event.get("name") in (STEP, *PARTS)
-    ]
+    )
     steps = sum(name == STEP for _, _, name in ranges)
-    starts, owners = _timeline(ranges)
+    # The moments at which the owner of the time changes, and the part that owns the time from each on.
+    moments = sorted({moment for start, end, _ in ranges for moment in (start, end)})
+    owners: list[str | None] = []
+    active: list[tuple[float, float, str]] = []
+    following = 0
+    for moment in moments:
+        while following < len(ranges) and ranges[following][0] <= moment:
+            active.append(ranges[following])
+            following += 1
+        active = [part for part in active if part[1] > moment]
+        # If two ranges began together, the one that ends first is inside the other.
+        owner = max(active, key=lambda part: (part[0], -part[1]))[2] if active else None
+        owners.append(OTHER if owner == STEP else owner)
     host = dict.fromkeys((*PARTS, OTHER), 0.0)
-    for start, end, owner in zip(starts, starts[1:], owners, strict=False):
+    for start, end, owner in zip(moments, moments[1:], owners, strict=False):
         if owner is not None:
-            host[_part(owner)] += end - start
+            host[owner] += end - start
+
     device = dict.fromkeys((*PARTS, OTHER), 0.0)
     launches = {
         event["args"]["correlation"]: float(event["ts"])
@@ -181,9 +186,9 @@ def part_times(events: Sequence[Event]) -> PartTimes:
         if event.get("cat") not in DEVICE_WORK:
             continue
         launched = launches.get(event.get("args", {}).get("correlation"))
-        place = -1 if launched is None else bisect_right(starts, launched) - 1
+        place = -1 if launched is None else bisect_right(moments, launched) - 1
         owner = owners[place] if place >= 0 else None
-        part = "communication" if "nccl" in str(event["name"]).lower() else _part(owner or OTHER)
+        part = "communication" if "nccl" in str(event["name"]).lower() else owner or OTHER
         device[part] += float(event["dur"])
     scale = 1e-3 / max(steps, 1)
     return PartTimes(
@@ -206,30 +211,6 @@ def memory_curve(events: Iterable[Event], device_type: int) -> list[tuple[float,
     if not points:
         return []
     begin, width = points[0][0], max(points[-1][0] - points[0][0], 1e-9) / BINS
-    largest: dict[int, tuple[float, float]] = {}
-    for time, size in points:
-        place = int((time - begin) / width)
-        if place not in largest or size > largest[place][1]:
-            largest[place] = (time, size)
-    return [((time - begin) / 1e3, size / 2**20) for time, size in largest.values()]
-
-
-def _timeline(ranges: Iterable[tuple[float, float, str]]) -> tuple[list[float], list[str | None]]:
-    """Return the moments at which the owner of the time changes, and the range that owns the time from each on."""
-    ordered = sorted(ranges)
-    moments = sorted({moment for start, end, _ in ordered for moment in (start, end)})
-    owners: list[str | None] = []
-    active: list[tuple[float, float, str]] = []
-    following = 0
-    for moment in moments:
-        while following < len(ordered) and ordered[following][0] <= moment:
-            active.append(ordered[following])
-            following += 1
-        active = [part for part in active if part[1] > moment]
-        # If two ranges began together, the one that ends first is inside the other.
-        owners.append(max(active, key=lambda part: (part[0], -part[1]))[2] if active else None)
-    return moments, owners
-
-
-def _part(owner: str) -> str:
-    return OTHER if owner == STEP else owner
+    bins = groupby(points, key=lambda point: int((point[0] - begin) / width))
+    largest = [max(group, key=itemgetter(1)) for _, group in bins]
+    return [((time - begin) / 1e3, size / 2**20) for time, size in largest]

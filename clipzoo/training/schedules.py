@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
@@ -23,13 +22,6 @@ from clipzoo.types import (
     checked,
     decimal,
 )
-
-COOLDOWNS: dict[str, Callable[[Fraction], float]] = {
-    "linear": lambda done: float(1 - done),
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-    "sqrt": lambda done: 1 - math.sqrt(done),
-}
-"""Shapes of a cooldown: part of it that is done -> part of the way down that is left."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +139,9 @@ class CooldownSchedule(WarmupSchedule):
         rate = self.stable_rate(min(position, stable), warmup)
         if position <= stable:
             return rate
-        left = COOLDOWNS[self.cooldown_shape]((position - stable) / cooldown)
-        return self.end + (rate - self.end) * left
+        done = (position - stable) / cooldown
+        left = {"linear": float(1 - done), "cosine": (1 + math.cos(math.pi * done)) / 2, "sqrt": 1 - math.sqrt(done)}
+        return self.end + (rate - self.end) * left[self.cooldown_shape]
 
     @abstractmethod
     def stable_rate(self, position: Fraction, warmup: int) -> float:

@@ -73,11 +73,7 @@ class FullySharding(Part):
     offload: bool = False
 
     def ranks(self, world: World) -> int:
-        """Return the number of ranks of a group. Collective.
-
-        Raises:
-            ConfigError: groups of this size cannot be formed.
-        """
+        """Return the number of ranks of a group. Collective. Raises ConfigError for a size that cannot be formed."""
         if self.shard_group == "node":
             # Launchers that do not tell the number of ranks of a node give every node a name.
             hosts = world.gather_object(socket.gethostname())
@@ -88,8 +84,7 @@ class FullySharding(Part):
         if ranks < 2 or world.size % ranks:
             raise ConfigError(
                 f"trainer.fsdp.shard_group={self.shard_group} is {ranks} of {number_of(world.size, 'rank')}: give a "
-                "divisor of "
-                f"{world.size} that is at least 2, or trainer.parallel=ddp"
+                f"divisor of {world.size} that is at least 2, or trainer.parallel=ddp"
             )
         return ranks
 
@@ -141,18 +136,15 @@ class Computation:
 
         return replace(self, precision=world.run_on_first(chosen))
 
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch.float64 if self.precision == "float64" else torch.float32
-
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
         """Set the precision of the parameters, and move to the device those that ranks will not divide.
 
         samples: of the dataset, for the objective's per-sample state.
         """
-        model.to(dtype=self.parameter_dtype)
+        dtype = torch.float64 if self.precision == "float64" else torch.float32
+        model.to(dtype=dtype)
         (model.head if self.is_sharded(world) else model).to(world.device)
-        objective.to(world.device, self.parameter_dtype)
+        objective.to(world.device, dtype)
         objective.share(world if self.sample_state == "sharded" else World())
         objective.allocate(samples)
         objective.to(world.device)
@@ -176,10 +168,6 @@ class Computation:
     def autocast_dtype(self) -> torch.dtype | None:
         """Precision of the encoders under autocast; None without autocast."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-
-    @property
-    def gather_dtype(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.gather == "bf16" else None
 
     def tile_size(self, global_batch: int, world: World) -> int | None:
         if self.tile == "auto":

@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
 from statistics import median_low
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -60,7 +60,8 @@ Log = Callable[[int, Mapping[str, Any]], None]
 class Throughput:
     """Measures a loop over `timed(batches)`; `mark(part)` ends a part of a step, or a phase inside a part.
 
-    Seconds, rates and shares are those of the training without evaluations (`evaluating`).
+    Seconds, rates and shares are those of the training without evaluations (`evaluating`). A GPU records events at the
+    marks, so that the host does not wait for it.
 
     own: seconds and steps between the last two readings, and this rank's seconds without waits for others by cause.
     flops_per_step: floating-point operations of this rank; None until they are counted.
@@ -72,39 +73,38 @@ class Throughput:
 
     def __init__(self, total_steps: int, global_batch: int, world: World) -> None:
         self._total_steps, self._global_batch = total_steps, global_batch
-        self._device, self._ranks = world.device, world.size
-        self._clock = _Clock(world.device)
+        self._device, self._ranks, self._on_gpu = world.device, world.size, world.device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+        self._last = self._last_part = self._now()
+        self._parts: dict[str, float] = {}
+        self._own = dict.fromkeys(CAUSES, 0.0)
         self._started = time.perf_counter()
-        self._read_seconds = 0.0
-        self._first_step = self._read_step = 0
-        self._read_parts: dict[str, float] = {}
-        self._read_own: dict[str, float] = {}
+        self._first_step = 0
+        self._reading = _Reading(0.0, 0, {}, self._own.copy())
         self.own = [0.0] * (2 + len(CAUSES))
         self._estimate_from = self._started, 0
         self._spent_before: dict[str, float] = {"seconds": 0.0, "steps": 0}
 
     def resume(self, step: int, spent: Mapping[str, float]) -> None:
         """Continue at `step`. spent: `state` of the interrupted run."""
-        self._first_step = self._read_step = step
+        self._first_step = step
+        self._reading = self._reading._replace(step=step)
         self._estimate_from = self._started, step
         self._spent_before.update(spent)
 
     def state(self, step: int) -> dict[str, float]:
         """Return seconds of training and of each part, and steps since the run first started, without interruptions."""
-        before = self._spent_before
-        parts = {name: before.get(name, 0.0) + seconds for name, seconds in self._clock.totals().items()}
-        sums = {
-            "seconds": before["seconds"] + self._seconds(),
-            "steps": before["steps"] + step - self._first_step,
-        }
+        before, now = self._spent_before, self._measured(step)
+        parts = {name: before.get(name, 0.0) + seconds for name, seconds in now.parts.items()}
+        sums = {"seconds": before["seconds"] + now.seconds, "steps": before["steps"] + step - self._first_step}
         return {**before, **parts, **sums}
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Count the time of the block as evaluation, which is not a part of the training."""
-        self._clock.mark("other")
+        self.mark("other")
         yield
-        self._clock.mark(EVALUATION)
+        self.mark(EVALUATION)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches; the time that each one takes to arrive counts as waiting for data.
@@ -114,7 +114,7 @@ class Throughput:
         """
         iterator = iter(batches)
         for number in count():
-            self._clock.mark("other")
+            self.mark("other")
             if number == 1:
                 self._leave_out_start(self._first_step + 1)
             try:
@@ -122,48 +122,43 @@ class Throughput:
                     batch = next(iterator)
             except StopIteration:
                 return
-            self._clock.mark("data")
+            self.mark("data")
             if number == 0:
                 self._leave_out_start(self._first_step)
             yield batch
 
     def mark(self, part: str) -> None:
         """Assign the time since the last part to `part`; the mark of a phase inside a part begins no new part."""
-        self._clock.mark(part)
+        self._marks.append((part, self._now()))
 
     def add_own(self, cause: str, seconds: float) -> None:
         """Count seconds that this rank spent without waiting for others, outside of the marks."""
-        self._clock.own[cause] += seconds
+        self._own[cause] += seconds
 
     def read(self, step: int) -> dict[str, float]:
         """Return samples per second over all ranks and shares of the time since the last reading, and peak memory."""
-        before, parts = self._read_parts, dict(self._clock.totals())
-        now = self._seconds()
-        seconds, steps = max(now - self._read_seconds, 1e-9), step - self._read_step
-        values = {
-            "samples_per_second": steps * self._global_batch / seconds,
-            **{name: (parts.get(part, 0.0) - before.get(part, 0.0)) / seconds for part, name in SHARES.items()},
-            **self._utilization(steps, seconds),
+        before, now = self._reading, self._measured(step)
+        seconds, steps = max(now.seconds - before.seconds, 1e-9), step - before.step
+        parts = {part: total - before.parts.get(part, 0.0) for part, total in now.parts.items()}
+        self.own = [seconds, steps, *(now.own[cause] - before.own[cause] for cause in CAUSES)]
+        self._reading = now
+        return {
+            **self._rates(steps, seconds, parts),
             "peak_memory_mib": self._peak_memory(),
-            "seconds": self._spent_before["seconds"] + now,
+            "seconds": self._spent_before["seconds"] + now.seconds,
         }
-        own = dict(self._clock.own)
-        self.own = [seconds, steps, *(own[cause] - self._read_own.get(cause, 0.0) for cause in CAUSES)]
-        self._read_seconds, self._read_step, self._read_parts, self._read_own = now, step, parts, own
-        return values
 
     def progress_line(self, step: int, values: Mapping[str, Any]) -> str:
         """Return the line that the terminal shows for a reading."""
-        return "  ".join(
-            [
-                f"step {step}/{self._total_steps}",
-                f"epoch {values['epoch']:.2f}",
-                f"loss {values['loss']:.4f}",
-                f"lr {values['lr']:.2e}",
-                f"{values['samples_per_second']:.0f} samples/s",
-                f"data wait {values['data_wait']:.0%}",
-                f"left {self._time_left(step)}",
-            ]
+        since, first = self._estimate_from
+        left = (time.perf_counter() - since) / max(step - first, 1) * (self._total_steps - step)
+        minutes, seconds = divmod(round(left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return (
+            f"step {step}/{self._total_steps}  epoch {values['epoch']:.2f}  loss {values['loss']:.4f}  "
+            f"lr {values['lr']:.2e}  {values['samples_per_second']:.0f} samples/s  "
+            f"data wait {values['data_wait']:.0%}  left "
+            + (f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s")
         )
 
     def summary(self, step: int) -> dict[str, Any]:
@@ -174,79 +169,49 @@ class Throughput:
             "steps": step,
             "seconds": seconds,
             "evaluation_seconds": state.get(EVALUATION, 0.0),
-            "samples_per_second": steps * self._global_batch / seconds,
-            **{name: state.get(part, 0.0) / seconds for part, name in SHARES.items()},
-            **self._utilization(steps, seconds),
+            **self._rates(steps, seconds, state),
             **({} if self.flops_per_step is None else {"flops": self.flops_per_step * steps * self._ranks}),
             "peak_memory_mib": self._peak_memory(),
             "ranks": self._ranks,
-            "device": torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU",
+            "device": torch.cuda.get_device_name(self._device) if self._on_gpu else "CPU",
         }
 
     def _leave_out_start(self, step: int) -> None:
         """Begin the first reading, and the estimate of the time left, after `step` steps."""
-        parts, seconds = dict(self._clock.totals()), self._seconds()
         self._estimate_from = time.perf_counter(), step
-        if self._read_step == self._first_step:
-            self._read_seconds, self._read_step, self._read_parts = seconds, step, parts
-            self._read_own = dict(self._clock.own)
+        if self._reading.step == self._first_step:
+            self._reading = self._measured(step)
 
-    def _seconds(self) -> float:
-        """Return the seconds of training since this process began."""
-        evaluation = self._clock.totals().get(EVALUATION, 0.0)
-        return time.perf_counter() - self._started - evaluation
-
-    def _utilization(self, steps: float, seconds: float) -> dict[str, float]:
-        """Model FLOPs utilization: recomputed activations do not count. Empty where the peak is unknown."""
-        if self.flops_per_step is None or self.peak_flops is None:
-            return {}
-        return {"flops_utilisation": self.flops_per_step * steps / seconds / self.peak_flops}
-
-    def _peak_memory(self) -> float:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-    def _time_left(self, step: int) -> str:
-        since, first = self._estimate_from
-        seconds = (time.perf_counter() - since) / max(step - first, 1) * (self._total_steps - step)
-        minutes, seconds = divmod(round(seconds), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
-
-
-class _Clock:
-    """Seconds by part. A GPU records events at the marks, so that the host does not wait for it.
-
-    own: seconds by cause; see OWN_WORK. Complete after `totals`.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._last = self._last_part = self._now()
-        self.own = dict.fromkeys(CAUSES, 0.0)
-        self._marks: list[tuple[str, Any]] = []
-        self._totals: dict[str, float] = {}
-
-    def mark(self, part: str) -> None:
-        self._marks.append((part, self._now()))
-
-    def totals(self) -> dict[str, float]:
-        """Return the seconds of each part since the start."""
+    def _measured(self, step: int) -> _Reading:
+        """Return what was measured since this process began. A GPU finishes the steps before."""
         if self._on_gpu and self._marks:
             self._marks[-1][1].synchronize()
         for part, end in self._marks:
             if part in OWN_WORK:
-                self.own[OWN_WORK[part]] += self._seconds(self._last, end)
+                self._own[OWN_WORK[part]] += self._between(self._last, end)
             if part in PARTS:
-                self._totals[part] = self._totals.get(part, 0.0) + self._seconds(self._last_part, end)
+                self._parts[part] = self._parts.get(part, 0.0) + self._between(self._last_part, end)
                 self._last_part = end
             self._last = end
         self._marks.clear()
-        return self._totals
+        seconds = time.perf_counter() - self._started - self._parts.get(EVALUATION, 0.0)
+        return _Reading(seconds, step, self._parts.copy(), self._own.copy())
 
-    def _seconds(self, begin: Any, end: Any) -> float:
-        return begin.elapsed_time(end) / 1000 if self._on_gpu else end - begin
+    def _rates(self, steps: float, seconds: float, parts: Mapping[str, float]) -> dict[str, float]:
+        """Return samples per second, shares of the time, and the model FLOPs utilization where the peak is known.
+
+        Recomputed activations do not count.
+        """
+        rates = {"samples_per_second": steps * self._global_batch / seconds}
+        rates |= {name: parts.get(part, 0.0) / seconds for part, name in SHARES.items()}
+        if self.flops_per_step is not None and self.peak_flops is not None:
+            rates["flops_utilisation"] = self.flops_per_step * steps / seconds / self.peak_flops
+        return rates
+
+    def _peak_memory(self) -> float:
+        if self._on_gpu:
+            return torch.cuda.max_memory_allocated(self._device) / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
     def _now(self) -> Any:
         if not self._on_gpu:
@@ -254,6 +219,18 @@ class _Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1000 if self._on_gpu else end - begin
+
+
+class _Reading(NamedTuple):
+    """Seconds of training, steps, seconds of each part, and seconds of this rank by cause (see OWN_WORK)."""
+
+    seconds: float
+    step: int
+    parts: Mapping[str, float]
+    own: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -317,7 +294,16 @@ class SlowRanks:
         self._slow = {rank: block + self._slow.get(rank, 0.0) for rank in slow}
         new = [rank for rank in slow if self._slow[rank][0, 0] >= self._period and rank not in self._found]
         self._found.update(new)
-        return values, [_described(self._slow[rank], rank) for rank in new]
+        described = []
+        for rank in new:
+            times = self._slow[rank]
+            seconds, steps = times[0, :2].tolist()
+            # The cause is the rank's own phase that exceeds the median over ranks by most.
+            medians = [median_low(column) for column in times[:, 2:].T.tolist()]
+            place = int((times[rank, 2:] - medians).argmax())
+            own, median = float(times[rank, 2 + place]) / steps, medians[place] / steps
+            described.append(SlowRank(rank, _excesses(times)[rank], seconds, CAUSES[place], own, median))
+        return values, described
 
 
 def _excesses(times: Times) -> list[float]:
@@ -326,16 +312,6 @@ def _excesses(times: Times) -> list[float]:
     totals = (own + max(times[0, 0] - own.max(), 0.0)).tolist()
     median = median_low(totals)
     return [total / median - 1 if median > 0 else 0.0 for total in totals]
-
-
-def _described(times: Times, rank: int) -> SlowRank:
-    """Describe a slow rank. The cause is the rank's own phase that exceeds the median over ranks by most."""
-    (seconds, steps), own = times[0, :2].tolist(), times[:, 2:]
-    medians = [median_low(column) for column in own.T.tolist()]
-    place = int((own[rank] - medians).argmax())
-    return SlowRank(
-        rank, _excesses(times)[rank], seconds, CAUSES[place], float(own[rank, place]) / steps, medians[place] / steps
-    )
 
 
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
@@ -352,8 +328,14 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     for rows, width in caption_groups(batch.text, batch.text_length):
         count, text = _count(model.text_read_by_head, sample.text[..., :width], rows)
         flops += count
+
+    def repeated(features: Features) -> Features:
+        """Return the first sample's features, as often as the batch has samples."""
+        mask = None if features.mask is None else features.mask[:1].expand(size, -1)
+        return replace(features.map(lambda tensor: tensor[:1].detach().expand(size, *tensor.shape[1:])), mask=mask)
+
     with torch.no_grad(), FlopCounterMode(display=False) as head:
-        similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
+        similarity = model.compare(repeated(image), repeated(text), world, tile)
         for scores in similarity.directions:
             scores.positives()
             scores.log_sum_exp()
@@ -408,10 +390,3 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         (left @ right)[0, 0].item()
         shortest = min(shortest, time.perf_counter() - begin)
     return 2 * size**3 / shortest
-
-
-def _repeat(features: Features, count: int) -> Features:
-    """Return the first sample's features `count` times."""
-    mask = None if features.mask is None else features.mask[:1].expand(count, -1)
-    repeated = features.map(lambda tensor: tensor[:1].detach().expand(count, *tensor.shape[1:]))
-    return Features(repeated.pooled, repeated.tokens, mask)

@@ -1,40 +1,130 @@
-"""Training from the newest checkpoint to the last step: restore, then step after step, with hooks after each."""
+"""Training from the newest checkpoint to the last step: `clipzoo.train`, the loop of every training, and its hooks."""
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.launch import load_warning
+from clipzoo.distributed.launch import load_warning, say
 from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World, step_part
+from clipzoo.distributed.world import World, choose_device, step_part
+from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
+from clipzoo.objectives import base
+from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.checkpoints import Counters, TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
-from clipzoo.training.optimizers import scale_rates, split_groups
-from clipzoo.training.parts import Hook, Parts, Step
+from clipzoo.training.loggers import Logger
+from clipzoo.training.optimizers import adam, scale_rates, split_groups
+from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step
 from clipzoo.training.profile import Profile
-from clipzoo.training.settings import MATMUL_PRECISIONS, PRECISION
+from clipzoo.training.settings import (
+    MATMUL_PRECISIONS,
+    PRECISION,
+    CheckpointSettings,
+    Computation,
+    Inspection,
+    Settings,
+)
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
-from clipzoo.training.tuned import TunedModel
+from clipzoo.training.tuned import FEATURES, TunedModel
 from clipzoo.types import Progress
 
 
+@dataclass(frozen=True)
+class TrainingResult:
+    """model: trained, in evaluation mode. metrics: of the last evaluation. cost: seconds, samples per second, memory.
+
+    history: the logged values of steps, each with "step" and "loss". events: evaluations, spikes and others, each with
+    "step" and "event".
+    """
+
+    model: Model
+    metrics: Mapping[str, float]
+    cost: Mapping[str, Any]
+    history: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
 def train(
+    model: Model,
+    objective: Objective,
+    dataset: Dataset,
+    *,
+    batch: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    learning_rate: float = 5e-4,
+    optimizer: Optimizer | None = None,
+    averaging: Averaging | None = None,
+    evaluate: Callable[[Model], Mapping[str, float]] | None = None,
+    evaluate_every: float | None = 1.0,
+    computation: Computation | None = None,
+    inspection: Inspection | None = None,
+    tuning: Tuning | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    world: World | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    log_every: int = 10,
+    save_every: int = 500,
+    quiet: bool = False,
+) -> TrainingResult:
+    """Train a model in place, as `train.py` does.
+
+    batch: samples of a step, over all ranks. epochs or steps: the length; the other is None.
+    learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
+    averaging: of the weights, which are then evaluated and saved too.
+    evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
+    computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, the
+    response to spikes, slow ranks; conf/trainer/default.yaml says what the arguments of both mean. tuning: which
+    parameters of the encoder train; None for all.
+    world: `World.join(...)` for several ranks; None for a single process on `device`. seed: seeds all random numbers.
+    folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
+    log_every, save_every: steps. quiet: print no progress.
+
+    Raises:
+        ConfigError: the parts cannot be trained together, or not in this length.
+        TrainingError: the loss diverged.
+    """
+    base.require(model.head, objective)
+    folder = None if folder is None else Path(folder)
+    world = world or World(device=choose_device(device, "device"))
+    groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
+    checkpoints = CheckpointSettings(save_every)
+    settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=checkpoints, **groups)
+    dataset.open(folder, world)
+    dataset.check(seed, batch)
+    settings.check(dataset.samples, world)
+    logger = HistoryLogger()
+    parts = Parts(
+        settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
+        optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder,
+        report=(lambda line: None) if quiet else say,
+    )  # fmt: skip
+    # A program's own signal handlers stay as they are.
+    cost, metrics = fit(model, parts, world, Preemption(Watchdog(), signals=()))
+    logger.close()
+    return TrainingResult(model.eval(), metrics, cost, logger.history, logger.events)
+
+
+def fit(
     model: Model, parts: Parts, world: World, preemption: Preemption, hooks: Sequence[Hook] = ()
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train a model to the last step and evaluate it; return the cost of the training and the metrics.
@@ -48,7 +138,8 @@ def train(
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
-    world = replace(world, gather_dtype=settings.gather_dtype)
+    if settings.gather == "bf16":
+        world = replace(world, gather_dtype=torch.bfloat16)
     global_batch, total_steps = settings.global_batch, settings.total_steps(dataset.samples)
 
     def progress(steps: int) -> Progress:
@@ -72,13 +163,15 @@ def train(
     scaler = parallel.scaler(settings.precision == "fp16")
 
     # Hooks, and the state that a checkpoint holds.
-    average = early_stopping = rewind = profile = None
+    average = spikes = early_stopping = rewind = profile = None
     if parts.averaging is not None:
         average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
-    spikes = None if settings.spikes.policy is None else Spikes(parts, settings.spikes.policy, world)
+    if settings.spikes.policy is not None:
+        spikes = Spikes(settings.spikes, world, folder, dataset.names, parts.logger.log)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
     if settings.patience is not None:
-        early_stopping = EarlyStopping(str(settings.checkpoints.best_metric), settings.patience, world)
+        metric = MetricKey.parse(str(settings.checkpoints.best_metric))
+        early_stopping = EarlyStopping(metric, settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
     saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler}
     if average is not None:
@@ -175,7 +268,7 @@ def train(
                 throughput.mark("optimizer")
 
                 done += 1
-                state.raise_error()
+                state.writer.raise_error()
                 step = Step(progress(done), loss, norm, learning_rate)
                 for hook in all_hooks:
                     hook.after(step)
@@ -184,7 +277,8 @@ def train(
                 preemption.watchdog.set_status(done, "waiting for data", bounded=done < total_steps)
             del batches  # ends the loader processes
             state.wait()
-            world.run_on_first(state.remove_rewind)
+            if folder is not None:
+                world.run_on_first(partial(shutil.rmtree, state.rewind_folder, ignore_errors=True))
         reason = reason_to_end(all_hooks)
         metrics = evaluate.run(progress(done)) if reason is None else evaluate.metrics
         cost = throughput.summary(done)
@@ -192,7 +286,8 @@ def train(
         parts.report(f"step {done}/{total_steps}: the training ends early: {reason}")
         cost[ENDED_EARLY] = reason
     parallel.finish()
-    world.run_on_first(tuned.remove_caches)
+    if caches and folder is not None:
+        world.run_on_first(partial(shutil.rmtree, folder / FEATURES, ignore_errors=True))
     return {**cost, PRECISION: settings.precision}, metrics
 
 
@@ -207,6 +302,48 @@ def mixed_seed(*numbers: int) -> int:
     for byte in b"".join(number.to_bytes(8, "little", signed=True) for number in numbers):
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return value >> 1
+
+
+@dataclass(frozen=True)
+class CallbackEvaluator:
+    """Calls a function with the model, in evaluation mode and without gradients, and returns its metrics.
+
+    function: None evaluates nothing. every_epochs: period of evaluations during training; None: only at its end.
+    """
+
+    function: Callable[[Model], Mapping[str, float]] | None
+    every_epochs: float | None
+
+    def due(self, before: Progress, now: Progress) -> bool:
+        if self.function is None or self.every_epochs is None:
+            return False
+        return before.completed(self.every_epochs) < now.completed(self.every_epochs)
+
+    @torch.no_grad()
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        if self.function is None:
+            return {}
+        training = model.training
+        model.eval()
+        try:
+            return dict(self.function(model))
+        finally:
+            model.train(training)
+
+
+class HistoryLogger(Logger):
+    """Keeps the values of steps in `history`, and events such as evaluations in `events`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if values.keys() != {"event"}:  # an evaluation without metrics
+            rows = self.events if "event" in values else self.history
+            rows.append({"step": step, **values})
+        super().log(step, values)
 
 
 # Hooks.
@@ -269,9 +406,10 @@ class Rewind(Hook):
     watchdog: Watchdog
 
     def begin(self, progress: Progress) -> None:
+        folder = self.state.rewind_folder
         is_regular = progress.step > 0 and progress.step % self.save_every == 0
-        if progress.step < progress.total_steps and (is_regular or not self.state.can_rewind(progress.step)):
-            self.state.save_to_rewind(progress.step)
+        if progress.step < progress.total_steps and (is_regular or not self.state.newest(folder, progress.step)):
+            self.state.write(folder, progress.step, keep=2)
 
     def after(self, step: Step) -> None:
         self.divergence.settle()
@@ -280,7 +418,7 @@ class Rewind(Hook):
             self.state.rewind(step.number)
         if step.number % self.save_every == 0 and not step.is_last:
             self.watchdog.set_status(step.number, "saving", bounded=False)
-            self.state.save_to_rewind(step.number)
+            self.state.write(self.state.rewind_folder, step.number, keep=2)
 
 
 @dataclass(eq=False)
@@ -368,39 +506,42 @@ class Evaluate(Hook):
         return metrics
 
 
+@dataclass(eq=False)
 class EarlyStopping(Hook):
     """Counts the evaluations since the best value of a metric. A checkpoint holds its state.
 
-    metric: written key. patience: number of evaluations in a row without a better value after which training ends.
+    patience: number of evaluations in a row without a better value after which training ends.
     """
+
+    metric: MetricKey
+    patience: int
+    world: World
+    best: float | None = None
+    best_step: int = 0
+    since: int = 0
 
     key = "early_stopping"
 
-    def __init__(self, metric: str, patience: int, world: World) -> None:
-        self._key, self._patience, self._world = MetricKey.parse(metric), patience, world
-        self._best: float | None = None
-        self._best_step = self._since = 0
-
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Count an evaluation, on all ranks as on the first. A value that is NaN is not better than any other."""
-        value, step = self._world.run_on_first(lambda: metrics[str(self._key)]), progress.step
-        if value == value and (self._best is None or self._key.is_better(value, self._best)):
-            self._best, self._best_step, self._since = value, step, 0
+        value = self.world.run_on_first(lambda: metrics[str(self.metric)])
+        if value == value and (self.best is None or self.metric.is_better(value, self.best)):
+            self.best, self.best_step, self.since = value, progress.step, 0
         else:
-            self._since += 1
+            self.since += 1
 
     @property
     def ended_early(self) -> str | None:  # type: ignore[override]
-        if self._since < self._patience:
+        if self.since < self.patience:
             return None
-        best = "it was never a number" if self._best is None else f"best {self._best:.4f} after step {self._best_step}"
-        return f"{self._key} has not improved for {self._since} evaluations ({best})"
+        best = "it was never a number" if self.best is None else f"best {self.best:.4f} after step {self.best_step}"
+        return f"{self.metric} has not improved for {self.since} evaluations ({best})"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "best_step": self._best_step, "since": self._since}
+        return {"best": self.best, "best_step": self.best_step, "since": self.since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best, self._best_step, self._since = state["best"], state["best_step"], state["since"]
+        self.best, self.best_step, self.since = state["best"], state["best_step"], state["since"]
 
 
 @dataclass(eq=False)

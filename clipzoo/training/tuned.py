@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from clipzoo.types import Batch, Features
 
 View = Literal["image", "text"]
 VIEWS: tuple[View, View] = ("image", "text")
-FOLDER = "features"
+FEATURES = "features"
 """Folder of cached features in a run directory."""
 FILE = "frozen.pt"
 KEY = "frozen"
@@ -52,7 +52,6 @@ class TunedModel:
         self.frozen: Mapping[str, Tensor] = {}
         self.factors: Mapping[nn.Parameter, float] = {}
         self.head_steps = 0
-        self._cached: list[Path] = []
         if tuning is None:
             return
         towers = tuning.frozen_towers(model.encoder)
@@ -79,11 +78,6 @@ class TunedModel:
             counts[f"{view} tower"] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
         return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
-    def remove_caches(self) -> None:
-        """Remove the cached features, when the training has ended."""
-        if self._cached:
-            shutil.rmtree(self._cached.pop(), ignore_errors=True)
-
     def caches(self, dataset: Dataset, folder: Path | None, report: Callable[[str], None]) -> dict[View, FeatureCache]:
         """Return the caches of towers that do not train, where the dataset repeats its inputs."""
         if self._tuning is None or folder is None:
@@ -93,9 +87,8 @@ class TunedModel:
             gigabytes = self._tuning.towers[view].cache_gigabytes
             if gigabytes and dataset.repeats(view):
                 length = self._model.encoder.context_length if view == "text" else None
-                self._cached = [folder / FOLDER]
                 caches[view] = FeatureCache(
-                    folder / FOLDER, view, dataset.samples, gigabytes, length, report,
+                    folder / FEATURES, view, dataset.samples, gigabytes, length, report,
                     images=lambda ids: [image for image, _ in dataset.examples(ids)],
                 )  # fmt: skip
         if "image" in caches:
@@ -103,60 +96,40 @@ class TunedModel:
         return caches
 
 
+@dataclass(frozen=True)
 class TunedPart:
     """The model's part of a checkpoint: the tensors that training changes, by plain name. frozen: names of the others.
 
     model: its parameters may be shards.
     """
 
-    def __init__(self, model: nn.Module, frozen: Collection[str]) -> None:
-        self._model, self._frozen = model, frozen
+    model: nn.Module
+    frozen: Collection[str]
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = self._model.state_dict()
-        if not self._frozen:
+        state = self.model.state_dict()
+        if not self.frozen:
             return state
         plain = {plain_name(name): value for name, value in state.items()}
-        return {name: value for name, value in plain.items() if name not in self._frozen}
+        return {name: value for name, value in plain.items() if name not in self.frozen}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if not self._frozen:
-            self._model.load_state_dict(state)
-            return
-        tensors = self.state_dict()
-        if tensors.keys() != state.keys():
-            raise RuntimeError(f"the checkpoint has other tensors: {sorted(tensors.keys() ^ state.keys())[:4]}")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(state[name])
+        if self.frozen:
+            checkpoint_files.fill(self.state_dict(), state, "the checkpoint")
+        else:
+            self.model.load_state_dict(state)
 
 
-class FrozenPart:
-    """<folder>/frozen.pt, with its size and digest in frozen.json. tensors: by plain name, filled in place."""
-
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._folder, self._tensors = folder, tensors
-        self.digest = ""
-
-    def write(self) -> None:
-        """Write the tensors' values. Raises WriteError."""
-        content = {name: value.detach().cpu() for name, value in self._tensors.items()}
-        self.digest = checkpoint_files.write_marked(self._folder / FILE, content, {})
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Fill the tensors with the values that belong to a checkpoint. Raises DamagedFileError."""
-        self.digest = state.get(KEY, "")
-        values = read_frozen(self._folder, state)
-        with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                tensor.copy_(values[name])
+def write_frozen(folder: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write <folder>/frozen.pt and its mark; return its digest. tensors: by plain name. Raises WriteError."""
+    content = {name: value.detach().cpu() for name, value in tensors.items()}
+    return checkpoint_files.write_marked(folder / FILE, content, {})
 
 
 def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the frozen tensors that belong to a checkpoint of a run; none if the whole model was trained.
 
-    Raises:
-        DamagedFileError: frozen.pt is missing, damaged, or not the one that the checkpoint was trained with.
+    Raises DamagedFileError if frozen.pt is missing, damaged, or not the one that the checkpoint was trained with.
     """
     if KEY not in state:
         return {}
@@ -213,12 +186,11 @@ class FeatureCache:
         keys, ids = row_digests(view.cpu()) if given is None else given.cpu(), batch.sample_id.cpu()
         stored = self.stored_keys(ids)
         known = stored == keys
+        is_needed = self.any_rank is not None and self.any_rank(not known.all())
         if known.all():
-            if self.any_rank is not None and self.any_rank(False):
+            if is_needed:
                 encode(self._with_images(batch.map(lambda tensor: tensor[:1])))
             return self._read(ids, view)
-        if self.any_rank is not None:
-            self.any_rank(True)
         missing = (~known).to(view.device)
         new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
         if self._is_open is None:
@@ -226,7 +198,14 @@ class FeatureCache:
         if self._is_open:
             empty = stored[~known] == 0
             self._store(ids[~known][empty], keys[~known][empty], new, empty)
-        return new if missing.all() else _merged(self._read(ids[known], view), new, missing)
+        if missing.all():
+            return new
+        features = self._read(ids, view)
+        for name in PARTS:
+            part, encoded = getattr(features, name), getattr(new, name)
+            if part is not None:
+                part[missing] = encoded
+        return features
 
     @torch.no_grad()
     def stored_keys(self, ids: Tensor) -> Tensor:
@@ -291,13 +270,9 @@ class FeatureCache:
     def _store(self, ids: Tensor, keys: Tensor, features: Features, rows: Tensor) -> None:
         """Store the chosen rows of the features. rows: [b] bool, of which as many as there are `ids` hold."""
         for name in self._files.keys() & set(PARTS):
-            value = getattr(features, name).cpu()[rows]
-            file = self._files[name]
-            if name == "pooled" or value.shape[1] == file.shape[1]:
-                file[ids] = value
-            else:
-                file[ids] = 0
-                file[ids, : value.shape[1]] = value
+            value, file = getattr(features, name).cpu()[rows], self._files[name]
+            file[ids] = 0
+            file[ids, : value.shape[1]] = value
         # Last, because they make the rows valid.
         self._files["sums"][ids] = self._sums(ids)
         self._files["keys"][ids] = keys
@@ -324,21 +299,6 @@ def _is_form(form: object) -> bool:
         and all(type(number) is int and 0 < number <= LARGEST_ROW for number in form[1:])
         and math.prod(form[1:]) <= LARGEST_ROW
     )  # fmt: skip
-
-
-def _merged(known: Features, new: Features, missing: Tensor) -> Features:
-    """Return features of which the rows `missing`, [b] bool, are those of `new`, in order, and the others `known`."""
-
-    def merged(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-        if first is None or second is None:
-            return None
-        whole = second.new_empty(len(missing), *second.shape[1:])
-        whole[~missing], whole[missing] = first, second
-        return whole
-
-    pooled = merged(known.pooled, new.pooled)
-    assert pooled is not None
-    return Features(pooled, merged(known.tokens, new.tokens), merged(known.mask, new.mask))
 
 
 def row_digests(rows: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor
 from clipzoo.distributed.world import World
 from clipzoo.training.checkpoint_files import (
     Keys,
-    Piece,
     Place,
     encoded,
     map_tensors,
@@ -60,7 +59,7 @@ def save(folder: Path, step: int, keep: int = 2, content: dict[str, Any] | None 
     pieces = {}
     for keys, tensor in tensors_with_paths(content):
         part = place(keys, tuple(tensor.shape), world)
-        pieces[name_of(keys)] = Piece(tensor[part.slices], part)
+        pieces[name_of(keys)] = tensor[part.slices], part
     save_sharded(path, pieces, encoded(content), {"step": step}, keep, world.rank, world.background_group())
     return path
 

@@ -8,13 +8,13 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clipzoo.training import checkpoint_files
-from tests.support import damage, runs
+from tests.support import damage
 from tests.support.disks import fill, small_disk, use_all_inodes
 from tests.support.evaluation_sets import write_sets
 from tests.support.processes import Process, children, start_script, wait_until_gone
@@ -31,16 +31,11 @@ def files_of(run: Path) -> list[Path]:
 
 def check_commands(shards: str, folder: Path) -> list[str]:
     """Run the report and the training of folder/run; each must end with code 0 or a message. Return what they said."""
+    commands = {"clipzoo": ["report", str(folder / "run")], "train.py": overrides(shards, folder, "name=run")}
     said = []
-    for number, (script, arguments) in enumerate(
-        (
-            ("clipzoo", ["report", str(folder / "run")]),
-            ("train.py", runs.overrides(shards, folder, "name=run")),
-        )
-    ):
-        process = start_script(script, *arguments, log=folder / f"command{number}")
-        code = process.wait()
-        text = process.stdout + process.stderr
+    for script, arguments in commands.items():
+        process = start_script(script, *arguments, log=folder / f"command of {script}")
+        code, text = process.wait(), process.stdout + process.stderr
         assert code in (0, 1, 2) and "Traceback" not in text, text
         assert code == 0 or "clipzoo: " in text, text
         said.append(text)
@@ -73,46 +68,27 @@ def test_a_kill_while_the_results_are_written_leaves_a_run_that_the_next_start_c
     tiny_shards, undisturbed, tmp_path, last
 ):
     """results.json is written last: a finished run has its report."""
-    shutil.copytree(undisturbed / "run", tmp_path / "run")
+    run = Path(shutil.copytree(undisturbed / "run", tmp_path / "run"))
     for name in ("results.json", "report.md"):
-        (tmp_path / "run" / name).unlink()
-    (process,) = runs.start(tiny_shards, tmp_path, killed_at_rename=last)
-    runs.log_of_end(process, -9)
-    assert not (tmp_path / "run" / "results.json").exists()
-    runs.train(tiny_shards, tmp_path)
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["metrics"] == json.loads((undisturbed / "run" / "results.json").read_text())["metrics"]
-    assert (tmp_path / "run" / "report.md").exists()
-    runs.assert_equal(runs.weights(tmp_path), runs.weights(undisturbed))
-
-
-@pytest.mark.medium
-def test_the_next_start_of_a_finished_run_without_a_report_names_the_command_that_writes_it(
-    tiny_shards, undisturbed, tmp_path
-):
-    shutil.copytree(undisturbed / "run", tmp_path / "run")
-    (tmp_path / "run" / "report.md").unlink()
-    output = runs.train(tiny_shards, tmp_path)
-    assert "is finished after" in output and f"clipzoo report {tmp_path / 'run'} writes it" in output
-
-
-@pytest.fixture
-def disk(tmp_path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", size="20m", nr_inodes="60") as folder:
-        yield folder
+        (run / name).unlink()
+    (process,) = start(tiny_shards, tmp_path, killed_at_rename=last)
+    log_of_end(process, -9)
+    assert not (run / "results.json").exists()
+    train(tiny_shards, tmp_path)
+    assert metrics(tmp_path) == metrics(undisturbed) and (run / "report.md").exists()
+    assert_equal(weights(tmp_path), weights(undisturbed))
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("make_full", [fill, use_all_inodes])
-def test_a_full_disk_at_the_start_is_one_message(tiny_shards, disk, make_full):
-    make_full(disk)
-    process = start_script(
-        "train.py", *runs.overrides(tiny_shards, disk / "runs", "name=run"), log=disk.parent / "logs" / "train"
-    )
-    assert process.wait() == 74
-    message = process.stderr.strip().splitlines()[-1]
-    assert "clipzoo: could not write" in message and "free on its disk" in message and "Traceback" not in process.stderr
-    assert not (disk / "runs" / "run" / "config.yaml").exists()
+def test_a_full_disk_at_the_start_is_one_message(tiny_shards, tmp_path, make_full):
+    with small_disk(tmp_path / "disk", size="20m", nr_inodes="60") as disk:
+        make_full(disk)
+        settings = overrides(tiny_shards, disk / "runs", "name=run")
+        log = log_of_end(start_script("train.py", *settings, log=tmp_path / "logs" / "train"), 74)
+        message = log.strip().splitlines()[-1]
+        assert "clipzoo: could not write" in message and "free on its disk" in message and "Traceback" not in log
+        assert not (disk / "runs" / "run" / "config.yaml").exists()
 
 
 @pytest.mark.slow
@@ -124,14 +100,12 @@ def test_a_disk_that_fills_up_before_the_report_leaves_a_run_that_the_next_start
         for path in (disk / "run" / "results.json", disk / "run" / "report.md", *(disk / "run" / "report").iterdir()):
             path.unlink()
         filler = fill(disk, leave=16384)
-        process = start_script(
-            "train.py", *runs.overrides(tiny_shards, disk, "name=run"), log=tmp_path / "logs" / "train"
-        )
-        assert process.wait() == 74
-        assert "No space left on device" in process.stderr and "Traceback" not in process.stderr
+        settings = overrides(tiny_shards, disk, "name=run")
+        log = log_of_end(start_script("train.py", *settings, log=tmp_path / "logs" / "train"), 74)
+        assert "No space left on device" in log and "Traceback" not in log
         assert not (disk / "run" / "results.json").exists()
         filler.unlink()
-        runs.train(tiny_shards, disk)
+        train(tiny_shards, disk)
         assert (disk / "run" / "results.json").exists() and (disk / "run" / "report" / "training.png").exists()
 
 
@@ -187,27 +161,22 @@ def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before_in_use(tiny_
     assert not list(folder.glob(".*"))
 
 
-@pytest.fixture
-def large_disk(tmp_path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", size="100m") as folder:
-        yield folder
-
-
 @pytest.mark.medium
 def test_a_full_disk_stops_the_run_and_training_resumes_from_the_last_good_checkpoint(
-    tiny_shards, undisturbed, large_disk
+    tiny_shards, undisturbed, tmp_path
 ):
-    first, second = start(tiny_shards, large_disk, ranks=2, pause=0.5)
-    first.wait_for("step 2/")
-    while not (large_disk / "run" / "checkpoints" / "step_00000002.json").exists():
-        time.sleep(0.01)
-    filler = fill(large_disk, leave=1_000_000)
-    logs = log_of_end(first, 74) + log_of_end(second, 74)
-    assert "step_00000004.pt: No space left on device" in logs and "Earlier checkpoints are untouched" in logs
-    weights(large_disk, 2)
-    filler.unlink()
-    assert "resuming from step 2" in train(tiny_shards, large_disk, "trainer.checkpoints.keep=1")
-    assert_close(weights(large_disk), weights(undisturbed))
+    with small_disk(tmp_path / "disk", size="100m") as disk:
+        first, second = start(tiny_shards, disk, ranks=2, pause=0.5)
+        first.wait_for("step 2/")
+        while not (disk / "run" / "checkpoints" / "step_00000002.json").exists():
+            time.sleep(0.01)
+        filler = fill(disk, leave=1_000_000)
+        logs = log_of_end(first, 74) + log_of_end(second, 74)
+        assert "step_00000004.pt: No space left on device" in logs and "Earlier checkpoints are untouched" in logs
+        weights(disk, 2)
+        filler.unlink()
+        assert "resuming from step 2" in train(tiny_shards, disk, "trainer.checkpoints.keep=1")
+        assert_close(weights(disk), weights(undisturbed))
 
 
 @pytest.mark.medium
@@ -278,9 +247,7 @@ def wait_for_a_moment(process: Process, folder: Path, moments: random.Random) ->
         ]
     )
     pause = moments.uniform(0, seconds)
-    while not happened():
-        if not process.process.is_alive():
-            return False
+    while not happened() and process.process.is_alive():
         time.sleep(0.01)
     process.process.join(pause)
     return process.process.is_alive()
@@ -294,8 +261,7 @@ def descendants(pid: int) -> list[int]:
 def assert_as_undisturbed(folder: Path, name: str) -> None:
     assert_equal(weights(folder / name), weights(folder / "undisturbed"))
     assert metrics(folder / name) == metrics(folder / "undisturbed")
-    pages = [page(folder / run / "run") for run in (name, "undisturbed")]
-    assert pages[0] == pages[1]
+    assert page(folder / name / "run") == page(folder / "undisturbed" / "run")
 
 
 def metrics(runs: Path) -> dict[str, float]:

@@ -89,23 +89,14 @@ def clip_gradients(micro_batch: int | None, dropout: float = 0.0, scale: float =
     return gradients(clip_model(dropout), micro_batch, scale)
 
 
-def pooling_gradients(micro_batch: int | None):
-    return gradients(pooling_model(), micro_batch)
-
-
 def one_graph(micro_batch: int | None, dropout: float) -> tuple[float, dict[str, Tensor]]:
     """One graph through encoders, head and loss, micro-batches encoded one after the other: no cache, no cut."""
-    model = clip_model(dropout)
-    batch = whole_batch()
+    model, batch = clip_model(dropout), whole_batch()
     torch.manual_seed(1)
     parts = batch.split(micro_batch or SAMPLES)
-    images = [model.encoder.image(part.image).pooled for part in parts]
-    texts = [model.encoder.text(part.text).pooled for part in parts]
-    if dropout:
-        torch.manual_seed(1)
-        pairs = [(model.encoder.image(part.image), model.encoder.text(part.text)) for part in parts]
-        images, texts = [image.pooled for image, _ in pairs], [text.pooled for _, text in pairs]
-    loss = InfoNCE(0.5, 0.5)(model.compare(Features(torch.cat(images)), Features(torch.cat(texts))), batch, PROGRESS)
+    pairs = [(model.encoder.image(part.image).pooled, model.encoder.text(part.text).pooled) for part in parts]
+    image, text = (Features(torch.cat(views)) for views in zip(*pairs, strict=True))
+    loss = InfoNCE(0.5, 0.5)(model.compare(image, text), batch, PROGRESS)
     loss.total.backward()
     return loss.total.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -142,25 +133,17 @@ def test_micro_batches_repeat_their_dropout():
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
-def test_every_parameter_has_a_gradient_though_the_head_reads_tokens_only(micro_batch):
-    """DDP stops a run in its second step otherwise."""
+def test_a_parameter_has_a_gradient_if_it_trains_also_if_the_head_reads_only_tokens_or_has_no_parameters(micro_batch):
+    # DDP stops a run in its second step if a parameter has none.
     model = pooling_model()
     _, values = gradients(model, micro_batch)
     assert values.keys() == dict(model.named_parameters()).keys()
     assert values["encoder.pooling.weight"].abs().max() == 0
-
-
-@pytest.mark.parametrize("micro_batch", [None, 3])
-def test_a_frozen_encoder_has_no_gradient_and_the_rest_has(micro_batch):
     model = clip_model()
     model.encoder.requires_grad_(False)
     _, values = gradients(model, micro_batch)
     assert values.keys() == {f"head.{name}" for name, _ in model.head.named_parameters()}
     assert_same((0.0, values), (0.0, {name: clip_gradients(None)[1][name] for name in values}))
-
-
-@pytest.mark.parametrize("micro_batch", [None, 3])
-def test_a_head_without_parameters_trains_the_encoder(micro_batch):
     encoder = DropoutEncoder(0.0)
     encoder.image_layer = nn.Linear(12, 5)
     model = Model(encoder, InnerProductHead(5, 5, embed_width=None, temperature=1.0)).double()
@@ -170,7 +153,7 @@ def test_a_head_without_parameters_trains_the_encoder(micro_batch):
 def test_batch_norm_counts_each_micro_batch_once():
     model = clip_model().float()
     model.encoder.image_layer = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))
-    norm, batch = model.encoder.image_layer[1], whole_batch().map(lambda tensor: tensor)
+    norm, batch = model.encoder.image_layer[1], whole_batch()
     batch = Batch(batch.image.float(), batch.text, batch.sample_id)
     expected = nn.BatchNorm1d(6)
     for part in batch.image.split(3):
@@ -181,14 +164,13 @@ def test_batch_norm_counts_each_micro_batch_once():
     assert norm.num_batches_tracked == 3
 
 
-def two_rank_gradients():
-    return [make(size) for make in (clip_gradients, pooling_gradients) for size in (None, 2)]
+def all_gradients(sizes: tuple[int | None, ...]):
+    return [gradients(make(), size) for make in (clip_model, pooling_model) for size in sizes]
 
 
 @pytest.mark.medium
 def test_two_ranks_have_the_gradients_of_one():
     """Also those of an encoder whose pooled features the head does not read: DDP needs a gradient of each parameter."""
-    alone = [clip_gradients(None), clip_gradients(None), pooling_gradients(None), pooling_gradients(None)]
-    for rank in run_ranks(2, two_rank_gradients):
-        for ours, expected in zip(rank, alone, strict=True):
+    for rank in run_ranks(2, all_gradients, (None, 2)):
+        for ours, expected in zip(rank, all_gradients((None, None)), strict=True):
             assert_same(ours, expected)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,11 +79,10 @@ def checked(server: S3Proxy) -> Iterator[None]:
     assert whole and not faults, faults
 
 
-def fetched(server: S3Proxy, folder: Path) -> Path:
-    """Write the run as the server has it to <folder>/run."""
-    for name, content in stored(server, "runs/run").items():
-        (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "run" / name).write_bytes(content)
+def written(files: Mapping[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -97,7 +96,7 @@ def test_a_run_on_a_failing_store_equals_a_local_one(server, tiny_shards, undist
     with checked(server):
         assert log_of_end(start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1"), 0)
     assert set(server.injected) >= {"500", "503", "reset", "lost_answer", "truncated"}
-    assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
+    assert_as_undisturbed(written(stored(server, "runs/run"), tmp_path / "run").parent, undisturbed)
 
 
 def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_one(
@@ -107,30 +106,21 @@ def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_on
     with checked(server):
         newest = 0
         for _ in range(2):
-            process = start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1", pause=2)
-            while (now := newest_step(server)) <= newest:
+            process, before = start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1", pause=2), newest
+            while newest <= before:
                 assert process.process.is_alive(), process.stderr
                 time.sleep(0.1)
-            newest = now
+                groups = Tree(names(server, "runs/run")).groups
+                newest = max((int(group.rpartition("_")[2]) for group in groups), default=0)
             process.kill()
             shutil.rmtree(tmp_path / "staging")
-            _release(server)
+            # Spare the minute after which a lock without an owner counts as released.
+            place = f"runs/run/{max(name for name in names(server, 'runs/run') if name.startswith('.writer'))}"
+            content = json.loads(request(server, "GET", f"/{place}"))
+            request(server, "PUT", f"/{place}", json.dumps({**content, "released": True}).encode())
         log = log_of_end(start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1"), 0)
     assert "resuming from step" in log
-    assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
-
-
-def newest_step(server: S3Proxy) -> int:
-    """Steps of the newest complete checkpoint in the store; 0 without one."""
-    groups = Tree(names(server, "runs/run")).groups
-    return max((int(group.rpartition("_")[2]) for group in groups), default=0)
-
-
-def _release(server: S3Proxy) -> None:
-    """Spare the minute after which a lock without an owner counts as released."""
-    place = f"runs/run/{max(name for name in names(server, 'runs/run') if name.startswith('.writer'))}"
-    content = json.loads(request(server, "GET", f"/{place}"))
-    request(server, "PUT", f"/{place}", json.dumps({**content, "released": True}).encode())
+    assert_as_undisturbed(written(stored(server, "runs/run"), tmp_path / "run").parent, undisturbed)
 
 
 def test_an_outage_within_the_bound_does_not_stop_the_run_and_a_longer_one_ends_it_with_one_message(
@@ -150,9 +140,8 @@ def test_an_outage_within_the_bound_does_not_stop_the_run_and_a_longer_one_ends_
     server.outage = False
     # The same command continues with the local copy, which is newer than the store's.
     steps = int(lines[0].rpartition("saved after step ")[2].split()[0])
-    resumed = start(
-        server, tiny_shards, tmp_path, "upload_patience=30", "trainer.steps=1000", fault=f"raises:{steps + 1}:0"
-    )
+    changes = ("upload_patience=30", "trainer.steps=1000")
+    resumed = start(server, tiny_shards, tmp_path, *changes, fault=f"raises:{steps + 1}:0")
     assert f"resuming from step {steps} " in log_of_end(resumed, 1)
 
 
@@ -160,7 +149,7 @@ def test_commands_work_on_a_run_in_the_store(server, tiny_shards, tmp_path, monk
     assert log_of_end(start(server, tiny_shards, tmp_path), 0)
     for name, value in server.environment(tmp_path / "elsewhere").items():
         monkeypatch.setenv(name, value)
-    local = clipzoo.load(fetched(server, tmp_path / "copy") / "run")
+    local = clipzoo.load(written(stored(server, "runs/run"), tmp_path / "copy" / "run"))
     assert_equal(clipzoo.load(f"{URL}/run").state_dict(), local.state_dict())
     write_sets(tmp_path / "sets")
     sets = (f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.batch_size=16", "eval.workers=0")
@@ -230,7 +219,5 @@ def test_a_run_on_the_hub_that_stops_and_resumes_from_an_empty_folder_equals_a_l
         train(1, FAULT="raises:5:0")
         shutil.rmtree(tmp_path / "staging")
         assert "resuming from step 4 " in train(0)
-        for name, content in server.repositories["somebody/runs"].items():
-            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "copy" / name).write_bytes(content)
-    assert_as_undisturbed(tmp_path / "copy", undisturbed)
+        copy = written(server.repositories["somebody/runs"], tmp_path / "copy")
+    assert_as_undisturbed(copy, undisturbed)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import MetricKey, RunRecord
 from clipzoo.training import checkpoint_files
 from clipzoo.training.train import EarlyStopping
 from clipzoo.types import Batch, Progress, World
-from tests.support.evaluation_sets import gallery, model_of
+from tests.support.evaluation_sets import IMAGE_SIZE, gallery, model_of
 from tests.support.runs import (
     assert_equal,
     assert_same_training,
@@ -62,10 +64,8 @@ def test_a_validated_run_trains_the_weights_of_one_without_validation_bit_for_bi
     assert [line["step"] for line in measured] == [2, 4, 6, 8, 9]
     assert len({line["validation/loss"] for line in measured}) == 5
     assert "retrieval/validation/image_to_text/recall_at_5" in measured[0]
-    record = RunRecord.read(validated / "run")
-    assert {str(key): value for key, value in record.metrics.items()}["validation/loss"] == measured[-1][
-        "validation/loss"
-    ]
+    metrics = {str(key): value for key, value in RunRecord.read(validated / "run").metrics.items()}
+    assert metrics["validation/loss"] == measured[-1]["validation/loss"]
 
 
 @pytest.mark.medium
@@ -92,9 +92,9 @@ def test_validation_leaves_the_state_of_all_samples_as_it_is(tiny_shards, held_o
     chosen = ("objective=nuclr", "head=cosine")
     train(tiny_shards, tmp_path / "without", *chosen)
     train(tiny_shards, tmp_path / "with", *chosen, *SCHEDULE, f"eval.validation={held_out}")
-    states = [newest_state(tmp_path / name) for name in ("with", "without")]
+    measured, plain = (newest_state(tmp_path / name) for name in ("with", "without"))
     for part in ("objective", "model"):
-        assert_equal(states[0][part], states[1][part])
+        assert_equal(measured[part], plain[part])
     whole = evaluations(tmp_path / "with")
     divided = ("trainer.sample_state=sharded", *SCHEDULE, f"eval.validation={held_out}")
     train(tiny_shards, tmp_path / "divided", *chosen, *divided, ranks=2)
@@ -114,19 +114,15 @@ def test_patience_ends_a_training_and_a_resumed_one_at_the_same_step(tiny_shards
 
 
 def test_a_restored_state_counts_on():
-    straight, first, second = (EarlyStopping("validation/loss", 3, World()) for _ in range(3))
-    values = [3.0, 2.0, float("nan"), 2.0, 2.5]
-    reasons = []
-    for step, value in enumerate(values):
+    straight, resumed = (EarlyStopping(MetricKey.parse("validation/loss"), 3, World()) for _ in range(2))
+    for step, value in enumerate([3.0, 2.0, float("nan"), 2.0, 2.5]):
+        assert straight.ended_early is None
         straight.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
-        reasons.append(straight.ended_early is not None)
-    assert reasons == [False, False, False, False, True]
-    for step, value in enumerate(values[:3]):
-        first.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for step, value in enumerate(values[3:], 3):
-        second.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
-    assert second.ended_early == straight.ended_early
+        resumed.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
+        state = json.loads(json.dumps(resumed.state_dict()))
+        resumed = EarlyStopping(MetricKey.parse("validation/loss"), 3, World())
+        resumed.load_state_dict(state)
+    assert straight.ended_early is not None and resumed.ended_early == straight.ended_early
 
 
 @torch.no_grad()
@@ -134,17 +130,17 @@ def test_a_restored_state_counts_on():
 def test_the_held_out_loss_is_the_training_loss_of_the_same_batch(head):
     model = model_of(head).eval()
     objective = InfoNCE(0.5, 0.5)
-    images = torch.stack([torch.from_numpy(_pixels(gallery().images[number])) for number in range(8)])
-    text = torch.arange(8 * 4).view(8, 4) % 50
-    similarity = model(Batch(images, text, torch.arange(8)))
+    transform = Transform(IMAGE_SIZE, IMAGE_SIZE, "bicubic")
+    pixels = (np.asarray(transform(gallery().images[number])) for number in range(8))
+    images, text = torch.stack([torch.from_numpy(image) for image in pixels]), torch.arange(8 * 4).view(8, 4) % 50
+    batch = Batch(images, text, torch.arange(8))
+    similarity = model(batch)
     progress = Progress(3, 10, 100, 16)
-    loss = HeldOutLoss(objective, progress, global_batch=16)
     views = model.encode_image(images), model.encode_text(text)
-    assert loss(model, *views, World()) == pytest.approx(
-        float(objective(similarity, Batch(images, text, torch.arange(8)), progress).total), rel=1e-5
-    )
+    whole, pairs = (HeldOutLoss(objective, progress, global_batch=size)(model, *views, World()) for size in (16, 2))
+    assert whole == pytest.approx(float(objective(similarity, batch, progress).total), rel=1e-5)
     # Batches of two: the mean of their losses, each smaller than that of eight.
-    assert HeldOutLoss(objective, progress, global_batch=2)(model, *views, World()) < loss(model, *views, World())
+    assert pairs < whole
 
 
 def test_pairs_without_image_or_caption_are_no_validation_pairs_and_are_named(tmp_path, capsys):
@@ -171,12 +167,3 @@ def test_pairs_without_image_or_caption_are_no_validation_pairs_and_are_named(tm
 def test_patience_needs_a_metric_and_evaluations(wrong, words, tiny_shards, tmp_path):
     with pytest.raises(ConfigError, match=words):
         compose(overrides(tiny_shards, tmp_path, *wrong))
-
-
-def _pixels(image):
-    import numpy as np
-
-    from clipzoo.evaluation.encoder import Transform
-    from tests.support.evaluation_sets import IMAGE_SIZE
-
-    return np.asarray(Transform(IMAGE_SIZE, IMAGE_SIZE, "bicubic")(image))

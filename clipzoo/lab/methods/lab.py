@@ -55,10 +55,10 @@ from clipzoo.runs.directory import CONFIG, is_finished
 from clipzoo.runs.lock import try_lock
 from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, results
 from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
-from clipzoo.training.in_python import train
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
 from clipzoo.training.throughput import flops_per_step
+from clipzoo.training.train import train
 from clipzoo.types import Batch, Part, Progress, as_captions, checked
 
 SCALES = "scales"

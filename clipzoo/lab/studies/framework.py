@@ -16,9 +16,10 @@ from clipzoo.lab.methods.judge import Agreement
 from clipzoo.lab.studies.figures import Drawing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.training.in_python import adam, train
+from clipzoo.training.optimizers import adam
 from clipzoo.training.parts import Dataset
 from clipzoo.training.settings import Computation, Precision
+from clipzoo.training.train import train
 from clipzoo.types import Part
 
 Row = Mapping[str, Any]

@@ -32,20 +32,16 @@ def test_only_the_first_rows_are_looked_at():
     assert values["alignment"].item() == pytest.approx(expected)
 
 
-def test_a_rank_with_one_sample_has_an_alignment_and_no_uniformity():
-    image = functional.normalize(random_cosines(0, 1, 8), dim=1)
-    assert diagnostics.embedding_diagnostics(image, image).keys() == {"alignment"}
-
-
-def test_alignment_is_zero_for_equal_views_and_four_for_opposite_ones():
+def test_alignment_is_zero_for_equal_views_and_four_for_opposite_ones_and_one_sample_has_no_uniformity():
     image = functional.normalize(random_cosines(0, 6, 8), dim=1)
+    assert diagnostics.embedding_diagnostics(image[:1], image[:1]).keys() == {"alignment"}
     assert diagnostics.embedding_diagnostics(image, image)["alignment"].item() == pytest.approx(0, abs=1e-12)
     assert diagnostics.embedding_diagnostics(image, -image)["alignment"].item() == pytest.approx(4)
 
 
 def test_uniformity_is_zero_when_collapsed_and_near_minus_four_when_spread():
-    collapsed = torch.eye(8, dtype=torch.float64)[[0] * 6]
     spread = torch.eye(8, dtype=torch.float64)
+    collapsed = spread[[0] * 6]
     values = diagnostics.embedding_diagnostics(collapsed, collapsed)
     assert values["uniformity_image"].item() == pytest.approx(0, abs=1e-12)
     # Orthogonal vectors: every squared distance is 2.
@@ -60,9 +56,12 @@ def test_a_point_set_is_judged_by_its_weighted_mean():
     assert diagnostics.embedding_diagnostics(first, second)["alignment"].item() == pytest.approx(2 - math.sqrt(2))
 
 
-def test_summary_counts_every_sample_seen_and_names_the_extremes(tmp_path):
+def test_a_summary_counts_every_sample_seen_names_the_extremes_and_has_a_panel_for_each_statistic(tmp_path):
     objective = NUCLR(**NUCLR_OPTIONS)
     objective.allocate(50)
+    for nothing in (InfoNCE(0.5, 0.5), objective):
+        assert diagnostics.write_sample_summary(nothing, tmp_path / "nothing.json") == {}
+    assert not (tmp_path / "nothing.json").exists()
     objective.zeta[1] = torch.arange(50.0) / 100
     for first in (0, 20):
         ids = range(first, first + 20)
@@ -76,22 +75,7 @@ def test_summary_counts_every_sample_seen_and_names_the_extremes(tmp_path):
     assert text["highest"][0]["value"] == pytest.approx(0.39 / NUCLR_OPTIONS["temperature"])
     # All images' popularities are still equal: a histogram of one bar.
     assert max(written["log_popularity_image"]["counts"]) == 40
-
-
-def test_an_objective_without_state_has_nothing_to_summarise(tmp_path):
-    objective = NUCLR(**NUCLR_OPTIONS)
-    objective.allocate(50)
-    for nothing in (InfoNCE(0.5, 0.5), objective):
-        assert diagnostics.write_sample_summary(nothing, tmp_path / "samples.json") == {}
-    assert not (tmp_path / "samples.json").exists()
-
-
-def test_the_figure_has_a_panel_for_each_statistic(tmp_path):
-    objective = NUCLR(**NUCLR_OPTIONS)
-    objective.allocate(8)
-    objective(similarity(random_cosines(0, 8).float()), batch(list(range(8))), progress(0, 100, 8, 8))
-    summary = diagnostics.summarise_samples(objective, extremes=2)
-    figure = sample_histograms(summary)
+    figure = sample_histograms(written)
     figure.savefig(tmp_path / "samples.png")
     assert [axes.get_xlabel() for axes in figure.axes] == ["log popularity image", "log popularity text"]
     assert (tmp_path / "samples.png").stat().st_size > 1000

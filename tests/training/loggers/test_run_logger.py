@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_resumed_run_drops_lines_after_its_checkpoint_and_truncated_lines(tmp_path):
-    first = Logger()
+    first, again = Logger(), Logger()
     first.open(tmp_path, CONFIG, 0)
     for step in range(1, 6):
         first.log(step, {"loss": float(step)})
@@ -34,28 +35,39 @@ def test_a_resumed_run_drops_lines_after_its_checkpoint_and_truncated_lines(tmp_
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')
-    again = Logger()
     again.open(tmp_path, CONFIG, 3)
     again.log(4, {"loss": 40.0})
     again.close()
     assert lines(tmp_path) == [{"step": step, "loss": value} for step, value in ((1, 1), (2, 2), (3, 3), (4, 40))]
 
 
+@pytest.fixture
+def picture(tmp_path) -> Path:
+    Image.new("RGB", (8, 8)).save(tmp_path / "curves.png")
+    return tmp_path / "curves.png"
+
+
+def log_twice(make: Callable[[], Logger], folder: Path, picture: Path) -> None:
+    """Log steps 1 to 4 and, after a resume from step 2, steps 3 and 4 again and the final metrics."""
+    for start in (0, 2):
+        chosen = make()
+        chosen.open(folder, CONFIG, start)
+        for step in range(start + 1, 5):
+            chosen.log(step, {"loss": 10.0 * start + step, "epoch": 0.1})
+        if start:
+            chosen.report({"zero_shot/demo/top1": 40.0}, [picture])
+        chosen.close()
+
+
 @pytest.mark.medium
-def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_table_and_pictures(tmp_path, monkeypatch):
+def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_table_and_pictures(
+    tmp_path, monkeypatch, picture
+):
     import wandb
 
     monkeypatch.setenv("CLIPZOO_SWEEP", "sweep-1234")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    picture = tmp_path / "curves.png"
-    Image.new("RGB", (8, 8)).save(picture)
-    for start in (0, 2):
-        log = Logger({"wandb": WandbLogger("offline", "clipzoo", None, None)})
-        log.open(tmp_path, CONFIG, start)
-        log.log(start + 1, {"loss": 1.5, "epoch": 0.1})
-        if start:
-            log.report({"zero_shot/demo/top1": 40.0}, [picture])
-        log.close()
+    log_twice(lambda: Logger({"wandb": WandbLogger("offline", "clipzoo", None, None)}), tmp_path, picture)
     wandb.teardown()  # its process writes the files in its own time, and whole by its end
     first, second = (records(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")))
     assert first["run"].run_id == second["run"].run_id == (tmp_path / "wandb_id").read_text()
@@ -94,19 +106,13 @@ def logged(content: bytes) -> Iterator[bytes]:
             entry = b""
 
 
-def test_tensorboard_has_curves_and_pictures_and_after_a_resume_hides_what_was_logged_after_the_checkpoint(tmp_path):
+def test_tensorboard_has_curves_and_pictures_and_after_a_resume_hides_what_was_logged_after_the_checkpoint(
+    tmp_path, picture
+):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    picture = tmp_path / "curves.png"
-    Image.new("RGB", (8, 8)).save(picture)
-    for start, steps in ((0, (1, 2, 3, 4)), (2, (3, 4))):
-        log = Logger({"tensorboard": TensorBoardLogger()})
-        log.open(tmp_path, CONFIG, start)
-        for step in steps:
-            log.log(step, {"loss": 10.0 * start + step})
-        log.report({"zero_shot/demo/top1": 40.0}, [picture])
-        log.close()
+    log_twice(lambda: Logger({"tensorboard": TensorBoardLogger()}), tmp_path, picture)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
@@ -167,42 +173,27 @@ def test_a_missing_package_is_one_clear_message(monkeypatch, name):
 
 
 @pytest.mark.medium
-def test_mlflow_keeps_one_run_over_resumes_with_settings_curves_and_pictures(tmp_path, monkeypatch):
+def test_mlflow_keeps_one_run_over_resumes_with_settings_curves_and_pictures(tmp_path, monkeypatch, picture):
     # A folder needs no server and, unlike a database, no further package.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow")
     uri = f"file:{tmp_path / 'mlruns'}"
     node = compose(["logger=mlflow", f"logger.also.mlflow.uri='{uri}'"], complete=False)["logger"]
-    picture = tmp_path / "curves.png"
-    Image.new("RGB", (8, 8)).save(picture)
-    log_twice(node, tmp_path / "run", picture)
+    log_twice(partial(build_part, node), tmp_path / "run", picture)
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clipzoo").experiment_id])
     assert run.info.run_name == "run" and run.info.status == "FINISHED"
     assert run.data.params["trainer.global_batch"] == "8"
-    assert [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")] == [
-        (1, 1.0),
-        (3, 3.0),
-    ]
+    points = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")]
+    assert points == [(1, 1), (2, 2), (3, 3), (4, 4), (3, 23), (4, 24)]
     assert run.data.metrics["final/zero_shot/demo/top1"] == 40.0
     assert [file.path for file in client.list_artifacts(run.info.run_id, "report")] == ["report/curves.png"]
 
 
 @pytest.mark.medium
-def test_trackio_keeps_one_run_over_resumes(tmp_path, monkeypatch):
+def test_trackio_keeps_one_run_over_resumes(tmp_path, monkeypatch, picture):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     trackio = pytest.importorskip("trackio")
-    log_twice(compose(["logger=trackio"], complete=False)["logger"], tmp_path / "run", tmp_path / "none.png")
+    log_twice(partial(build_part, compose(["logger=trackio"], complete=False)["logger"]), tmp_path / "run", picture)
     (run,) = trackio.Api().runs("clipzoo")
     assert run.name == "run"
-
-
-def log_twice(node: dict, folder: Path, picture: Path) -> None:
-    """Log a step, and after a resume another one with the final metrics."""
-    for start in (0, 2):
-        chosen = build_part(node)
-        chosen.open(folder, CONFIG, start)
-        chosen.log(start + 1, {"loss": float(start + 1)})
-        if start:
-            chosen.report({"zero_shot/demo/top1": 40.0}, [picture])
-        chosen.close()

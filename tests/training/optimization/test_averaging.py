@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from clipzoo.errors import ConfigError
 from clipzoo.training.averaging import ExponentialAverage, StochasticWeightAverage, WeightAverage
 from clipzoo.types import Progress
+from tests.support.runs import assert_equal
 
 STEPS = 20
 UNITS = {
@@ -104,23 +105,20 @@ def test_while_the_average_is_applied_the_module_has_its_weights_and_afterwards_
         assert all(torch.equal(applied[name], value) for name, value in saved.items())
         assert all(torch.equal(applied[name], history[-1][name]) for name in ("frozen", "counts"))
         raise RuntimeError("in the evaluation")
-    assert all(torch.equal(value, history[-1][name]) for name, value in module.state_dict().items())
-    assert all(torch.equal(value, saved[name]) for name, value in average.state_dict()["model"].items())
+    assert_equal(module.state_dict(), history[-1])
+    assert_equal(average.state_dict()["model"], saved)
 
 
 def test_an_average_begins_with_the_first_step_that_enters_and_resumes_from_its_state():
     module = Tied()
     average = WeightAverage(swa(start_steps=2), {"model": module})
-    average.update(progress(1))
-    assert not average.has_begun
-    average.update(progress(2))
-    assert average.has_begun
+    for step, has_begun in ((1, False), (2, True)):
+        average.update(progress(step))
+        assert average.has_begun == has_begun
     other = WeightAverage(swa(start_steps=2), {"model": Tied()})
     other.load_state_dict(average.state_dict())
     assert other.has_begun
-    assert all(
-        torch.equal(value, average.state_dict()["model"][name]) for name, value in other.state_dict()["model"].items()
-    )
+    assert_equal(other.state_dict()["model"], average.state_dict()["model"])
 
 
 @pytest.mark.parametrize("half_lives", [(None, None, None), (1.0, 3.0, None)])

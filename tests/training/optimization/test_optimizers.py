@@ -14,7 +14,6 @@ from torch import nn
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.training.in_python import adam
 from clipzoo.training.optimizers import (
     FACTOR,
     SGD,
@@ -24,6 +23,7 @@ from clipzoo.training.optimizers import (
     GroupedOptimizer,
     Muon,
     TimmOptimizer,
+    adam,
     decay_groups,
     hidden_matrices,
     scale_rates,
@@ -34,6 +34,7 @@ from clipzoo.types import Progress
 from scripts.compatibility import build_head, build_objective, config_names
 from scripts.gradient_parity import difference, training
 from tests.support.ranks import run_ranks
+from tests.support.runs import assert_equal
 
 RATE = Linear(1e-2, 0.0, 0.0, None, 0, None, False)
 TIMM = partial(TimmOptimizer, betas=None, options={}, weight_decay=0.3, schedule=RATE)
@@ -52,10 +53,10 @@ STEPS = 6
 class Network(nn.Module):
     """Layers of every kind that the groups tell apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, embeddings: int = 5) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(5, 8)
+        self.embedding = nn.Embedding(embeddings, 8)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.linear = nn.Linear(8, 12)
         self.norm = nn.LayerNorm(12)
@@ -121,7 +122,14 @@ def test_steps_are_those_of_the_library(name):
             optimizer.zero_grad()
         theirs.zero_grad()
     assert all((value != Network().state_dict()[key]).any() for key, value in ours.items())
-    assert all((value == theirs.state_dict()[key]).all() for key, value in ours.items())
+    assert_equal(ours, theirs.state_dict())
+
+
+def reloaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -136,14 +144,11 @@ def test_training_resumes_from_the_state_exactly_also_with_groups_that_are_split
 
     whole = trained(recipe, *new())
     network, optimizer = new()
-    file = io.BytesIO()
-    torch.save([trained(recipe, network, optimizer, last=3), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
+    weights, state = reloaded([trained(recipe, network, optimizer, last=3), optimizer.state_dict()])
     network, optimizer = new()
     network.load_state_dict(weights)
     optimizer.load_state_dict(state)
-    assert all((value == whole[key]).all() for key, value in trained(recipe, network, optimizer, first=3).items())
+    assert_equal(trained(recipe, network, optimizer, first=3), whole)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -174,12 +179,8 @@ def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest():
     assert {name for name, algorithm in trains.items() if algorithm == "muon"} == matrices
     assert trains.keys() == set(names.values())
     assert len(hidden_matrices(network)) == len(matrices)
-
-
-def test_muon_without_any_matrix_is_adamw():
-    head = build_head("clip")
-    groups = OPTIMIZERS["muon"].build(head).param_groups
-    assert {group["algorithm"] for group in groups} == {"adamw"}
+    groups = OPTIMIZERS["muon"].build(build_head("clip")).param_groups
+    assert {group["algorithm"] for group in groups} == {"adamw"}, "a head has no hidden matrix"
 
 
 @pytest.mark.parametrize(
@@ -225,34 +226,17 @@ def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
 def test_eight_bit_state_takes_the_steps_of_bitsandbytes_and_resumes_from_its_state_exactly():
     bitsandbytes = pytest.importorskip("bitsandbytes")
 
-    def new():
-        torch.manual_seed(0)
-        return nn.Linear(64, 64)
-
-    def train(optimizer, layer, first, last):
-        for step in range(first, last):
-            for group in optimizer.param_groups:
-                group["lr"] = RATE(Progress(step, STEPS, 100, 10))
-            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(step))
-            layer(inputs).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
     recipe = AdamW8bit([0.9, 0.98], 1e-8, 0.3, RATE)
-    theirs, whole, resumed = new(), new(), new()
+    theirs, whole, resumed = (Network(embeddings=512) for _ in range(3))
     library = bitsandbytes.optim.AdamW8bit(decay_groups(theirs.parameters(), 0.3), lr=1e-2, betas=(0.9, 0.98))
-    train(library, theirs, 0, STEPS)
-    train(recipe.build(whole), whole, 0, STEPS)
-    half, file = recipe.build(resumed), io.BytesIO()
-    train(half, resumed, 0, 3)
-    torch.save(half.state_dict(), file)
-    file.seek(0)
-    again = recipe.build(resumed)
-    again.load_state_dict(torch.load(file, weights_only=True))
-    train(again, resumed, 3, STEPS)
-    for weight in (whole.weight, resumed.weight):
-        assert torch.equal(weight, theirs.weight) and not torch.equal(weight, new().weight)
-    (moments,) = (state["state1"] for state in again.state.values() if state["state1"].numel() == 64 * 64)
+    expected = trained(recipe, theirs, library)
+    assert_equal(trained(recipe, whole, recipe.build(whole)), expected)
+    half, again = recipe.build(resumed), recipe.build(resumed)
+    trained(recipe, resumed, half, last=3)
+    again.load_state_dict(reloaded(half.state_dict()))
+    assert_equal(trained(recipe, resumed, again, first=3), expected)
+    assert not torch.equal(resumed.embedding.weight, Network(embeddings=512).embedding.weight)
+    (moments,) = (state["state1"] for state in again.state.values() if state["state1"].numel() == 512 * 8)
     assert moments.dtype is torch.uint8
 
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.in_python import CallbackEvaluator
 from clipzoo.training.parts import Schedule
 from clipzoo.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, WarmupStableDecay
 from clipzoo.training.settings import Length
+from clipzoo.training.train import CallbackEvaluator
 from clipzoo.types import Progress
 
 WPSE = Cosine(5e-4, 1e-6, 1e-5, 2.0, None, None, False)
@@ -90,12 +90,6 @@ def test_a_warmup_longer_than_the_training_never_reaches_the_peak():
     assert rate(CLOOB, 9, epochs=1) == pytest.approx(9e-4)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(None, None), (1.0, 100)])
-def test_a_warmup_has_one_length(epochs, steps):
-    with pytest.raises(ConfigError, match="warmup_epochs=.*, warmup_steps=.*, warmup_samples=None: give one of the th"):
-        Cosine(1e-3, 0.0, 0.0, epochs, steps, None, False)
-
-
 SCHEDULES = (Constant, Linear, Cosine, WarmupStableDecay, InverseSquareRoot)
 PLAIN = {
     "peak": 1e-3, "start": 1e-5, "end": 1e-4, "warmup_epochs": None, "warmup_steps": 10, "restart_epochs": None,
@@ -169,15 +163,14 @@ def test_a_stable_phase_that_restarts_cools_down_at_the_end_of_every_period():
         assert rate(schedule, first + 90) == pytest.approx((1e-3 + 1e-4) / 2)
 
 
-@pytest.mark.parametrize(
-    "change", [{"restart_steps": 3, "restart_epochs": 1.0}, {"cooldown_steps": 3, "cooldown_samples": 1}]
-)
-def test_a_restart_and_a_cooldown_have_at_most_one_length(change):
-    with pytest.raises(ConfigError, match="give at most one of the three"):
-        WarmupStableDecay(**{**PLAIN, **change})
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_relations_of_all_schedules_hold_for_each(schedule):
     with pytest.raises(ConfigError, match="the warmup must not start above the peak"):
         schedule(**{**PLAIN, "start": 1.0})
+    for change in ({"warmup_steps": None}, {"warmup_epochs": 1.0}):
+        with pytest.raises(ConfigError, match="warmup_epochs=.*, warmup_steps=.*, warmup_samples=None: give one of th"):
+            schedule(**{**PLAIN, **change})
+    with pytest.raises(ConfigError, match="give at most one of the three"):
+        schedule(**{**PLAIN, "restart_steps": 3, "restart_epochs": 1.0})
+    with pytest.raises(ConfigError, match="give at most one of the three"):
+        WarmupStableDecay(**PLAIN, cooldown_steps=3, cooldown_samples=1)

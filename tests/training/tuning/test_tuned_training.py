@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -63,8 +62,8 @@ def test_the_last_layers_train_and_what_is_before_them_does_not():
     train(model, tuning(last(1), last(2)))
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     image = {name for name in changed if "image_tower" in name}
-    assert image == {name for name in before if "image_tower.trunk.transformer.resblocks.1" in name
-                     or "image_tower.trunk.ln_post" in name}  # fmt: skip
+    last_layers = ("image_tower.trunk.transformer.resblocks.1", "image_tower.trunk.ln_post")
+    assert image == {name for name in before if any(layer in name for layer in last_layers)}
     text = {name for name in before if "text_tower" in name and name not in changed}
     assert text == {f"encoder.text_tower.trunk.{name}" for name in ("positional_embedding", "token_embedding.weight")}
 
@@ -88,14 +87,13 @@ def test_adapters_alone_train_and_merged_they_give_the_features_of_the_adapted_m
 
 def test_the_head_trains_alone_at_first_and_neither_weights_nor_statistics_of_the_towers_change():
     model = tuned.model(tuned.RESNET).double()
-    before = tuned.state(model.encoder)
-    head = tuned.state(model.head)
+    before, head = tuned.state(model.encoder), tuned.state(model.head)
     train(model, tuning(head_steps=6), steps=6)
-    assert all(torch.equal(value, before[name]) for name, value in model.encoder.state_dict().items())
+    runs.assert_equal(model.encoder.state_dict(), before)
     assert not torch.equal(model.head.image_projection, head["image_projection"])
     train(model, tuning(head_steps=6), steps=7)
-    assert not torch.equal(model.encoder.state_dict()["image_tower.trunk.bn1.running_mean"],
-                           before["image_tower.trunk.bn1.running_mean"])  # fmt: skip
+    mean = "image_tower.trunk.bn1.running_mean"
+    assert not torch.equal(model.encoder.state_dict()[mean], before[mean])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -104,11 +102,8 @@ def test_a_resumed_training_of_a_part_is_the_same_training(way, tmp_path):
     train_halfway(WAYS[way](), tmp_path)
     # What the resumed process starts from does not count: all of it is in the run directory.
     other = tuned.model()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(3)
-    resumed = plain(train(other, WAYS[way](), folder=tmp_path).model)
-    runs.assert_equal(resumed, whole)
+    torch._foreach_mul_([parameter.data for parameter in other.parameters()], 3)
+    runs.assert_equal(plain(train(other, WAYS[way](), folder=tmp_path).model), whole)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "decay"])
@@ -176,33 +171,30 @@ def test_a_checkpoint_holds_what_trains_and_the_rest_is_written_once(tmp_path):
     train(model, tuning(lora(), lora()), folder=tmp_path)
     checkpoint = next((tmp_path / "checkpoints").glob("*.pt"))
     state = torch.load(checkpoint)["model"]
-    assert {name.rpartition(".")[2] for name in state if name.startswith("encoder")} == {
-        "lora_A", "lora_B", "lora_scale",
-    }  # fmt: skip
+    trained = {name.rpartition(".")[2] for name in state if name.startswith("encoder")}
+    assert trained == {"lora_A", "lora_B", "lora_scale"}
     assert checkpoint.stat().st_size < 0.2 * total < (tmp_path / "frozen.pt").stat().st_size
 
 
 def test_a_lost_or_foreign_frozen_part_is_named(tmp_path):
-    train_halfway(tuning(image=frozen()), tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "lost")
-    (tmp_path / "lost" / "frozen.pt").unlink()
-    with pytest.raises(DamagedFileError, match="frozen.pt is missing: restore it"):
-        train(tuned.model(), tuning(image=frozen()), folder=tmp_path / "lost")
-    path = tmp_path / "run" / "frozen.pt"
+    train_halfway(tuning(image=frozen()), tmp_path)
+    path = tmp_path / "frozen.pt"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedFileError, match="frozen.pt has"):
-        train(tuned.model(), tuning(image=frozen()), folder=tmp_path / "run")
+        train(tuned.model(), tuning(image=frozen()), folder=tmp_path)
+    path.unlink()
+    with pytest.raises(DamagedFileError, match="frozen.pt is missing: restore it"):
+        train(tuned.model(), tuning(image=frozen()), folder=tmp_path)
 
 
 def trained_on_rank(way: str) -> dict[str, torch.Tensor]:
     return plain(train(tuned.model(), WAYS[way](), steps=6, world=World.from_process_group()).model)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param("lora", marks=pytest.mark.medium)]
-    + [pytest.param(way, marks=pytest.mark.slow) for way in ("frozen without cache", "last layers", "head first")],
-)
+SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in ("frozen without cache", "last layers", "head first")]
+
+
+@pytest.mark.parametrize("way", [pytest.param("lora", marks=pytest.mark.medium), *SLOW])
 def test_two_ranks_train_a_part_as_one_does(way):
     (one,) = run_ranks(1, trained_on_rank, way)
     for weights in run_ranks(2, trained_on_rank, way):
