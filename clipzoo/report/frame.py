@@ -181,7 +181,7 @@ def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) ->
     return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
 
 
-def cell(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
+def cell_of(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
     """Return the cell of a group in a column of `seed_means`; None if it was not measured."""
     place = (group, column.heading, column.label)
     return means.loc[place] if place in means.index else None
@@ -221,6 +221,20 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
                     choices = int(content[name])
                 guessing |= dict.fromkeys(keys, 100 / choices)
     return guessing
+
+
+class Comparison:
+    """The rows of a comparison with everything that its tables show.
+
+    frame: with the columns of `own_rows`. rows: its part of each group. columns: see `columns_of`. means: see
+    `seed_means`. guessing: see `chance`.
+    """
+
+    def __init__(self, frame: pd.DataFrame, damage: io.DamageLog, scale: str = "") -> None:
+        self.scale, self.frame, self.columns = scale, frame, columns_of(frame)
+        self.rows: dict[str, pd.DataFrame] = dict(list(frame.groupby("group", sort=False)))
+        self.means = seed_means(frame, [column for parts in self.columns.values() for column in parts])
+        self.guessing = chance(frame, damage)
 
 
 def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:
@@ -384,7 +398,7 @@ class FilledTable:
         """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
-        return cell(self.means, _group(row, variant), column)
+        return cell_of(self.means, _group(row, variant), column)
 
     @property
     def is_measured(self) -> bool:

@@ -27,7 +27,6 @@ from clipzoo.report.published import Metrics, experiments, layout, table, table_
 from clipzoo.report.render import (
     TEMPLATES,
     Cell,
-    Page,
     Picture,
     Section,
     Span,
@@ -35,7 +34,7 @@ from clipzoo.report.render import (
     Text,
     capitalised,
     csv,
-    html_page,
+    from_template,
     terminal,
     text_table,
     write,
@@ -116,7 +115,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         text = "These files could not be read. What they hold is missing on this page."
         items = [f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults]
         content.insert(1, Section("Damaged files", [text], items=items))
-    return write(Page(run.name, [run / "report.md", run / "report.html"]), content)
+    return write(run.name, [run / "report.md", run / "report.html"], content)
 
 
 def _facts(
@@ -178,18 +177,16 @@ def _training_sections(
     if log.training:
         cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
         drawn = figures.training_figure(
-            log.training, figures.loss_unit(config), log.evaluations, figures.value_log(config)
+            log.training,
+            figures.objective_constant(config, "loss_unit"),
+            log.evaluations,
+            figures.objective_constant(config, "value_log") or "loss",
         )
         costs = [parts.cost_table(cost)] if cost else []
         yield Section("Training", tables=costs, figures=[_picture("training curves", "training", drawn)])
     yield from damage.read(partial(_profile_sections, run), list[Section]())
-    spikes = []
-    for path in sorted((run / "spikes").glob("step_*.json")):
-        spike = _json(path, damage)
-        if damage.read(partial(parts.is_spike, path, spike), False):
-            spikes.append({**spike, "path": str(path.relative_to(run))})
-    if spikes:
-        yield Section("Spikes", tables=[parts.spike_table(spikes)], level=3)
+    if (spikes := parts.spike_table(run, damage)).rows:
+        yield Section("Spikes", tables=[spikes], level=3)
     if len(log.evaluations) > 1:
         drawn = figures.evaluation_figure(log.evaluations)
         yield Section(figures=[_picture("evaluations during training", "evaluations", drawn)])
@@ -283,7 +280,7 @@ def _profile_sections(run: Path) -> list[Section]:
         Section("Files", items=[(Span(TRACE, "link", TRACE), trace), snapshot]),
     ]
     files = [folder / "profile.md", folder / "profile.html"]
-    write(Page(f"Profile of {run.name}, steps {first} to {last}", files), content)
+    write(f"Profile of {run.name}, steps {first} to {last}", files, content)
     link = Span(f"Profile of steps {first} to {last}", "page", f"{PROFILE}/profile")
     picture = Picture(PROFILE_FIGURE, drawn, file=f"{PROFILE}/profile.png")
     return [Section(text=[(link, f": {total:.1f} ms a step.")], figures=[picture])]
@@ -345,13 +342,13 @@ def write_pages(
     scales = []
     for scale in runs.loc[runs["scale"] != frames.PAPER, "scale"].unique():
         if len(rows := frames.scale_rows(runs, scale)):
-            scales.append(parts.Comparison.of(rows, damage, scale))
+            scales.append(frames.Comparison(rows, damage, scale))
     logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
     content = [section for axis, found in fits.items() for section in _scaling_sections(found, axis, output)]
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
-    compared = parts.Comparison.of(frames.own_rows(own, labels), damage) if len(own) else None
+    compared = frames.Comparison(frames.own_rows(own, labels), damage) if len(own) else None
     if compared:
         content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
     lines = [line for part in [*scales, *([compared] if compared else [])] for line in parts.comparison_lines(part)]
@@ -380,7 +377,7 @@ def write_pages(
     cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
-    return write(Page("The papers' tables" if scales or filled else "Comparison of runs", files), sections)
+    return write("The papers' tables" if scales or filled else "Comparison of runs", files, sections)
 
 
 def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Path) -> list[Section]:
@@ -516,7 +513,9 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
-    return html_page("explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers)
+    return from_template(
+        "explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers
+    )
 
 
 # The page of a search or a sweep: its trials, and the comparison of their runs.
