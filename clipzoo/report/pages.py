@@ -24,21 +24,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
 from clipzoo.report import figures, frame as frames, render, scaling as laws, sections as parts
 from clipzoo.report.published import Metrics, experiments, layout, table, table_names
-from clipzoo.report.render import (
-    TEMPLATES,
-    Cell,
-    Picture,
-    Section,
-    Span,
-    Table,
-    Text,
-    capitalised,
-    csv,
-    from_template,
-    terminal,
-    text_table,
-    write,
-)
+from clipzoo.report.render import Cell, Picture, Section, Span, Table, Text, capitalised, text_table, write
 from clipzoo.report.trials import Trials, trial_sections, trial_table
 from clipzoo.runs.directory import CAPTIONS, config_of, departs, is_finished
 from clipzoo.runs.record import (
@@ -122,19 +108,20 @@ def _facts(
     run: Path, config: Mapping[str, Any], record: RunRecord | None, metrics: Metrics, damage: io.DamageLog
 ) -> dict[str, Text]:
     """Name and value of the facts at the top, without those that are unknown."""
-
-    def class_name(part: object) -> str | None:
-        return part["_target_"].rsplit(".", 1)[-1] if isinstance(part, dict) and "_target_" in part else None
-
-    names = {part: class_name(config.get(part)) for part in ("encoder", "head", "objective")}
-    towers = [class_name(config.get("encoder", {}).get(tower)) for tower in ("image_tower", "text_tower")]
-    if all(towers):
-        names["encoder"] = f"{towers[0]}, {towers[1]}"
+    parts = {name: config[name] for name in ("encoder", "head", "objective") if name in config}
+    towers = {name: config.get("encoder", {}).get(name) for name in ("image_tower", "text_tower")}
+    classes = {
+        name: part["_target_"].rsplit(".", 1)[-1]
+        for name, part in {**parts, **towers}.items()
+        if isinstance(part, dict) and "_target_" in part
+    }
+    if towers.keys() <= classes.keys():
+        classes["encoder"] = f"{classes['image_tower']}, {classes['text_tower']}"
     trainer, record = config.get("trainer", {}), record or RunRecord(seed=config.get("seed"))
     facts = {
         "Experiment": None if departs(record.overrides) else record.experiment,
         "Paper row": record.row,
-        **{part.capitalize(): name and Span(name, "code") for part, name in names.items()},
+        **{name.capitalize(): Span(classes[name], "code") for name in parts if name in classes},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
         "Ended early": record.training.get(ENDED_EARLY),
@@ -351,7 +338,7 @@ def write_pages(
     compared = frames.Comparison(frames.own_rows(own, labels), damage) if len(own) else None
     if compared:
         content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
-    lines = [line for part in [*scales, *([compared] if compared else [])] for line in parts.comparison_lines(part)]
+    lines = [line for part in (*scales, compared) if part for line in parts.comparison_lines(part)]
     lines += [line for part in filled for line in parts.table_lines(part)]
     facts: dict[str, Text] = {"finished runs": str(frame["run"].nunique())}
     if unfinished:
@@ -383,7 +370,7 @@ def write_pages(
 def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Path) -> list[Section]:
     """Return the sections of power laws along an axis; their table and figure are written to separate files too."""
     fits, drawn, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
-    io.write_whole(io.below(output, f"scaling_{axis}.csv"), csv(fits))
+    io.write_whole(io.below(output, f"scaling_{axis}.csv"), render.csv(fits))
     save_figure(drawn, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
     text = (
         f"{laws.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
@@ -438,7 +425,7 @@ def write_sweep(overrides: Sequence[str]) -> str:
     shown = sweep_trials(swept)
     first = trial_sections(shown, "The sweep") if shown.keys and len(shown.trials) > 1 else []
     page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=shown.labels)
-    return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
+    return f"\n{render.terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
 
 
 def overview(swept: Sequence[Point]) -> Table:
@@ -507,15 +494,14 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
 
     Its policy lets a browser run only the script of this page, and load nothing from another host.
     """
-    script = (TEMPLATES / "explorer.js").read_text()
+    script = (render.TEMPLATES / "explorer.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
-    return from_template(
-        "explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers
-    )
+    content = {"title": "clipzoo explore", "policy": policy, "script": Markup(script), "answers": answers}
+    return render.from_template("explorer.html.j2", **content)
 
 
 # The page of a search or a sweep: its trials, and the comparison of their runs.
@@ -535,10 +521,7 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     page = write_pages(
         folders, [], folder, first=trial_sections(shown, "The search"), labels=shown.labels, tested=False
     )
-    best = [f"best: trial {trial.number + 1}: {command(trial)}" for trial in shown.best[:3]]
-    return "\n".join([table, *best, f"the page of the search: {page}"])
-
-
-def command(trial: Trial) -> str:
-    """Return the command that trains one trial, or shows that it is finished."""
-    return shlex.join(["clipzoo", "train", *trial.overrides])
+    lines = [table]
+    for trial in shown.best[:3]:
+        lines.append(f"best: trial {trial.number + 1}: {shlex.join(['clipzoo', 'train', *trial.overrides])}")
+    return "\n".join([*lines, f"the page of the search: {page}"])
