@@ -109,26 +109,17 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of a paper. numbers: printed cells by row and column."""
+    """One table of a paper. paper: key, such as "wpse". numbers: printed cells by row and column."""
 
     name: str
+    paper: str
+    short_heading: str
     title: str
     rows: tuple[PaperRow, ...]
     columns: tuple[PaperColumn, ...]
     numbers: Mapping[tuple[PaperRow, PaperColumn], PaperNumber] = field(repr=False)
     note: str | None = None
     without_numbers: str | None = None
-
-    @property
-    def paper(self) -> str:
-        """Key of the paper: "wpse"."""
-        return self.name.split("/")[0]
-
-    @property
-    def short_heading(self) -> str:
-        number = self.name.split("/")[1]
-        kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
-        return f"{PAPERS[self.paper]}, {kind}"
 
     @property
     def heading(self) -> str:
@@ -141,7 +132,7 @@ class PaperTable:
 
     def baseline(self, row: PaperRow) -> PaperRow:
         """Row that `row` is tested against: as tables.yaml states, else the first of its pretraining dataset."""
-        stated = layout()["tables"][self.name].get("against", {}).get(f"{row.pretrain}/{row.model}")
+        stated = layout()["tables"][self.name].get("against", {}).get(row.place)
         candidates = [other for other in self.rows if other.pretrain == row.pretrain]
         return next((other for other in candidates if other.model == stated), candidates[0])
 
@@ -150,7 +141,7 @@ class PaperTable:
 class Search:
     """A paper's hyperparameter search. name: option of conf/search. by: the criterion in words; select: its column.
 
-    followed: for an ablation, the row whose selected point it takes; None for a row that was searched itself.
+    followed: the row whose selected point an ablation takes; None for a row that was searched itself.
     """
 
     name: str
@@ -159,11 +150,33 @@ class Search:
     followed: str | None
 
 
+@cache
 def table(name: str) -> PaperTable:
     """Return the table "wpse/1". Raises ConfigError with the known names."""
     if name not in layout()["tables"]:
         raise ConfigError(f"there is no table {name}: the tables are {', '.join(table_names())}")
-    return _load(name)
+    facts = layout()["tables"][name]
+    aliases, (paper, number) = facts.get("rows", {}), name.split("/")
+
+    def row(pretrain: str, model: str) -> PaperRow:
+        return PaperRow(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
+
+    numbers: dict[tuple[PaperRow, PaperColumn], PaperNumber] = {}
+    for file in facts.get("numbers", ()):
+        for cell in read_numbers(file):
+            deviation = float(cell["std"]) if cell["std"] else None
+            place = row(cell["pretrain_data"], cell["model"]), _column(cell)
+            numbers[place] = PaperNumber(float(cell["value"]), deviation, cell["value"])
+    rows: Iterable[PaperRow] = dict.fromkeys(row for row, _ in numbers)
+    columns: Iterable[PaperColumn] = dict.fromkeys(column for _, column in numbers)
+    if "numbers" not in facts:
+        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
+        columns = [_column(cell) for cell in facts["columns"]]
+    kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
+    return PaperTable(
+        name, paper, f"{PAPERS[paper]}, {kind}", facts["title"], tuple(rows), tuple(columns), numbers,
+        facts.get("note"), facts.get("without_numbers"),
+    )  # fmt: skip
 
 
 def table_names() -> list[str]:
@@ -208,29 +221,6 @@ def read_numbers(file: str) -> list[dict[str, str]]:
     """Read the cells of a CSV of published numbers."""
     with (FOLDER / file).open(newline="") as lines:
         return list(csv.DictReader(lines))
-
-
-@cache
-def _load(name: str) -> PaperTable:
-    facts = layout()["tables"][name]
-    aliases, paper = facts.get("rows", {}), name.split("/")[0]
-
-    def row(pretrain: str, model: str) -> PaperRow:
-        return PaperRow(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
-
-    numbers: dict[tuple[PaperRow, PaperColumn], PaperNumber] = {}
-    for file in facts.get("numbers", ()):
-        for cell in read_numbers(file):
-            deviation = float(cell["std"]) if cell["std"] else None
-            number = PaperNumber(float(cell["value"]), deviation, cell["value"])
-            numbers[row(cell["pretrain_data"], cell["model"]), _column(cell)] = number
-    rows: Iterable[PaperRow] = dict.fromkeys(place for place, _ in numbers)
-    columns: Iterable[PaperColumn] = dict.fromkeys(column for _, column in numbers)
-    if "numbers" not in facts:
-        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
-        columns = [_column(cell) for cell in facts["columns"]]
-    notes = facts.get("note"), facts.get("without_numbers")
-    return PaperTable(name, facts["title"], tuple(rows), tuple(columns), numbers, *notes)
 
 
 def _column(cell: Mapping[str, Any]) -> PaperColumn:
@@ -326,8 +316,10 @@ def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[s
 
     Returns the expected and the seen value by key; None for an absent key.
     """
-    seen = {key: value for key, value in identity(plain).items() if key not in EXEMPT}
-    expected = _expected(experiment, scale)
+    seen, expected = (
+        {key: value for key, value in identity(config).items() if key not in EXEMPT}
+        for config in (plain, composed(experiment, scale))
+    )
     return {
         key: (expected.get(key), seen.get(key))
         for key in sorted({*expected, *seen})
@@ -342,7 +334,7 @@ def protocol_differences(
 
     protocol: settings by task and dataset, of the run's record.
     """
-    evaluation = _composed(experiment, scale)["eval"]
+    evaluation = composed(experiment, scale)["eval"]
     return {
         f"eval.{name} of {place}": (value, seen[name])
         for place, seen in protocol.items()
@@ -364,12 +356,6 @@ def axes(search: str) -> Mapping[str, list[Any]]:
     }
 
 
-def expected_pairs(row: str) -> tuple[int, int]:
-    """Smallest and largest plausible number of training pairs of the row's pretraining dataset."""
-    low, high = layout()["pairs"][row.split("/")[1]]
-    return low, high
-
-
 def total_cost(rows: Iterable[Experiment]) -> str:
     """Sum of device hours by device, in words."""
     by_device: dict[str, float] = {}
@@ -379,10 +365,6 @@ def total_cost(rows: Iterable[Experiment]) -> str:
 
 
 @cache
-def _expected(experiment: str, scale: str) -> Mapping[str, Any]:
-    return {key: value for key, value in identity(_composed(experiment, scale)).items() if key not in EXEMPT}
-
-
-@cache
-def _composed(experiment: str, scale: str) -> Mapping[str, Any]:
+def composed(experiment: str, scale: str) -> Mapping[str, Any]:
+    """Configuration of an experiment at a scale. Composing takes tenths of a second."""
     return compose([f"experiment={experiment}", f"scale={scale}"])

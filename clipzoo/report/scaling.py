@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.report.figures import DPI, INK, colour, label, style
+from clipzoo.report.figures import INK, colour, label, panels
 from clipzoo.report.frame import columns_of, numbers
 from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.report.statistics import LAW_RESAMPLES, Interval, ScalingFit, fit_power_law
@@ -280,17 +280,16 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     quantities = list(dict.fromkeys(curve.quantity for curve in curves))
     names = list(dict.fromkeys(curve.method for curve in curves))
     lines = -(-len(quantities) // PANELS)
-    figure = Figure(figsize=(4.0 * min(PANELS, len(quantities)), 3.3 * lines + 0.3), dpi=DPI, layout="constrained")
-    panels = figure.subplots(lines, min(PANELS, len(quantities)), squeeze=False).flatten()
-    for panel, quantity in zip(panels, quantities, strict=False):
+    columns = min(PANELS, len(quantities))
+    figure, drawn = panels(4.0 * columns, 3.3 * lines + 0.3, lines, columns)
+    for panel, quantity in zip(drawn, quantities, strict=False):
         for curve in (curve for curve in curves if curve.quantity == quantity):
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
-        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", size=9)
-        style(panel)
+        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", 9, grid="y")
         # Axes of less than two decades have plain numbers: their powers of ten would be too few ticks.
-        for drawn, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+        for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:
                 continue
             places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
@@ -298,11 +297,11 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
             if len(shown) < 2:  # less than an octave: equal distances serve as well
                 shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
             shown = shown[:: max(1, -(-len(shown) // 6))]
-            drawn.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
-            drawn.set_ticks([], minor=True)
-    for panel in panels[len(quantities) :]:
+            side.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
+            side.set_ticks([], minor=True)
+    for panel in drawn[len(quantities) :]:
         panel.remove()
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles, labels = drawn[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
