@@ -180,7 +180,7 @@ def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) ->
     return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
 
 
-def cell_of(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
+def cell(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
     """Return the cell of a group in a column of `seed_means`; None if it was not measured."""
     place = (group, column.heading, column.label)
     return means.loc[place] if place in means.index else None
@@ -386,7 +386,7 @@ class FilledTable:
         """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
-        return cell_of(self.means, _group(row, variant), column)
+        return cell(self.means, _group(row, variant), column)
 
     @property
     def is_measured(self) -> bool:

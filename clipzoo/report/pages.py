@@ -163,12 +163,8 @@ def _training_sections(
 ) -> Iterator[Section]:
     if log.training:
         cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
-        drawn = figures.training_figure(
-            log.training,
-            figures.objective_constant(config, "loss_unit"),
-            log.evaluations,
-            figures.objective_constant(config, "value_log") or "loss",
-        )
+        unit, value_log = (figures.objective_constant(config, name) for name in ("loss_unit", "value_log"))
+        drawn = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
         costs = [parts.cost_table(cost)] if cost else []
         yield Section("Training", tables=costs, figures=[_picture("training curves", "training", drawn)])
     yield from damage.read(partial(_profile_sections, run), list[Section]())
@@ -422,71 +418,54 @@ def write_sweep(overrides: Sequence[str]) -> str:
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     if not any(is_finished(folder) for folder in folders):
         return "no point of the sweep is finished: there is no table"
-    shown = sweep_trials(swept)
+    table, shown = sweep_results(swept)
     first = trial_sections(shown, "The sweep") if shown.keys and len(shown.trials) > 1 else []
     page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=shown.labels)
-    return f"\n{render.terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
+    return f"\n{render.terminal(table)}\n\nthe comparison of the runs: {page}"
 
 
-def overview(swept: Sequence[Point]) -> Table:
-    """A row for each combination of swept values: mean and standard deviation over seeds, the highest mean with a star.
+def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
+    """Average the points of a sweep over seeds, a row or a trial for each combination of swept values.
 
-    Columns: for each task the mean over its datasets, or its only dataset; the last training loss; minutes.
+    The table has the mean of each task over its datasets, the highest with a star, the last training loss, and minutes.
+    The trials are compared by the first task, or by the last loss.
     """
-    finished, tasks = _finished_points(swept)
-    keys = [key for key in swept[0].swept if key != "seed"]
-    groups = parts.seed_groups(swept)
-    best = pd.DataFrame([finished.reindex(folders)[tasks].mean() for folders in groups.values()]).max()
-    rows = []
-    for values, folders in groups.items():
+    damage, places = io.DamageLog(), dict.fromkeys(point.folder for point in swept)
+    frame = frames.read_frame([folder for folder in places if folder.exists()], damage)
+    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
+    logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
+    numbers = {}
+    for run, metrics in frames.numbers(frame):
+        cost = frames.cost_of(frame[frame["run"] == run["run"]], minutes)
+        means = (column.value(metrics) for column in tasks.values())
+        numbers[run["run"]] = [*means, logs[run["run"]].last_loss, cost]
+    columns = [*tasks, LOSS, minutes]
+    finished = pd.DataFrame.from_dict(numbers, orient="index", columns=columns, dtype=float)
+
+    groups, keys = parts.seed_groups(swept), [key for key in swept[0].swept if key != "seed"]
+    best = pd.DataFrame([finished.reindex(folders)[list(tasks)].mean() for folders in groups.values()]).max()
+    rows, trials = [], []
+    for number, (values, folders) in enumerate(groups.items()):
         results, texts = finished.reindex(folders), []
-        for name in finished.columns:
+        for name in columns:
             is_best = len(groups) > 1 and bool(results[name].mean() == best.get(name))
             texts.append(parts.seeds_text(results[name].dropna().to_list()) + "*" * is_best)
         done = sum(folder in finished.index for folder in folders)
         rows.append([*values, *texts, str(done) if done == len(folders) else f"{done} of {len(folders)}"])
-    return text_table([*keys, *finished.columns, "runs"], rows, left=len(keys))
 
-
-def sweep_trials(swept: Sequence[Point]) -> Trials:
-    """Return the points of a sweep, averaged over seeds, as trials: compared by the first task, or by the last loss."""
-    finished, tasks = _finished_points(swept)
-    keys = [key for key in swept[0].swept if key != "seed"]
-    name = tasks[0] if tasks else LOSS
-    trials, runs = [], {}
-    for number, (values, folders) in enumerate(parts.seed_groups(swept).items()):
-        results = finished.reindex(folders)[name].dropna()
+        scores = results[columns[0]].dropna().to_list()
         state: State = "finished"
-        if results.empty:
+        if not scores:
             # "running" also if all runs were killed.
             started = any(folder.exists() for folder in folders)
             failed = any(True for folder in folders for _ in folder.glob("clipzoo-error-*.log"))
             state = "failed" if failed else "running" if started else "not started"
-        mean = () if results.empty else (statistics.fmean(results),)
+        mean = (statistics.fmean(scores),) if scores else ()
         overrides = next(point.overrides for point in swept if point.folder == folders[0])
         trials.append(Trial(number, dict(zip(keys, values, strict=True)), state, overrides, folders[0], mean))
-        runs[number] = folders
-    return Trials(trials, [name], ["maximize" if tasks else "minimize"], runs=runs)
-
-
-def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
-    """Return a table of the finished runs, with a column for each task, the last loss and minutes; names of tasks."""
-    damage = io.DamageLog()
-    frame = frames.read_frame(
-        [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage
-    )
-    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
-    logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
-    rows = {
-        run["run"]: {
-            **{name: column.value(metrics) for name, column in tasks.items()},
-            LOSS: logs[run["run"]].last_loss,
-            minutes: frames.cost_of(frame[frame["run"] == run["run"]], minutes),
-        }
-        for run, metrics in frames.numbers(frame)
-    }
-    columns = [*tasks, LOSS, minutes]
-    return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=float), list(tasks)
+    table = text_table([*keys, *columns, "runs"], rows, left=len(keys))
+    direction = "maximize" if tasks else "minimize"
+    return table, Trials(trials, columns[:1], [direction], runs=dict(enumerate(groups.values())))
 
 
 def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
@@ -502,9 +481,6 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
     )
     content = {"title": "clipzoo explore", "policy": policy, "script": Markup(script), "answers": answers}
     return render.from_template("explorer.html.j2", **content)
-
-
-# The page of a search or a sweep: its trials, and the comparison of their runs.
 
 
 def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Trial]) -> str:

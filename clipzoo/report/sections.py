@@ -18,16 +18,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
-from clipzoo.report.frame import (
-    COSTS,
-    Comparison,
-    FilledTable,
-    cell_of,
-    cost_of,
-    differing_keys,
-    mean_text,
-    setting_text,
-)
+from clipzoo.report.frame import COSTS, Comparison, FilledTable, cell, cost_of, differing_keys, mean_text, setting_text
 from clipzoo.report.published import Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
@@ -145,7 +136,7 @@ def comparison_table(
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
-            ours, place = cell_of(compared.means, group, column), (column.heading, column.label)
+            ours, place = cell(compared.means, group, column), (column.heading, column.label)
             is_best = ours is not None and place in best.index and bool(ours["mean"] == best[place])
             marks = ["mean"] * (column.label == "mean") + ["best"] * is_best
             cells.append(Cell(mean_text(ours), mark=" ".join(marks)))
@@ -171,7 +162,7 @@ def comparison_lines(compared: Comparison) -> Iterator[dict[str, Any]]:
             line |= {"table": f"scale={compared.scale}", "pretrain_data": pretrain, "model": model, "row": row}
             line["experiment"] = published.experiments()[row].name
         for column in (column for parts in compared.columns.values() for column in parts):
-            if (ours := cell_of(compared.means, group, column)) is not None:
+            if (ours := cell(compared.means, group, column)) is not None:
                 yield {**line, "task": column.heading, "column": column.label, **_csv_numbers(ours)}
 
 

@@ -23,7 +23,7 @@ from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, label, panels
 from clipzoo.report.render import Cell, Picture, Section, Table, text_table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import RunRecord, TrainingLog
-from clipzoo.runs.search import STATES, Trial, front as best_of
+from clipzoo.runs.search import STATES, Trial, front
 
 MOST_GROUPS = 4
 """Groups into which the values of a key are divided for its importance."""
@@ -86,7 +86,7 @@ class Trials:
     @cached_property
     def best(self) -> list[Trial]:
         """The best trial; with several metrics, all that no other trial surpasses in every metric."""
-        return best_of(self.finished, self.directions)
+        return front(self.finished, self.directions)
 
     @cached_property
     def minutes(self) -> dict[int, float]:
@@ -296,9 +296,9 @@ def trade_off(shown: Trials) -> Figure:
     finished = np.array([trial.results for trial in shown.finished])
     panel.plot(finished[:, 0], finished[:, 1], "o", color=MUTED, markersize=5, label="finished")
     best = sorted(shown.best, key=lambda trial: trial.results[0])
-    front = np.array([trial.results for trial in best])
+    line = np.array([trial.results for trial in best])
     panel.plot(
-        front[:, 0], front[:, 1], marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other"
+        line[:, 0], line[:, 1], marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other"
     )
     for trial in best:
         panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
