@@ -15,7 +15,7 @@ import yaml
 from clipzoo.io.text import latex_text, markdown_code, markdown_text
 from clipzoo.report import render
 from clipzoo.report.pages import write_pages, write_report
-from clipzoo.report.render import Cell, html as html_table, latex, markdown, text_table
+from clipzoo.report.render import Cell, from_template, latex, markdown, text_table
 from tests.support.experiments import composed
 
 HOSTILE = [
@@ -78,7 +78,7 @@ def test_ordinary_text_stays_readable():
 
 
 def test_html_and_latex_tables_show_hostile_text_as_it_is():
-    assert Tags(html_table(TABLE)).names <= {"div", "table", "thead", "tbody", "tr", "th", "td", "code", "small"}
+    assert Tags(from_template("table.html.j2", table=TABLE)).names <= {"div", "table", "thead", "tbody", "tr", "th", "td", "code", "small"}
     assert latex_text("\\input{a}$x$^~") == r"\textbackslash{}input\{a\}\$x\$\textasciicircum{}\textasciitilde{}"
     assert "\\write" not in latex(text_table(["a"], [["\\write18{rm}"]], left=1))
 
@@ -86,7 +86,7 @@ def test_html_and_latex_tables_show_hostile_text_as_it_is():
 def _tags_of_templates() -> set[str]:
     templates = [path for path in render.TEMPLATES.glob("*.html.j2") if not path.name.startswith("explorer")]
     return {
-        *re.findall(r"<(\w+)", "".join(path.read_text() for path in templates)),
+        *re.findall(r"<(\w+)", "".join([*render.SPANS.values(), *(path.read_text() for path in templates)])),
         *(f"h{level}" for level in (1, 2, 3)),
     }
 

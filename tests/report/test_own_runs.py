@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from clipzoo.io import DamageLog
-from clipzoo.report.frame import own_rows, read_frame
+from clipzoo.report.frame import Comparison, own_rows, read_frame
 from clipzoo.report.pages import write_pages
-from clipzoo.report.sections import Comparison, differences_of, separation_table, settings_table
+from clipzoo.report.sections import differences_of, separation_table, settings_table
 from clipzoo.report.statistics import (
     detectable_difference,
     difference_over_seeds,
@@ -109,7 +109,7 @@ def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differ
 
 
 def compared_at(root: Path) -> Comparison:
-    return Comparison.of(own_rows(read_frame([root])), DamageLog())
+    return Comparison(own_rows(read_frame([root])), DamageLog())
 
 
 def test_a_difference_between_single_runs_is_judged_on_their_samples(folders):

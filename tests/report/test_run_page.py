@@ -20,7 +20,7 @@ from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.report import figures
-from clipzoo.report.figures import loss_unit, training_curves, value_log
+from clipzoo.report.figures import objective_constant, training_curves
 from clipzoo.report.pages import write_report
 from clipzoo.report.render import markdown
 from clipzoo.report.sections import result_tables
@@ -113,7 +113,8 @@ def test_the_validation_loss_is_drawn_beside_the_number_that_it_measures():
     evaluations = [{"step": step, "validation/loss": 3.0 / step} for step in (2, 3)]
     names = []
     for objective in ("infonce.InfoNCE", "nuclr.NUCLR"):
-        name = value_log({"objective": {"_target_": f"clipzoo.objectives.{objective}"}})
+        config = {"objective": {"_target_": f"clipzoo.objectives.{objective}"}}
+        name = objective_constant(config, "value_log") or "loss"
         figure = figures.training_figure(lines, "", evaluations, name)
         (panel,) = [axes for axes in figure.axes if len(axes.lines) == 2]
         assert panel.lines[1].get_xydata().tolist() == [[2, 1.5], [3, 1]]
@@ -143,7 +144,7 @@ def test_the_page_says_how_often_captions_repeat(tmp_path):
 )
 def test_only_a_loss_that_is_a_log_likelihood_is_in_nats(objective, unit):
     lines = [{"step": step, "loss": 1.0 / step, "lr": 0.1} for step in (1, 2)]
-    shown = training_curves(lines, loss_unit({"objective": {"_target_": objective}}))
+    shown = training_curves(lines, objective_constant({"objective": {"_target_": objective}}, "loss_unit"))
     assert {curve.name: curve.unit for curve in shown} == {"loss": unit, "lr": ""}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clipzoo.report.pages import write_report
-from clipzoo.report.render import TEMPLATES, html_page
+from clipzoo.report.render import TEMPLATES, from_template
 
 STYLE = (TEMPLATES / "style.css").read_text()
 LIGHT, DARK = (dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.S))
@@ -63,7 +63,7 @@ def test_the_page_of_a_run_is_one_file_with_a_text_for_each_picture(tmp_path: Pa
 
 
 def test_a_layout_has_a_language_and_a_title():
-    page = html_page("page.html.j2", title="a < b", sections=[])
+    page = from_template("page.html.j2", title="a < b", sections=[])
     assert page.startswith('<!doctype html>\n<html lang="en">') and "<title>a &lt; b</title>" in page
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
 from clipzoo.report.figures import sweep_figure
-from clipzoo.report.pages import overview, sweep_trials
+from clipzoo.report.pages import sweep_results
 from clipzoo.report.render import markdown, terminal
 from clipzoo.report.sections import best_row, sweep_rows, sweep_table
 from clipzoo.runs import sweep
@@ -107,11 +107,11 @@ def runs(tmp_path) -> Path:
 
 
 def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
-    lines = terminal(overview(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))).splitlines()
+    table, shown = sweep_results(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))
+    lines = terminal(table).splitlines()
     assert re.split("  +", lines[0]) == ["head", "zero-shot top-1 (mean)", "loss", "minutes", "runs"]
     assert lines[1].split()[:5] == ["clip", "43", "±", "2.8", "1.5"] and lines[1].endswith(" 2")
     assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
-    shown = sweep_trials(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))
     assert [(trial.values, trial.results) for trial in shown.trials] == [
         ({"head": "clip"}, (43.0,)), ({"head": "kme"}, (44.0,)),
     ]  # fmt: skip
@@ -124,10 +124,10 @@ def test_points_that_have_not_started_or_not_ended_are_no_failures(runs):
     states = []
     for change in (lambda: None, unfinished.mkdir, failed.mkdir, (failed / "clipzoo-error-1.log").touch):
         change()
-        states.append([trial.state for trial in sweep_trials(swept).trials][2:])
+        states.append([trial.state for trial in sweep_results(swept)[1].trials][2:])
     started = ["running", "not started"]
     assert states == [["not started"] * 2, started, ["running"] * 2, ["running", "failed"]]
-    assert sweep_trials(swept).summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
+    assert sweep_results(swept)[1].summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
 
 
 @pytest.mark.slow
