@@ -46,15 +46,11 @@ UNITS = {
 LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
 """Numbers whose unit is that of the objective's loss."""
 METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
-MOST_NUMBERS = 20
-"""Largest number of classes whose confusion matrix has its percentages written in."""
-MOST_NAMES = 40
-"""Largest number of classes whose confusion matrix has their names."""
+MOST_NUMBERS, MOST_NAMES = 20, 40
+"""Largest numbers of classes whose confusion matrix has its percentages written in, and the names of the classes."""
 SIDES = ("highest", "lowest")
-PANELS_WIDTH = 7
-"""Datasets side by side in one line of panels."""
-LEGEND_WIDTH = 160
-"""Characters side by side in a legend above a figure."""
+PANELS_WIDTH, LEGEND_WIDTH = 7, 160
+"""Datasets in one line of panels; characters in one line of a legend above a figure."""
 COMPARED_CURVES = {
     "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
     "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
@@ -503,10 +499,7 @@ def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figur
         width = 0.82 / len(rows)
         for number, row in enumerate(rows):
             left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
-            published, ours = (
-                [np.nan if value is None else value for value in values]
-                for values in zip(*(_both(filled, row, column) for column in columns), strict=True)
-            )
+            published, ours = zip(*(_both(filled, row, column) for column in columns), strict=True)
             panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
             panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
         panel.set_xticks(range(len(columns)), [column.label for column in columns], rotation=30, ha="right", fontsize=8)
@@ -524,12 +517,11 @@ def point_set_curves(filled: FilledTable, column: PaperColumn, title: str) -> Fi
     sized = [(size, row) for row in filled.table.rows if (size := point_set_size(row))]
     for source, (name, ink, marker) in enumerate((("published", MUTED, "s"), ("ours", INK, "o"))):
         heights = [(size, _both(filled, row, column)[source]) for size, row in sized]
-        points = [(size, height) for size, height in heights if height is not None]
-        if points:
+        if points := [(size, height) for size, height in heights if not math.isnan(height)]:
             panel.plot(*zip(*points, strict=True), color=ink, marker=marker, linewidth=1.6, label=f"KME-CLIP, {name}")
         for row in filled.table.rows:
             level = _both(filled, row, column)[source]
-            if not point_set_size(row) and level is not None:
+            if not point_set_size(row) and not math.isnan(level):
                 panel.axhline(level, color=ink, linestyle="--", linewidth=1.2, label=f"{row.model}, {name}")
     panel.set_xscale("log")
     panel.set_xticks([size for size, _ in sized], [str(size) for size, _ in sized])
@@ -545,10 +537,10 @@ def point_set_size(row: PaperRow) -> int | None:
     return int(size[1]) if size else None
 
 
-def _both(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float | None, float | None]:
-    """The published number and ours."""
+def _both(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float, float]:
+    """The published number and ours; NaN without one."""
     number, ours = filled.table.numbers.get((row, column)), filled.measured(row, column)
-    return number.value if number else None, None if ours is None else float(ours["mean"])
+    return number.value if number else math.nan, math.nan if ours is None else float(ours["mean"])
 
 
 def profile_figure(summary: Mapping[str, Any]) -> Figure:

@@ -54,7 +54,7 @@ COSTS = {
 }
 """Compared costs of a training: by label, the metric and the factor from its unit to the label's."""
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
-"""Keys that say nothing about a method; they are not listed as differences."""
+"""Keys that are not listed as differences of methods."""
 MOST_NOTES = 3
 """Differences that are written out below a run's label."""
 ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
@@ -107,17 +107,13 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     chosen = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
     costs = {name: value for name, value in record.training.items() if isinstance(value, int | float)}
     facts = {
-        "run": folder,
-        "seed": config["seed"],
+        "run": folder, "seed": config["seed"], "row": config.get("row"), "config": config, "record": record,
         "group": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12],
-        "row": config.get("row"),
         # A scale that does not exist is not a scale: its name could be that of any file.
         "scale": chosen[-1] if chosen and chosen[-1] in options("scale") else PAPER,
         **{part: config[part]["_target_"].rpartition(".")[2] for part in ("encoder", "head", "objective")},
         "cost": costs.get("seconds"),
-        "config": config,
-        "record": record,
-    }
+    }  # fmt: skip
     if config["trainer"].get("epochs") and "seconds" in costs:
         costs["seconds_per_epoch"] = costs["seconds"] / config["trainer"]["epochs"]
     metrics = {**record.metrics, **{MetricKey("training", "", "", name): value for name, value in costs.items()}}
@@ -134,11 +130,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
     """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     by_task = {}
+    known = frame["key"].dropna().drop_duplicates()
     for task, wanted in TASK_KEYS:
         keys = [
-            key
-            for key in frame["key"].dropna().drop_duplicates()
-            if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
+            key for key in known if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
         ]
         columns = [published.PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
         for key in keys:
@@ -386,7 +381,7 @@ class FilledTable:
         """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
-        return cell(self.means, _group(row, variant), column)
+        return cell(self.means, row.group(variant), column)
 
     @property
     def is_measured(self) -> bool:
@@ -425,14 +420,10 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
         if how is not None:
             selected[row.place] = how
         for variant, runs in [(None, ours), *candidates[~is_row].groupby("variant", sort=False)["run"]]:
-            facts = {"place": row.place, "variant": variant, "group": _group(row, variant)}
+            facts = {"place": row.place, "variant": variant, "group": row.group(variant)}
             parts += [frame[frame["run"] == run].assign(**facts) for run in runs]
     filled = pd.concat([part for part in parts if len(part)] or parts)
     return FilledTable(table, filled, seed_means(filled, table.columns), selected)
-
-
-def _group(row: published.PaperRow, variant: str | None) -> str:
-    return row.place if variant is None else f"{row.place}: {variant}"
 
 
 def _selected(

@@ -65,12 +65,10 @@ MOST_ROWS = 30
 def write_report(run: Path, record: RunRecord | None = None) -> Path:
     """Write the page of a run: report.md with its figures in report/, and report.html with the figures in it.
 
-    The page is made from config.yaml, metrics.jsonl, results.json and evaluation/. Sections without content are left
-    out; damaged files are named on the page.
+    Returns the path of report.md. The page is made from config.yaml, metrics.jsonl, results.json and evaluation/; parts
+    without content are left out, and damaged files are named.
 
     record: results that are not written yet; None for those of results.json.
-
-    Returns the path of report.md.
     """
     io.require_no_links(run)
     damage = io.DamageLog()
@@ -290,23 +288,21 @@ def write_pages(
     labels: Mapping[Path, str] | None = None,
     tested: bool = True,
 ) -> Path:
-    """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
+    """Write index.html, whose path is returned, tables.md, tables.csv and tables.tex over the runs below `folders`.
 
     The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
 
     Args:
         folders: run directories, or folders of them.
         names: tables to show; empty for all tables with a measured value.
-        output: folder for the files.
-        note: a further paragraph at the top.
-        first: sections before all others.
-        scaling: axes of scaling fits, see `laws.curves`; a fit also has a figure, scaling_AXIS.png, and
-            scaling_AXIS.csv.
+        note: a further paragraph at the top. first: sections before all others.
+        scaling: axes of scaling fits, see `laws.curves`; each also has scaling_AXIS.png and scaling_AXIS.csv.
         labels: names of runs by their directory.
         tested: False for trials of a search, among which the best was selected: a test of their differences would be
             biased.
 
-    Returns the path of index.html. Raises ConfigError if there is nothing to show.
+    Raises:
+        ConfigError: there is nothing to show.
     """
     damage = io.DamageLog()
     frame = frames.read_frame(folders, damage)
@@ -345,13 +341,14 @@ def write_pages(
     if filled:
         rows = [bool(len(part.ours(row))) for part in filled for row in part.table.rows]
         facts |= {"tables": str(len(filled)), "rows filled": f"{sum(rows)} of {len(rows)}"}
+    full_size = _full_size_table(runs)
     lead = LEAD if filled else parts.SMALL if scales else parts.OWN
     sections = [
         Section(text=[lead, *([note] if note else [])]),
         Section(facts=facts, formats=["html"]),
         *first,
         *content,
-        *_full_size_sections(runs),
+        *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
     code = revision()
@@ -379,7 +376,7 @@ def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Pat
     ]
 
 
-def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
+def _full_size_table(runs: pd.DataFrame) -> Table:
     """Commands and costs of the rows that have runs only at another scale."""
     at_full_size = set(runs.loc[runs["scale"] == frames.PAPER, "row"])
     rows: list[list[str | Cell]] = []
@@ -388,8 +385,7 @@ def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
         if row not in at_full_size and experiment is not None:
             names = [name for name in table_names() if any(other.name == row for other in table(name).rows)]
             rows.append([row, ", ".join(names), Cell(experiment.command, code=True), experiment.cost])
-    labels = ["row", "tables", "command", "estimated cost"]
-    return [Section("Rows at full size", tables=[text_table(labels, rows, left=4, wrap=True)])] if rows else []
+    return text_table(["row", "tables", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
 def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.DamageLog) -> Table:

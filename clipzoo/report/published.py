@@ -63,16 +63,16 @@ class PaperColumn:
     """A column of a paper's table.
 
     heading: task. label: dataset and cut-off. groups: metric keys; the column is the mean over groups of the mean
-    within each group. None: clipzoo measures no such metric.
+    within each group. Empty: clipzoo measures no such metric.
     """
 
     heading: str
     label: str
-    groups: tuple[tuple[MetricKey, ...], ...] | None
+    groups: tuple[tuple[MetricKey, ...], ...]
 
     @property
     def keys(self) -> list[MetricKey]:
-        return [key for group in self.groups or () for key in group]
+        return [key for group in self.groups for key in group]
 
     @property
     def datasets(self) -> set[str]:
@@ -84,13 +84,13 @@ class PaperColumn:
 
     def value(self, metrics: Metrics) -> float | None:
         """The column's number, or None unless all of its metrics are measured."""
-        if self.groups is None or not all(key in metrics for key in self.keys):
+        if not self.groups or not all(key in metrics for key in self.keys):
             return None
         return statistics.fmean(statistics.fmean(metrics[key] for key in group) for group in self.groups)
 
     def deviation(self, metrics: Metrics) -> float | None:
         """Standard deviation over draws of random features, for a column of a single group."""
-        return metrics.get(self.keys[0].deviation) if self.groups and len(self.groups) == 1 else None
+        return metrics.get(self.keys[0].deviation) if len(self.groups) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ class PaperRow:
     def place(self) -> str:
         """Printed names, of which a table has each once."""
         return f"{self.pretrain}/{self.model}"
+
+    def group(self, variant: str | None) -> str:
+        """Group of the runs that represent the row (None), or of a variant."""
+        return self.place if variant is None else f"{self.place}: {variant}"
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
     heading = HEADINGS[task]
     if metric in COSTS:
         label, cost = COSTS[metric]
-        return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else None)
+        return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else ())
     if task == "mean_of_four":
         four = [("retrieval", "mean_recall@1", name) for name in ("MSCOCO", "Flickr30k")]
         four += [("zero_shot_classification", "top1", name) for name in ("CIFAR100", "ImageNet1k")]

@@ -38,10 +38,8 @@ LAST = 0.1
 """Share of the training whose logged losses are averaged."""
 NATS = re.compile("loss|PMI")
 """Quantities in nats; all others are in percent."""
-PANELS = 3
-"""Panels side by side."""
-TITLE = 40
-"""Characters of a line in the title of a panel."""
+PANELS, TITLE = 3, 40
+"""Panels side by side; characters of a line in their titles."""
 
 
 @dataclass(frozen=True)

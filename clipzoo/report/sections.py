@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def comparison_table(
     """Means over seeds in the columns of some tasks, and costs; the best mean of a column is marked."""
     columns = [column for parts in tasks.values() for column in parts]
     of_papers = any(compared.frame["paper"] != "")
-    headings = [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left", "", True)]
+    headings = (
+        [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left", wrap=True)]
+    )
     headings += [Heading(column.label, group=task) for task, parts in tasks.items() for column in parts]
     headings += [Heading(cost, group="training") for cost in costs]
     by_column = compared.means["mean"].groupby(["task", "column"], sort=False)
@@ -359,16 +362,10 @@ def result_tables(metrics: Metrics) -> list[Table]:
     """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
     measured = {key.metric for key in metrics if key.task == "zero_shot"}
     accuracies = {("", name): text for name, text in ACCURACIES.items() if name in measured}
-    probes = {
-        (side, name): f"{ACCURACIES[name]}, {side} projection"
-        for name in ("top1", "mean_per_class")
-        for side in ("before", "after")
-    }
-    recalls = {
-        (direction, f"recall_at_{cut}"): f"{direction.replace('_', ' ')} @{cut}"
-        for direction in DIRECTIONS
-        for cut in CUTOFFS
-    }
+    sides = product(("top1", "mean_per_class"), ("before", "after"))
+    probes = {(side, name): f"{ACCURACIES[name]}, {side} projection" for name, side in sides}
+    cuts = product(DIRECTIONS, CUTOFFS)
+    recalls = {(way, f"recall_at_{cut}"): f"{way.replace('_', ' ')} @{cut}" for way, cut in cuts}
     tables = []
     for task, title, columns in (
         ("zero_shot", "Zero-shot classification, %", accuracies),
@@ -393,14 +390,10 @@ def _measurement(metrics: Metrics, key: MetricKey) -> str:
 
 
 def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
-    """A table per task: the metric that papers report on each dataset, the published number, the difference.
+    """A titled table per task: the metric that papers report on each dataset, the published number, the difference.
 
-    Args:
-        metrics: in percent.
-        missing: reasons why datasets were not evaluated, by name.
-        row: "<paper>/<pretraining dataset>/<model>"; None to leave the published numbers out.
-
-    Returns titled tables; none if no dataset belongs to a paper, as on the generated world.
+    metrics: in percent. missing: reasons why datasets were not evaluated, by name. row: None to leave the published
+    numbers out. Returns no table if no dataset belongs to a paper, as on the generated world.
     """
     from clipzoo.evaluation.datasets.dataset import catalogue
 
@@ -413,7 +406,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
         for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
                 lines.setdefault(column, (printed, name))
-    shown = {key for column in lines if len(column.groups or ()) == 1 for key in column.keys}
+    shown = {key for column in lines if len(column.groups) == 1 for key in column.keys}
     # A missing dataset with a published number has its line already.
     absent = {name for name in missing if any(name in column.datasets for column in lines)}
     for column in _measured_columns(metrics, missing):
@@ -448,20 +441,17 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
         facts = catalogue().get(name, {})
         title = facts.get("title", name.replace("_", " "))
         metric = facts.get("metric", "top1")
-        columns = {
-            "zero-shot": MetricKey("zero_shot", name, "", metric),
-            "linear probe before projection": MetricKey("linear_probe", name, "before", metric),
-            "linear probe after projection": MetricKey("linear_probe", name, "after", metric),
-        }
-        for heading, key in columns.items():
-            if key in metrics or (name in missing and "metric" in facts):
-                yield PaperColumn(heading, title, ((key,),))
         prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
-        for direction in DIRECTIONS:
-            for cut in CUTOFFS:
-                key = MetricKey("retrieval", name, f"{prefix}{direction}", f"recall_at_{cut}")
-                if key in metrics or (name in missing and "captions" in facts):
-                    yield PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
+        keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric), "metric")]
+        for side in ("before", "after"):
+            key = MetricKey("linear_probe", name, side, metric)
+            keys.append((f"linear probe {side} projection", title, key, "metric"))
+        for way, cut in product(DIRECTIONS, CUTOFFS):
+            key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
+            keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key, "captions"))
+        for heading, label, key, fact in keys:
+            if key in metrics or (name in missing and fact in facts):
+                yield PaperColumn(heading, label, ((key,),))
 
 
 def cost_table(cost: Mapping[str, float | str]) -> Table:
@@ -483,7 +473,7 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
 
 def spike_table(run: Path, damage: DamageLog) -> Table:
     """Steps whose loss or gradient norm stood out, with their limits and the file that lists their samples."""
-    fields = {"step": int, "policy": str, **dict.fromkeys(SPIKE_VALUES, (int, float))}
+    fields: dict[str, Any] = {"step": int, "policy": str, **dict.fromkeys(SPIKE_VALUES, (int, float))}
     rows: list[list[str | Cell]] = []
 
     def read(path: Path) -> None:
@@ -550,15 +540,13 @@ def sweep_rows(points: Sequence[Point], metric: str) -> pd.DataFrame:
         for folder in filter(is_finished, folders):
             if metric == LOSS:
                 value = damage.read(partial(TrainingLog.read, folder), TrainingLog()).last_loss
-            elif (record := damage.read(partial(RunRecord.read, folder), None)) is None:
-                continue
-            else:
+                values += [] if value is None else [value]
+            elif record := damage.read(partial(RunRecord.read, folder), None):
                 metrics = written(record.metrics)
                 if metric not in metrics:
                     known = ", ".join([*sorted(metrics), LOSS])
                     raise ConfigError(f"{folder} has no metric {metric} (it has: {known})")
-                value = metrics[metric]
-            values += [] if value is None else [value]
+                values.append(metrics[metric])
         mean = float(np.mean(values)) if values else math.nan
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         rows.append([dict(zip(keys, swept, strict=True)), len(folders), values, len(values), mean, deviation])

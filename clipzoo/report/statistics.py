@@ -32,11 +32,10 @@ POWER = 0.8
 """Probability with which a detectable difference is detected."""
 MOST_SEEDS = 1000
 """Number of seeds above which the power analysis gives no number."""
-RESAMPLES = 2000
-"""Bootstrap resamples. The ends of a 95 % interval then vary by a few hundredths of its length."""
+RESAMPLES, LAW_RESAMPLES = 2000, 1000
+"""Bootstrap resamples of means and of power laws. Ends of intervals then vary by a few hundredths of their length."""
 AT_ONCE = 4_000_000
 """Largest number of resampled values in memory."""
-LAW_RESAMPLES = 1000
 MOST_ARRANGEMENTS = 200_000
 """Arrangements up to which the rank-sum test is exact."""
 ANSWERS = {
@@ -173,7 +172,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values: rejecting those below 0.05 makes any false rejection at most 5 % likely."""
+    """Return Holm's adjusted p-values: any false rejection of those below 0.05 is at most 5 % likely."""
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(order), 0, -1)
     result = np.empty(len(order))

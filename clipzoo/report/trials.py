@@ -27,8 +27,8 @@ from clipzoo.runs.search import STATES, Trial, front
 
 MOST_GROUPS = 4
 """Groups into which the values of a key are divided for its importance."""
-LONGEST_VALUE = 24
-"""Columns of a value in the label of a run."""
+LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
+"""Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 """From yellow, the worst, to violet."""
 SINGLE = ListedColormap([INK])
@@ -37,10 +37,6 @@ LOGARITHMIC = 30
 """Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
 LEAST_GAP = 0.04
 """Share of an axis between two labels that do not overlap."""
-LONGEST = 18
-"""Characters of a label on an axis."""
-LONGEST_TITLE = 56
-"""Characters of one line of a title."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Trials:
         trials: in the order of the draws.
         metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
         runs: run directories of trials that are means over seeds, by number.
-        scales: True for each key whose axis is logarithmic, False for each whose axis is linear; other axes follow
-            from their values.
+        scales: keys whose axis is logarithmic (True) or linear (False); other axes follow from their values.
     """
 
     trials: Sequence[Trial]
@@ -73,7 +68,7 @@ class Trials:
         names = {key: key.rpartition(".")[2] for key in self.keys}
         if len(set(names.values())) < len(names):
             names = {key: key for key in self.keys}
-        labels = {}
+        labels: dict[Path, str] = {}
         for trial in self.trials:
             values = (f"{names[key]}={shorten(str(value), LONGEST_VALUE)}" for key, value in trial.values.items())
             labels |= dict.fromkeys(self.runs.get(trial.number, [trial.folder]), " ".join(values))

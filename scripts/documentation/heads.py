@@ -77,8 +77,8 @@ def _plane(name: str, title: str) -> None:
     for point in points:
         weight = point[2].item() if len(point) > 2 else 0.6
         panel.scatter(point[0], point[1], s=150 * weight, color="white", edgecolor="#24292f", zorder=5)
-        line = {"arrowstyle": "-", "color": "#24292f", "lw": 1.2}
-        panel.annotate("", (point[0].item(), point[1].item()), (0, 0), arrowprops=line)
+        stem = {"arrowstyle": "-", "color": "#24292f", "lw": 1.2}
+        panel.annotate("", (point[0].item(), point[1].item()), (0, 0), arrowprops=stem)
     panel.set(title=title, xlabel="image feature 1", ylabel="image feature 2")
     save(drawn, f"heads/{name}")
 
@@ -101,7 +101,7 @@ def _retrieval() -> None:
         panel.scatter(query[0, 0], query[0, 1], s=44, marker="s", color=INK, zorder=5, label="query")
         panel.scatter(retrieved[0, 0], retrieved[0, 1], s=60, marker="D", color=ORANGE, zorder=5, label="retrieved")
         arrow = {"arrowstyle": "->", "color": ORANGE, "lw": 1.4}
-        panel.annotate("", retrieved[0].tolist(), query[0].tolist(), arrowprops=arrow)
+        panel.annotate("", tuple(retrieved[0].tolist()), tuple(query[0].tolist()), arrowprops=arrow)
         panel.set(aspect="equal", xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), title=f"beta = {beta:g}")
         panel.axis("off")
     panels[0].legend(loc="lower left", frameon=False, fontsize=8, borderaxespad=-0.5)

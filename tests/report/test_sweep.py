@@ -44,22 +44,16 @@ def points(tmp_path) -> list[sweep.Point]:
     return sweep_points
 
 
-def test_seeds_are_averaged_and_the_best_row_is_bold(points):
+def test_seeds_are_averaged_the_best_row_is_bold_and_unknown_metrics_are_refused(points, tmp_path):
     rows = sweep_rows(points, METRIC)
     assert rows[["swept", "values", "points"]].to_numpy().tolist() == [
-        [{"head.kernel.width": "0.5"}, [40.0, 44.0], 2],
-        [{"head.kernel.width": "0.75"}, [43.0], 2],
-    ]
+        [{"head.kernel.width": "0.5"}, [40.0, 44.0], 2], [{"head.kernel.width": "0.75"}, [43.0], 2],
+    ]  # fmt: skip
     assert (best_row(rows), best_row(rows, lowest=True)) == (1, 0)
     assert markdown(sweep_table(rows, METRIC)).splitlines() == [
-        f"| head.kernel.width | {METRIC} | runs |",
-        "| --- | ---: | ---: |",
-        "| 0.5 | 42 ± 2.8 | 2 |",
-        "| **0.75** | **43** | **1 of 2** |",
-    ]
-
-
-def test_the_loss_is_a_metric_too_and_what_cannot_be_tabulated_is_refused(points, tmp_path):
+        f"| head.kernel.width | {METRIC} | runs |", "| --- | ---: | ---: |",
+        "| 0.5 | 42 ± 2.8 | 2 |", "| **0.75** | **43** | **1 of 2** |",
+    ]  # fmt: skip
     assert sweep_rows(points, "loss")["mean"].to_list() == [42.0, 43.0]
     with pytest.raises(ConfigError, match=f"no metric top1 .it has: {METRIC}, loss"):
         sweep_rows(points, "top1")
