@@ -39,7 +39,7 @@ from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_galler
 from clipzoo.io import below, write_whole
 from clipzoo.io.weights import checkpoints_in, mark_of, step_of
 from clipzoo.loading import LoadedModel, load
-from clipzoo.report.figures import FIRST, Curve, evaluation_curves, loss_unit, training_curves
+from clipzoo.report.figures import FIRST, Curve, evaluation_curves, objective_constant, training_curves
 from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import TrainingLog
@@ -265,7 +265,7 @@ class ExploredModel:
         if folder is None:
             return {"name": self.name, "is_training": False, "state": "no run", "curves": []}
         log = TrainingLog.read(folder)
-        training = training_curves(log.training, loss_unit(self.model.config))
+        training = training_curves(log.training, objective_constant(self.model.config, "loss_unit"))
         curves = [thinned(curve, curve.name in FIRST) for curve in training]
         curves += [thinned(curve, True) for curve in evaluation_curves(log.evaluations)]
         step, finished = f"{self.step:,}" if self.step is not None else "unknown", is_finished(folder)

@@ -39,7 +39,7 @@ from clipzoo.report.published import (
     table_names,
     total_cost,
 )
-from clipzoo.report.render import Cell, markdown_page, text_table
+from clipzoo.report.render import Cell, from_template, text_table
 from clipzoo.runs.directory import is_finished, run_folder
 from clipzoo.runs.record import TrainingLog
 
@@ -207,7 +207,7 @@ def page() -> str:
         runs = f"{experiment.runs} x " if experiment.runs > 1 else ""
         hours = f"{runs}{experiment.hours:g} {experiment.device}"
         rows.append([experiment.row, Cell(experiment.command, code=True), hours])
-    return markdown_page(
+    return from_template(
         "reproduce.md.j2",
         demo_rows=ROWS,
         pairs=", ".join(f"{name} {low:g} to {high:g} million" for name, (low, high) in millions.items()),

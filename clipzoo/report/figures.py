@@ -21,7 +21,7 @@ from clipzoo import io
 from clipzoo.config.schema import class_constant
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import shorten, wrap
-from clipzoo.report.frame import COSTS, FilledTable, cost_of
+from clipzoo.report.frame import COSTS, Comparison, FilledTable, cost_of
 from clipzoo.report.published import PaperColumn, PaperRow
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
@@ -30,42 +30,27 @@ from clipzoo.runs.record import VALIDATION_LOSS, Line, MetricKey, TrainingLog
 INK, MUTED, RIGHT, WRONG = "#303f9f", "#9fa8da", "#2e8b57", "#c0503c"
 PALETTE = ("#303f9f", "#c0503c", "#d99a2b", "#2e8b57", "#7a5ba6", "#3c9cc0", "#8a6d4f", "#b8609a", "#7f8c8d", "#5c7a29")
 DPI = 130
-
-
 HIDDEN = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
 FIRST = ("loss", "objective", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
 TITLES = {
-    "lr": "learning rate",
-    "gradient_norm": "gradient norm",
-    "samples_per_second": "throughput",
-    "data_wait": "time waiting for data",
-    "slowest_rank_excess": "time of the slowest rank above the median",
+    "lr": "learning rate", "gradient_norm": "gradient norm", "samples_per_second": "throughput",
+    "data_wait": "time waiting for data", "slowest_rank_excess": "time of the slowest rank above the median",
     "flops_utilisation": "model FLOPs utilization",
-}
+}  # fmt: skip
 UNITS = {
-    "samples_per_second": "samples/s",
-    "data_wait": "fraction of the time",
-    "flops_utilisation": "fraction of the peak",
-    "slowest_rank_excess": "fraction",
-    **{
-        f"{kind}_{direction}": "logit"
-        for kind in ("positive", "negative", "gap")
-        for direction in ("image_to_text", "text_to_image")
-    },
-    "alignment": "squared distance",
-}
+    "samples_per_second": "samples/s", "data_wait": "fraction of the time", "flops_utilisation": "fraction of the peak",
+    "slowest_rank_excess": "fraction", "alignment": "squared distance",
+    **{f"{kind}_{direction}": "logit" for kind in ("positive", "negative", "gap")
+       for direction in ("image_to_text", "text_to_image")},
+}  # fmt: skip
 LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
 """Numbers whose unit is that of the objective's loss."""
 METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
-MOST_NUMBERS = 20
-"""Largest number of classes whose confusion matrix has its percentages written in."""
-MOST_NAMES = 40
-"""Largest number of classes whose confusion matrix has their names."""
+MOST_NUMBERS, MOST_NAMES = 20, 40
+"""Largest numbers of classes whose confusion matrix has its percentages written in, and the names of the classes."""
 SIDES = ("highest", "lowest")
-PANELS_WIDTH = 7
-"""Datasets side by side in one line of panels."""
-LEGEND_WIDTH = 160
-"""Characters side by side in a legend above a figure."""
+PANELS_WIDTH, LEGEND_WIDTH = 7, 160
+"""Datasets in one line of panels; characters in one line of a legend above a figure."""
 COMPARED_CURVES = {
     "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
     "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
@@ -78,6 +63,12 @@ Arrays = dict[str, np.ndarray]
 Points = list[tuple[float, float]]
 
 
+def panels(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure in inches and its panels, row by row. options: see matplotlib's subplots."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options).flatten()
+
+
 def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
     """Remove the upper and right frame and draw light grid lines."""
     panel.spines[["top", "right"]].set_visible(False)
@@ -87,11 +78,13 @@ def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
     panel.grid(axis=grid, color="#e8edf1", linewidth=0.8)
 
 
-def label(panel: Axes, title: str, x: str = "", y: str = "", size: int = 10) -> None:
-    """Set title and axis labels. size: font size of the title."""
+def label(panel: Axes, title: str, x: str = "", y: str = "", size: int = 10, grid: Literal["x", "y", ""] = "") -> None:
+    """Set title and axis labels. size: font size of the title. grid: style the panel with these grid lines."""
     panel.set_title(title, fontsize=size, color=INK, loc="left")
     panel.set_xlabel(x, fontsize=8)
     panel.set_ylabel(y, fontsize=8)
+    if grid:
+        style(panel, grid)
 
 
 def colour(number: int) -> str:
@@ -109,26 +102,14 @@ class Curve:
     values: tuple[float, ...]
 
 
-def loss_unit(config: Mapping[str, Any]) -> str:
-    """Return the unit of the loss of a run's objective; empty without one, and for classes of other packages."""
-    return _of_objective(config, "loss_unit")
-
-
-def value_log(config: Mapping[str, Any]) -> str:
-    """Return the name of the number in metrics.jsonl that the validation loss is compared with."""
-    return _of_objective(config, "value_log") or "loss"
-
-
-def _of_objective(config: Mapping[str, Any], constant: str) -> str:
-    """Return a constant of the objective's class; empty without one, and for classes of other packages.
+def objective_constant(config: Mapping[str, Any], name: str) -> str:
+    """Return a text constant of the class of a run's objective, such as `loss_unit`; empty without one.
 
     Other packages are not imported: a report shows the runs of strangers.
     """
     target = str(config.get("objective", {}).get("_target_"))
-    if not target.startswith("clipzoo."):
-        return ""
     try:
-        return str(class_constant(target, constant) or "")
+        return str(class_constant(target, name) or "") if target.startswith("clipzoo.") else ""
     except LookupError:
         return ""
 
@@ -143,17 +124,16 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     ]
     shown = []
     for curve in curves:
-        if curve.name in FIRST:
-            shown.append(curve)
-        elif curve.name not in HIDDEN and len(set(curve.values)) > 1:
-            # Running totals, such as the number of transparent images so far, are drawn per step. They are the only
-            # whole numbers of the log that never fall.
-            values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
-            rises = np.diff(values)
-            if all(value.is_integer() for value in curve.values) and (rises >= 0).all():
-                rates = (rises / np.maximum(1.0, np.diff(steps))).tolist()
-                curve = replace(curve, unit="samples per step", values=tuple(rates))
-            shown.append(curve)
+        if curve.name not in FIRST and (curve.name in HIDDEN or len(set(curve.values)) < 2):
+            continue
+        # Running totals, such as the number of transparent images so far, are drawn per step. They are the only whole
+        # numbers of the log that never fall.
+        values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
+        rises = np.diff(values)
+        if curve.name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
+            rates = (rises / np.maximum(1.0, np.diff(steps))).tolist()
+            curve = replace(curve, unit="samples per step", values=tuple(rates))
+        shown.append(curve)
     return shown
 
 
@@ -184,9 +164,8 @@ def training_figure(
     shown, validation = training_curves(lines, loss_unit), _curve_of(evaluations, str(VALIDATION_LOSS), "", "")
     columns = min(3, len(shown)) or 1
     rows = math.ceil(len(shown) / columns) or 1
-    figure = Figure(figsize=(3.7 * columns, 2.6 * rows), dpi=DPI, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, curve in zip(panels, shown, strict=False):
+    figure, drawn = panels(3.7 * columns, 2.6 * rows, rows, columns)
+    for panel, curve in zip(drawn, shown, strict=False):
         steps, values = np.array(curve.steps), np.array(curve.values)
         if len(values) < 30 or np.abs(np.diff(values)).sum() <= 3 * np.ptp(values):
             panel.plot(steps, values, color=INK, linewidth=1.6)
@@ -206,17 +185,16 @@ def training_figure(
             panel.plot(validation.steps, validation.values, color=RIGHT, marker="o", markersize=3, label="validation")
             panel.legend(frameon=False, fontsize=7)
         label(panel, curve.title, "step", curve.unit)
-    for panel in panels[len(shown) :]:
+    for panel in drawn[len(shown) :]:
         panel.set_visible(False)
     return figure
 
 
 def evaluation_figure(evaluations: Sequence[Line]) -> Figure:
     """Zero-shot top-1 and recall@1 during training, a line per dataset."""
-    figure = Figure(figsize=(9, 3.2), dpi=DPI, layout="constrained")
-    shown = evaluation_curves(evaluations)
-    for panel, title in zip(figure.subplots(1, 2), METRICS.values(), strict=True):
-        for curve in shown:
+    figure, drawn = panels(9, 3.2, columns=2)
+    for panel, title in zip(drawn, METRICS.values(), strict=True):
+        for curve in evaluation_curves(evaluations):
             metric, dataset = curve.title.split(", ", 1)
             if metric == title:
                 panel.plot(curve.steps, curve.values, marker="o", markersize=3, label=dataset)
@@ -233,8 +211,7 @@ def confusion_matrix(arrays: Arrays) -> Figure:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     named, few = len(names) <= MOST_NAMES, len(names) <= MOST_NUMBERS
     side = 2.2 + (0.42 if few else 0.24) * len(names) if named else 6.4
-    figure = Figure(figsize=(side + 0.8, side), dpi=DPI, layout="constrained")
-    panel = figure.subplots()
+    figure, (panel,) = panels(side + 0.8, side)
     image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     panel.set_xlabel("predicted class", fontsize=9)
     panel.set_ylabel("true class", fontsize=9)
@@ -260,15 +237,13 @@ def mistakes(arrays: Arrays) -> Figure:
     names, count = arrays["class_names"], len(arrays["images"])
     columns = min(6, count)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(1.55 * columns, 1.95 * rows), dpi=DPI, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    figure, drawn = panels(1.55 * columns, 1.95 * rows, rows, columns)
     samples = zip(arrays["images"], arrays["labels"], arrays["predictions"], strict=True)
-    for panel, (image, true, predicted) in zip(panels, samples, strict=False):
+    for panel, (image, true, predicted) in zip(drawn, samples, strict=False):
         _image(panel, image)
         panel.set_title(shorten(str(names[predicted]), 22), fontsize=8, color=WRONG, pad=3)
-        truth = shorten(str(names[true]), 22)
-        panel.set_xlabel(f"is {truth}", fontsize=8, color=RIGHT, labelpad=3)
-    for panel in panels[count:]:
+        panel.set_xlabel(f"is {shorten(str(names[true]), 22)}", fontsize=8, color=RIGHT, labelpad=3)
+    for panel in drawn[count:]:
         panel.set_visible(False)
     return figure
 
@@ -276,22 +251,16 @@ def mistakes(arrays: Arrays) -> Figure:
 def retrieved(arrays: Arrays) -> Figure:
     """A row per caption: its text, the rank of its own image, and the images it retrieves, best first."""
     rows, columns = arrays["found"].shape
-    figure = Figure(figsize=(2.9 + 1.3 * columns, 1.42 * rows), dpi=DPI, layout="constrained")
-    panels = figure.subplots(rows, columns + 1, squeeze=False, width_ratios=[2.1, *[1] * columns])
-    for row in range(rows):
-        first, text, rank = (
-            panels[row, 0],
-            wrap(str(arrays["captions"][row]), 30, lines=5),
-            int(arrays["place"][row]) + 1,
-        )
+    figure, drawn = panels(2.9 + 1.3 * columns, 1.42 * rows, rows, columns + 1, width_ratios=[2.1, *[1] * columns])
+    for row, (first, *others) in enumerate(drawn.reshape(rows, -1)):
+        text, rank = wrap(str(arrays["captions"][row]), 30, lines=5), int(arrays["place"][row]) + 1
         first.axis("off")
         write = partial(first.text, ha="right", transform=first.transAxes)
         write(1, 0.56, text, va="center", fontsize=9, color=INK)
         note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
         write(1, 0.56 - 0.09 * (text.count("\n") + 1) - 0.08, note, va="top", fontsize=7, color=ink)
-        for column in range(columns):
-            own = arrays["found"][row, column] == arrays["owner"][row]
-            _image(panels[row, column + 1], arrays["images"][row, column], framed=bool(own))
+        for panel, image, sample in zip(others, arrays["images"][row], arrays["found"][row], strict=True):
+            _image(panel, image, framed=bool(sample == arrays["owner"][row]))
     return figure
 
 
@@ -325,9 +294,8 @@ def read_statistics(path: Path) -> dict[str, dict[str, Any]]:
 
 def sample_histograms(summary: Mapping[str, Any]) -> Figure:
     """A panel per statistic: its histogram over the samples seen, with the mean."""
-    count = max(1, len(summary))
-    figure = Figure(figsize=(4.2 * count, 3.0), dpi=DPI, layout="constrained")
-    for panel, (name, statistic) in zip(figure.subplots(1, count, squeeze=False)[0], summary.items(), strict=False):
+    figure, drawn = panels(4.2 * len(summary), 3.0, columns=len(summary))
+    for panel, (name, statistic) in zip(drawn, summary.items(), strict=True):
         panel.stairs(statistic["counts"], statistic["edges"], fill=True, color=INK)
         panel.axvline(statistic["mean"], color=WRONG, linewidth=1, label=f"mean {statistic['mean']:.3g}")
         panel.set_xlabel(name.replace("_", " "))
@@ -347,11 +315,11 @@ def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) 
         DamagedFileError: an image or the captions cannot be read.
     """
     captions = io.read_json(folder / "captions.json", 16 * io.MB)
-    figure = Figure(figsize=(1.5 * count, 4.4), dpi=DPI, layout="constrained")
-    for panels, side in zip(figure.subplots(2, count, squeeze=False), SIDES, strict=True):
-        for panel in panels:
+    figure, drawn = panels(1.5 * count, 4.4, 2, count)
+    for strip, side in zip(drawn.reshape(2, count), SIDES, strict=True):
+        for panel in strip:
             panel.axis("off")
-        for panel, sample in zip(panels, statistic[side][:count], strict=False):
+        for panel, sample in zip(strip, statistic[side][:count], strict=False):
             path = io.below(folder, f"{sample['sample_id']}.png")
             try:
                 panel.imshow(imread(path))
@@ -360,53 +328,44 @@ def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) 
                 raise io.DamagedFileError(path, f"cannot be decoded ({error})") from None
             caption = shorten(str(captions.get(str(sample["sample_id"]), "")), 60, " ...")
             panel.set_title(f"{sample['value']:.2f}\n{wrap(caption, 20, lines=9)}", fontsize=7)
-        panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)
+        strip[0].text(-0.15, 0.5, side, transform=strip[0].transAxes, rotation=90, va="center", fontsize=9)
     return figure
 
 
-def comparison_figures(
-    frame: pd.DataFrame,
-    columns: Mapping[str, Sequence[PaperColumn]],
-    means: pd.DataFrame,
-    logs: Mapping[Path, TrainingLog],
-) -> Iterator[Picture]:
-    """Yield the figures of a comparison.
-
-    Args:
-        frame: with the columns of `own_rows`. columns, means: see `columns_of` and `over_seeds`.
-        logs: training log of each run.
-    """
-    labels = dict(zip(frame["group"], frame["label"], strict=True))
-    rows = {group: [logs[run] for run in part["run"].unique()] for group, part in frame.groupby("group", sort=False)}
-    if columns:
-        yield Picture("bars by dataset", dataset_bars(labels, columns, means), "By dataset")
-    objectives = dict(zip(frame["group"][::-1], frame["objective"][::-1], strict=True))
+def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -> Iterator[Picture]:
+    """Yield the figures of a comparison. logs: training log of each run."""
+    labels = {group: runs["label"].iloc[0] for group, runs in compared.rows.items()}
+    objectives = {group: runs["objective"].iloc[0] for group, runs in compared.rows.items()}
+    rows = {group: [logs[run] for run in runs["run"].unique()] for group, runs in compared.rows.items()}
+    if compared.columns:
+        yield Picture("bars by dataset", dataset_bars(labels, compared.columns, compared.means), "By dataset")
     yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
     if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
         yield Picture("evaluations during training", compared_evaluations(labels, rows))
-    yield Picture("minutes of training and of evaluation, samples per second, memory", cost_bars(frame), "Cost")
+    yield Picture(
+        "minutes of training and of evaluation, samples per second, memory", cost_bars(labels, compared.rows), "Cost"
+    )
 
 
 def dataset_bars(
     labels: Mapping[str, str], columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame
 ) -> Figure:
     """A panel per task, bars per dataset, one colour per row."""
-    tasks = list(columns.items())
-    counts = [len(parts) for _, parts in tasks]
     # Lines of at most PANELS_WIDTH datasets; each panel is in the first line with room.
-    lines: list[list[int]] = []
-    for place, count in enumerate(counts):
-        with_room = [line for line in lines if sum(counts[other] for other in line) + count <= PANELS_WIDTH]
-        if with_room:
-            with_room[0].append(place)
+    lines: list[list[str]] = []
+    for task, parts in columns.items():
+        for line in lines:
+            if sum(len(columns[other]) for other in line) + len(parts) <= PANELS_WIDTH:
+                line.append(task)
+                break
         else:
-            lines.append([place])
+            lines.append([task])
     figure = Figure(figsize=(12, 2.5 * len(lines) + 0.3), dpi=DPI, layout="constrained")
     width = 0.84 / len(labels)
-    for strip, places in zip(figure.subfigures(len(lines), 1, squeeze=False).flatten(), lines, strict=True):
-        panels = strip.subplots(1, len(places), width_ratios=[counts[place] for place in places], squeeze=False)
-        for panel, place in zip(panels.flatten(), places, strict=True):
-            task, parts = tasks[place]
+    for strip, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flatten(), lines, strict=True):
+        widths = [len(columns[task]) for task in line]
+        for panel, task in zip(strip.subplots(1, len(line), width_ratios=widths, squeeze=False)[0], line, strict=True):
+            parts = columns[task]
             names = pd.MultiIndex.from_tuples([(task, column.label) for column in parts])
             for number, (group, text) in enumerate(labels.items()):
                 has_cells = group in means.index.get_level_values("group")
@@ -418,8 +377,7 @@ def dataset_bars(
             panel.margins(x=0.03 / len(parts))
             panel.set_xticks(range(len(parts)), [column.label for column in parts], fontsize=8)
             panel.set_ylim(0, None)
-            style(panel)
-            label(panel, f"{task}, %", size=10 if counts[place] > 1 else 8)
+            label(panel, f"{task}, %", size=10 if len(parts) > 1 else 8, grid="y")
     _legend(figure)
     return figure
 
@@ -428,30 +386,27 @@ def loss_curves(
     labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]
 ) -> Figure:
     """The loss of each row as mean and deviation over seeds, a panel per objective: others cannot be compared."""
-    panels: dict[str, list[str]] = {}
-    for group in rows:
-        panels.setdefault(objectives[group], []).append(group)
-    widths = [1.6 if len(groups) > 1 else 1.0 for groups in panels.values()]
-    figure = Figure(figsize=(12, 3.0), dpi=DPI, layout="constrained")
-    drawn = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False).flatten()
-    numbers = {group: number for number, group in enumerate(rows)}
-    for panel, (objective, groups) in zip(drawn, panels.items(), strict=True):
+    by_objective: dict[str, list[str]] = {}
+    for group, objective in objectives.items():
+        by_objective.setdefault(objective, []).append(group)
+    widths = [1.6 if len(groups) > 1 else 1.0 for groups in by_objective.values()]
+    figure, drawn = panels(12, 3.0, columns=len(widths), width_ratios=widths)
+    for panel, (objective, groups) in zip(drawn, by_objective.items(), strict=True):
         for group in groups:
             points = [
                 [(float(line["epoch"]), float(line["loss"])) for line in log.training if {"epoch", "loss"} <= {*line}]
                 for log in rows[group]
             ]
-            _curves(panel, points, numbers[group], labels[group])
-        label(panel, objective, "epoch", "loss")
-        style(panel)
+            _curves(panel, points, list(rows).index(group), labels[group])
+        label(panel, objective, "epoch", "loss", grid="y")
     _legend(figure)
     return figure
 
 
 def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
     """Metrics during training, as mean and standard deviation over seeds."""
-    figure = Figure(figsize=(12, 3.4), dpi=DPI, layout="constrained")
-    for panel, (title, wanted) in zip(figure.subplots(1, 2), COMPARED_CURVES.items(), strict=True):
+    figure, drawn = panels(12, 3.4, columns=2)
+    for panel, (title, wanted) in zip(drawn, COMPARED_CURVES.items(), strict=True):
         for number, (group, logs) in enumerate(rows.items()):
             runs = []
             for log in logs:
@@ -459,14 +414,13 @@ def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[
                 per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
                 points: Points = []
                 for line in log.evaluations:
-                    keys = {text: MetricKey.parse(text) for text in line}
-                    values = [float(line[text]) for text, key in keys.items() if (key.task, key.metric) == wanted]
+                    keys = [(text, MetricKey.parse(text)) for text in line]
+                    values = [float(line[text]) for text, key in keys if (key.task, key.metric) == wanted]
                     if values:
                         points.append((float(line["step"]) * per_step, statistics.fmean(values)))
                 runs.append(points)
             _curves(panel, runs, number, labels[group], marker="o")
-        label(panel, title, "epoch", "%")
-        style(panel)
+        label(panel, title, "epoch", "%", grid="y")
         if not panel.get_legend_handles_labels()[0]:
             panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
             panel.set(xticks=[], yticks=[])
@@ -474,20 +428,18 @@ def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[
     return figure
 
 
-def cost_bars(frame: pd.DataFrame) -> Figure:
+def cost_bars(labels: Mapping[str, str], rows: Mapping[str, pd.DataFrame]) -> Figure:
     """Minutes of training and of evaluation, samples per second and peak memory of each row."""
-    parts = [part for _, part in frame.groupby("group", sort=False)]
-    labels, places = [part["label"].iloc[0] for part in parts], range(len(parts))
-    figure = Figure(figsize=(12, 0.32 * len(parts) + 1.1), dpi=DPI, layout="constrained")
-    for number, (panel, cost) in enumerate(zip(figure.subplots(1, len(COSTS)), COSTS, strict=True)):
-        values = [value if (value := cost_of(part, cost)) is not None else np.nan for part in parts]
+    places = range(len(rows))
+    figure, drawn = panels(12, 0.32 * len(rows) + 1.1, columns=len(COSTS))
+    for number, (panel, cost) in enumerate(zip(drawn, COSTS, strict=True)):
+        values = [value if (value := cost_of(runs, cost)) is not None else np.nan for runs in rows.values()]
         bars = panel.barh(places, values, 0.7, color=[colour(place) for place in places])
         panel.bar_label(bars, fmt="{:,.3g}", fontsize=8, padding=2, color=INK)
-        panel.set_yticks(places, labels if number == 0 else [""] * len(labels), fontsize=8)
+        panel.set_yticks(places, [text if number == 0 else "" for text in labels.values()], fontsize=8)
         panel.invert_yaxis()
         panel.margins(x=0.15)
-        label(panel, cost)
-        style(panel, grid="x")
+        label(panel, cost, grid="x")
     return figure
 
 
@@ -538,50 +490,44 @@ def table_figures(filled: FilledTable) -> Iterator[Picture]:
 
 def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figure:
     """A panel per pretraining dataset with runs: published numbers as outlines, ours filled, one colour per model."""
-    drawn = [row for row in filled.table.rows if len(filled.ours(row))] or filled.table.rows
-    datasets = list(dict.fromkeys(row.pretrain for row in drawn))
+    shown = [row for row in filled.table.rows if len(filled.ours(row))] or filled.table.rows
+    datasets = list(dict.fromkeys(row.pretrain for row in shown))
     width = max(6.5, 0.62 * len(columns) * max(1, len(filled.table.rows) / len(datasets)) + 1.5)
-    figure = Figure(figsize=(min(width, 15), 2.7 * len(datasets) + 0.4), dpi=DPI, layout="constrained")
-    for panel, dataset in zip(figure.subplots(len(datasets), 1, squeeze=False).flatten(), datasets, strict=True):
+    figure, drawn = panels(min(width, 15), 2.7 * len(datasets) + 0.4, len(datasets))
+    for panel, dataset in zip(drawn, datasets, strict=True):
         rows = [row for row in filled.table.rows if row.pretrain == dataset]
         width = 0.82 / len(rows)
         for number, row in enumerate(rows):
             left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
-            published, ours = (
-                [np.nan if value is None else value for value in values]
-                for values in zip(*(_both(filled, row, column) for column in columns), strict=True)
-            )
+            published, ours = zip(*(_both(filled, row, column) for column in columns), strict=True)
             panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
             panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
         panel.set_xticks(range(len(columns)), [column.label for column in columns], rotation=30, ha="right", fontsize=8)
-        label(panel, f"{capitalised(columns[0].heading)} after {dataset}: published (outline), ours (filled)", y="%")
+        title = f"{capitalised(columns[0].heading)} after {dataset}: published (outline), ours (filled)"
+        label(panel, title, y="%", grid="y")
         panel.margins(x=0.01)
         panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
         panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
-        style(panel)
     return figure
 
 
 def point_set_curves(filled: FilledTable, column: PaperColumn, title: str) -> Figure:
     """A metric over the number of image points; rows without point sets are horizontal lines."""
-    figure = Figure(figsize=(6.2, 3.2), dpi=DPI, layout="constrained")
-    panel = figure.subplots()
+    figure, (panel,) = panels(6.2, 3.2)
     sized = [(size, row) for row in filled.table.rows if (size := point_set_size(row))]
     for source, (name, ink, marker) in enumerate((("published", MUTED, "s"), ("ours", INK, "o"))):
         heights = [(size, _both(filled, row, column)[source]) for size, row in sized]
-        points = [(size, height) for size, height in heights if height is not None]
-        if points:
+        if points := [(size, height) for size, height in heights if not math.isnan(height)]:
             panel.plot(*zip(*points, strict=True), color=ink, marker=marker, linewidth=1.6, label=f"KME-CLIP, {name}")
         for row in filled.table.rows:
             level = _both(filled, row, column)[source]
-            if not point_set_size(row) and level is not None:
+            if not point_set_size(row) and not math.isnan(level):
                 panel.axhline(level, color=ink, linestyle="--", linewidth=1.2, label=f"{row.model}, {name}")
     panel.set_xscale("log")
     panel.set_xticks([size for size, _ in sized], [str(size) for size, _ in sized])
     panel.minorticks_off()
-    label(panel, title, "image points", column.label if column.is_cost else f"{column.label}, %")
+    label(panel, title, "image points", column.label if column.is_cost else f"{column.label}, %", grid="y")
     panel.legend(frameon=False, fontsize=8)
-    style(panel)
     return figure
 
 
@@ -591,16 +537,15 @@ def point_set_size(row: PaperRow) -> int | None:
     return int(size[1]) if size else None
 
 
-def _both(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float | None, float | None]:
-    """The published number and ours."""
+def _both(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float, float]:
+    """The published number and ours; NaN without one."""
     number, ours = filled.table.numbers.get((row, column)), filled.measured(row, column)
-    return number.value if number else None, None if ours is None else float(ours["mean"])
+    return number.value if number else math.nan, math.nan if ours is None else float(ours["mean"])
 
 
 def profile_figure(summary: Mapping[str, Any]) -> Figure:
     """Bars of the times of a step's parts, and the memory over time."""
-    figure = Figure(figsize=(9, 3.4), dpi=DPI, layout="constrained")
-    times, memory = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure, (times, memory) = panels(9, 3.4, columns=2, width_ratios=(3, 2))
     parts = list(summary["host_ms"])
     sources = [("process", summary["host_ms"], INK), ("GPU", summary["device_ms"], MUTED)]
     sources = sources if summary["device_ms"] else sources[:1]
@@ -611,15 +556,12 @@ def profile_figure(summary: Mapping[str, Any]) -> Figure:
         times.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
     times.set_yticks(range(len(parts)), parts)
     times.invert_yaxis()
-    style(times, grid="x")
     times.margins(x=0.12)
-    label(times, "time of a step", "ms")
+    label(times, "time of a step", "ms", grid="x")
     if summary["device_ms"]:
         times.legend(frameon=False, fontsize=8)
-    style(memory)
-    is_cpu = summary["device"] == "CPU"
-    title = "memory allocated since the profile began" if is_cpu else "memory allocated on the GPU"
-    label(memory, title, "ms", "MiB")
+    where = "since the profile began" if summary["device"] == "CPU" else "on the GPU"
+    label(memory, f"memory allocated {where}", "ms", "MiB", grid="y")
     if summary["memory"]:
         memory.step(*zip(*summary["memory"], strict=True), where="post", color=INK, linewidth=1)
         memory.set_ylim(bottom=0)
@@ -646,9 +588,9 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
     strips = figure.subfigures(2, 1, squeeze=False).flatten()
     for strip, name, samples, others in zip(strips, pair.runs, chosen, (pair.second, pair.first), strict=True):
         strip.suptitle(f"only {name} is right", fontsize=9)
-        for panel in (panels := strip.subplots(1, columns, squeeze=False)[0]):
+        for panel in (drawn := strip.subplots(1, columns, squeeze=False)[0]):
             panel.axis("off")
-        for panel, sample in zip(panels, samples, strict=False):
+        for panel, sample in zip(drawn, samples, strict=False):
             image, right = dataset.splits["test"][int(sample)]
             panel.imshow(np.asarray(image))
             panel.set_title(shorten(pair.names[right], 20), fontsize=7, color=RIGHT, pad=2)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ COSTS = {
 }
 """Compared costs of a training: by label, the metric and the factor from its unit to the label's."""
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
-"""Keys that say nothing about a method; they are not listed as differences."""
+"""Keys that are not listed as differences of methods."""
 MOST_NOTES = 3
 """Differences that are written out below a run's label."""
 ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
@@ -72,9 +73,7 @@ def read_frame(paths: Sequence[Path], damage: io.DamageLog | None = None) -> pd.
         outcomes: file with the answers to every sample; None without one.
         config, record: the configuration of the run and its `RunRecord`.
 
-    Args:
-        paths: run directories, which represent their run only, or folders of them.
-        damage: records runs whose configuration or results are damaged; they are left out.
+    paths: run directories, or folders of them. damage: records damaged runs, which are left out.
 
     Raises:
         ConfigError: a path is not a folder.
@@ -108,17 +107,13 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     chosen = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
     costs = {name: value for name, value in record.training.items() if isinstance(value, int | float)}
     facts = {
-        "run": folder,
-        "seed": config["seed"],
+        "run": folder, "seed": config["seed"], "row": config.get("row"), "config": config, "record": record,
         "group": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12],
-        "row": config.get("row"),
         # A scale that does not exist is not a scale: its name could be that of any file.
         "scale": chosen[-1] if chosen and chosen[-1] in options("scale") else PAPER,
         **{part: config[part]["_target_"].rpartition(".")[2] for part in ("encoder", "head", "objective")},
         "cost": costs.get("seconds"),
-        "config": config,
-        "record": record,
-    }
+    }  # fmt: skip
     if config["trainer"].get("epochs") and "seconds" in costs:
         costs["seconds_per_epoch"] = costs["seconds"] / config["trainer"]["epochs"]
     metrics = {**record.metrics, **{MetricKey("training", "", "", name): value for name, value in costs.items()}}
@@ -135,11 +130,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
     """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     by_task = {}
+    known = frame["key"].dropna().drop_duplicates()
     for task, wanted in TASK_KEYS:
         keys = [
-            key
-            for key in frame["key"].dropna().drop_duplicates()
-            if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
+            key for key in known if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
         ]
         columns = [published.PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
         for key in keys:
@@ -212,15 +206,28 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
                 if content is None:
                     continue
                 if task == "zero_shot":
-                    keys = [MetricKey("linear_probe", path.stem, side, "top1") for side in ("before", "after")]
-                    keys.append(MetricKey(task, path.stem, "", "top1"))
-                    choices = max(1, len(content[name]))
+                    places = [("linear_probe", "before"), ("linear_probe", "after"), (task, "")]
+                    metric, choices = "top1", max(1, len(content[name]))
                 else:
-                    ways = ("image_to_text", "text_to_image")
-                    keys = [MetricKey(task, path.stem, way, "recall_at_1") for way in ways]
-                    choices = int(content[name])
+                    places = [(task, way) for way in ("image_to_text", "text_to_image")]
+                    metric, choices = "recall_at_1", int(content[name])
+                keys = [MetricKey(task, path.stem, protocol, metric) for task, protocol in places]
                 guessing |= dict.fromkeys(keys, 100 / choices)
     return guessing
+
+
+class Comparison:
+    """The rows of a comparison with everything that its tables show.
+
+    frame: with the columns of `own_rows`. rows: its part of each group. columns: see `columns_of`. means: see
+    `seed_means`. guessing: see `chance`.
+    """
+
+    def __init__(self, frame: pd.DataFrame, damage: io.DamageLog, scale: str = "") -> None:
+        self.scale, self.frame, self.columns = scale, frame, columns_of(frame)
+        self.rows: dict[str, pd.DataFrame] = dict(list(frame.groupby("group", sort=False)))
+        self.means = seed_means(frame, [column for parts in self.columns.values() for column in parts])
+        self.guessing = chance(frame, damage)
 
 
 def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:
@@ -240,11 +247,8 @@ def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd
         group, plain = first["group"], flat(first["config"])
         label = (given or {}).get(first["run"], name)
         label += f" ({seeds[group]} seeds)" if seeds[group] > 1 else ""
-        own = [
-            f"{key.removesuffix('._target_')}={setting_text(plain[key])}"
-            for key in different
-            if plain.get(key) is not None
-        ]
+        settings = {key: plain[key] for key in different if plain.get(key) is not None}
+        own = [f"{key.removesuffix('._target_')}={setting_text(value)}" for key, value in settings.items()]
         note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
         variant = "" if first["scale"] == PAPER else f"scale={first['scale']}"
         facts[group] = {"label": label, "note": "" if note in label else note, "variant": variant}
@@ -255,13 +259,12 @@ def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd
 def differing_keys(firsts: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which runs differ: classes first, and choices before what follows from them."""
     configurations = [flat(config) for config in firsts["config"]]
-    keys = list(dict.fromkeys(key for plain in configurations for key in plain))
-    return [
-        key
-        for key in sorted(keys, key=lambda key: not key.endswith("_target_"))
-        if len({json.dumps(plain.get(key), default=str) for plain in configurations}) > 1
-        and not any(key == ignored or key.startswith(f"{ignored}.") for ignored in IGNORED)
-    ]
+    different = []
+    for key in sorted(dict.fromkeys(chain(*configurations)), key=lambda key: not key.endswith("_target_")):
+        values = {json.dumps(plain.get(key), default=str) for plain in configurations}
+        if len(values) > 1 and not any(f"{key}.".startswith(f"{ignored}.") for ignored in IGNORED):
+            different.append(key)
+    return different
 
 
 def setting_text(value: object) -> str:
@@ -293,16 +296,9 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
     for (row, variant), runs in groups.items():
         settings, candidates = names[row, variant]
         label = next((name for name in candidates if counts[name] == 1), candidates[-1])
-        rows = pd.concat([chosen[chosen["run"] == run] for run in runs])
-        note = "" if settings in label else settings
-        facts = {
-            "row": row,
-            "paper": published.PAPERS[row.split("/")[0]],
-            "label": label,
-            "note": note,
-            "variant": variant,
-        }
-        parts.append(rows.assign(group=f"{row} {variant}", **facts))
+        facts = {"row": row, "paper": published.PAPERS[row.split("/")[0]], "label": label, "variant": variant}
+        facts |= {"group": f"{row} {variant}", "note": "" if settings in label else settings}
+        parts += [chosen[chosen["run"] == run].assign(**facts) for run in runs]
     return pd.concat(parts) if parts else chosen.assign(label="", note="", paper="", variant="")
 
 
@@ -336,20 +332,21 @@ def _match(run: pd.Series, row: str) -> dict[str, Any]:
     departures |= published.protocol_differences(record.protocol, experiment, scale)
     trainer, steps = config["trainer"], record.training.get("steps")
     if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
-        low, high = published.expected_pairs(row)
+        low, high = published.layout()["pairs"][row.split("/")[1]]
         pairs = round(float(steps) * trainer["global_batch"] / trainer["epochs"])
         if not low <= pairs <= high:
             departures["training pairs"] = (f"{low:,} to {high:,}", f"{pairs:,}")
 
-    def described(most: int) -> str:
-        parts = [] if scale == PAPER else [f"scale={scale}"]
-        parts += [f"{key}={shortened(value)}" for key, value in moved.items()]
-        texts = [f"{key} {shortened(seen)} for {shortened(expected)}" for key, (expected, seen) in departures.items()]
-        return ", ".join([*parts, *texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])])
-
+    parts = [] if scale == PAPER else [f"scale={scale}"]
+    parts += [f"{key}={shortened(value)}" for key, value in moved.items()]
+    texts = [f"{key} {shortened(seen)} for {shortened(expected)}" for key, (expected, seen) in departures.items()]
+    variant, explanation = (
+        ", ".join([*parts, *texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])])
+        for most in (4, 12)
+    )
     return {
-        "run": run["run"], "row": row, "is_row": scale == PAPER and not departures, "variant": described(4),
-        "explanation": described(12), "point": {key: settings.get(key) for key in searched},
+        "run": run["run"], "row": row, "is_row": scale == PAPER and not departures, "variant": variant,
+        "explanation": explanation, "point": {key: settings.get(key) for key in searched},
     }  # fmt: skip
 
 
@@ -361,7 +358,7 @@ class FilledTable:
         runs: frame of the runs, with the columns `place`, the printed names of the row, and `variant`: None for runs
             that represent the row, else the settings that distinguish them from it. A group has one place and variant.
         means: `seed_means` of the runs.
-        selected: for the best of a search, how its point was selected, by place.
+        selected: by place, how the best point of a search was selected.
     """
 
     table: published.PaperTable
@@ -384,16 +381,16 @@ class FilledTable:
         """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
-        return cell(self.means, _group(row, variant), column)
+        return cell(self.means, row.group(variant), column)
 
     @property
     def is_measured(self) -> bool:
         """True if any run has a value in the table."""
+        cells = product(self.table.rows, self.table.columns)
         return any(
             self.measured(row, column, variant) is not None
-            for row in self.table.rows
+            for row, column in cells
             for variant in (None, *self.variants(row))
-            for column in self.table.columns
         )
 
     def difference(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
@@ -423,14 +420,10 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
         if how is not None:
             selected[row.place] = how
         for variant, runs in [(None, ours), *candidates[~is_row].groupby("variant", sort=False)["run"]]:
-            facts = {"place": row.place, "variant": variant, "group": _group(row, variant)}
+            facts = {"place": row.place, "variant": variant, "group": row.group(variant)}
             parts += [frame[frame["run"] == run].assign(**facts) for run in runs]
     filled = pd.concat([part for part in parts if len(part)] or parts)
     return FilledTable(table, filled, seed_means(filled, table.columns), selected)
-
-
-def _group(row: published.PaperRow, variant: str | None) -> str:
-    return row.place if variant is None else f"{row.place}: {variant}"
 
 
 def _selected(

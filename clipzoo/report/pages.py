@@ -24,22 +24,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
 from clipzoo.report import figures, frame as frames, render, scaling as laws, sections as parts
 from clipzoo.report.published import Metrics, experiments, layout, table, table_names
-from clipzoo.report.render import (
-    TEMPLATES,
-    Cell,
-    Page,
-    Picture,
-    Section,
-    Span,
-    Table,
-    Text,
-    capitalised,
-    csv,
-    html_page,
-    terminal,
-    text_table,
-    write,
-)
+from clipzoo.report.render import Cell, Picture, Section, Span, Table, Text, capitalised, text_table, write
 from clipzoo.report.trials import Trials, trial_sections, trial_table
 from clipzoo.runs.directory import CAPTIONS, config_of, departs, is_finished
 from clipzoo.runs.record import (
@@ -80,12 +65,10 @@ MOST_ROWS = 30
 def write_report(run: Path, record: RunRecord | None = None) -> Path:
     """Write the page of a run: report.md with its figures in report/, and report.html with the figures in it.
 
-    The page is made from config.yaml, metrics.jsonl, results.json and evaluation/. Sections without content are left
-    out; damaged files are named on the page.
+    Returns the path of report.md. The page is made from config.yaml, metrics.jsonl, results.json and evaluation/; parts
+    without content are left out, and damaged files are named.
 
     record: results that are not written yet; None for those of results.json.
-
-    Returns the path of report.md.
     """
     io.require_no_links(run)
     damage = io.DamageLog()
@@ -116,26 +99,27 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         text = "These files could not be read. What they hold is missing on this page."
         items = [f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults]
         content.insert(1, Section("Damaged files", [text], items=items))
-    return write(Page(run.name, [run / "report.md", run / "report.html"]), content)
+    return write(run.name, [run / "report.md", run / "report.html"], content)
 
 
 def _facts(
     run: Path, config: Mapping[str, Any], record: RunRecord | None, metrics: Metrics, damage: io.DamageLog
 ) -> dict[str, Text]:
     """Name and value of the facts at the top, without those that are unknown."""
-
-    def class_name(part: object) -> str | None:
-        return part["_target_"].rsplit(".", 1)[-1] if isinstance(part, dict) and "_target_" in part else None
-
-    names = {part: class_name(config.get(part)) for part in ("encoder", "head", "objective")}
-    towers = [class_name(config.get("encoder", {}).get(tower)) for tower in ("image_tower", "text_tower")]
-    if all(towers):
-        names["encoder"] = f"{towers[0]}, {towers[1]}"
+    parts = {name: config[name] for name in ("encoder", "head", "objective") if name in config}
+    towers = {name: config.get("encoder", {}).get(name) for name in ("image_tower", "text_tower")}
+    classes = {
+        name: part["_target_"].rsplit(".", 1)[-1]
+        for name, part in {**parts, **towers}.items()
+        if isinstance(part, dict) and "_target_" in part
+    }
+    if towers.keys() <= classes.keys():
+        classes["encoder"] = f"{classes['image_tower']}, {classes['text_tower']}"
     trainer, record = config.get("trainer", {}), record or RunRecord(seed=config.get("seed"))
     facts = {
         "Experiment": None if departs(record.overrides) else record.experiment,
         "Paper row": record.row,
-        **{part.capitalize(): name and Span(name, "code") for part, name in names.items()},
+        **{name.capitalize(): Span(classes[name], "code") for name in parts if name in classes},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
         "Ended early": record.training.get(ENDED_EARLY),
@@ -177,19 +161,13 @@ def _training_sections(
 ) -> Iterator[Section]:
     if log.training:
         cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
-        drawn = figures.training_figure(
-            log.training, figures.loss_unit(config), log.evaluations, figures.value_log(config)
-        )
+        unit, value_log = (figures.objective_constant(config, name) for name in ("loss_unit", "value_log"))
+        drawn = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
         costs = [parts.cost_table(cost)] if cost else []
         yield Section("Training", tables=costs, figures=[_picture("training curves", "training", drawn)])
     yield from damage.read(partial(_profile_sections, run), list[Section]())
-    spikes = []
-    for path in sorted((run / "spikes").glob("step_*.json")):
-        spike = _json(path, damage)
-        if damage.read(partial(parts.is_spike, path, spike), False):
-            spikes.append({**spike, "path": str(path.relative_to(run))})
-    if spikes:
-        yield Section("Spikes", tables=[parts.spike_table(spikes)], level=3)
+    if (spikes := parts.spike_table(run, damage)).rows:
+        yield Section("Spikes", tables=[spikes], level=3)
     if len(log.evaluations) > 1:
         drawn = figures.evaluation_figure(log.evaluations)
         yield Section(figures=[_picture("evaluations during training", "evaluations", drawn)])
@@ -283,7 +261,7 @@ def _profile_sections(run: Path) -> list[Section]:
         Section("Files", items=[(Span(TRACE, "link", TRACE), trace), snapshot]),
     ]
     files = [folder / "profile.md", folder / "profile.html"]
-    write(Page(f"Profile of {run.name}, steps {first} to {last}", files), content)
+    write(f"Profile of {run.name}, steps {first} to {last}", files, content)
     link = Span(f"Profile of steps {first} to {last}", "page", f"{PROFILE}/profile")
     picture = Picture(PROFILE_FIGURE, drawn, file=f"{PROFILE}/profile.png")
     return [Section(text=[(link, f": {total:.1f} ms a step.")], figures=[picture])]
@@ -310,23 +288,21 @@ def write_pages(
     labels: Mapping[Path, str] | None = None,
     tested: bool = True,
 ) -> Path:
-    """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
+    """Write index.html, whose path is returned, tables.md, tables.csv and tables.tex over the runs below `folders`.
 
     The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
 
     Args:
         folders: run directories, or folders of them.
         names: tables to show; empty for all tables with a measured value.
-        output: folder for the files.
-        note: a further paragraph at the top.
-        first: sections before all others.
-        scaling: axes of scaling fits, see `laws.curves`; a fit also has a figure, scaling_AXIS.png, and
-            scaling_AXIS.csv.
+        note: a further paragraph at the top. first: sections before all others.
+        scaling: axes of scaling fits, see `laws.curves`; each also has scaling_AXIS.png and scaling_AXIS.csv.
         labels: names of runs by their directory.
         tested: False for trials of a search, among which the best was selected: a test of their differences would be
             biased.
 
-    Returns the path of index.html. Raises ConfigError if there is nothing to show.
+    Raises:
+        ConfigError: there is nothing to show.
     """
     damage = io.DamageLog()
     frame = frames.read_frame(folders, damage)
@@ -345,16 +321,16 @@ def write_pages(
     scales = []
     for scale in runs.loc[runs["scale"] != frames.PAPER, "scale"].unique():
         if len(rows := frames.scale_rows(runs, scale)):
-            scales.append(parts.Comparison.of(rows, damage, scale))
+            scales.append(frames.Comparison(rows, damage, scale))
     logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
     content = [section for axis, found in fits.items() for section in _scaling_sections(found, axis, output)]
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
-    compared = parts.Comparison.of(frames.own_rows(own, labels), damage) if len(own) else None
+    compared = frames.Comparison(frames.own_rows(own, labels), damage) if len(own) else None
     if compared:
         content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
-    lines = [line for part in [*scales, *([compared] if compared else [])] for line in parts.comparison_lines(part)]
+    lines = [line for part in (*scales, compared) if part for line in parts.comparison_lines(part)]
     lines += [line for part in filled for line in parts.table_lines(part)]
     facts: dict[str, Text] = {"finished runs": str(frame["run"].nunique())}
     if unfinished:
@@ -365,13 +341,14 @@ def write_pages(
     if filled:
         rows = [bool(len(part.ours(row))) for part in filled for row in part.table.rows]
         facts |= {"tables": str(len(filled)), "rows filled": f"{sum(rows)} of {len(rows)}"}
+    full_size = _full_size_table(runs)
     lead = LEAD if filled else parts.SMALL if scales else parts.OWN
     sections = [
         Section(text=[lead, *([note] if note else [])]),
         Section(facts=facts, formats=["html"]),
         *first,
         *content,
-        *_full_size_sections(runs),
+        *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
     code = revision()
@@ -380,13 +357,13 @@ def write_pages(
     cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
-    return write(Page("The papers' tables" if scales or filled else "Comparison of runs", files), sections)
+    return write("The papers' tables" if scales or filled else "Comparison of runs", files, sections)
 
 
 def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Path) -> list[Section]:
     """Return the sections of power laws along an axis; their table and figure are written to separate files too."""
     fits, drawn, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
-    io.write_whole(io.below(output, f"scaling_{axis}.csv"), csv(fits))
+    io.write_whole(io.below(output, f"scaling_{axis}.csv"), render.csv(fits))
     save_figure(drawn, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
     text = (
         f"{laws.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
@@ -399,7 +376,7 @@ def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Pat
     ]
 
 
-def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
+def _full_size_table(runs: pd.DataFrame) -> Table:
     """Commands and costs of the rows that have runs only at another scale."""
     at_full_size = set(runs.loc[runs["scale"] == frames.PAPER, "row"])
     rows: list[list[str | Cell]] = []
@@ -408,8 +385,7 @@ def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
         if row not in at_full_size and experiment is not None:
             names = [name for name in table_names() if any(other.name == row for other in table(name).rows)]
             rows.append([row, ", ".join(names), Cell(experiment.command, code=True), experiment.cost])
-    labels = ["row", "tables", "command", "estimated cost"]
-    return [Section("Rows at full size", tables=[text_table(labels, rows, left=4, wrap=True)])] if rows else []
+    return text_table(["row", "tables", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
 def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.DamageLog) -> Table:
@@ -438,71 +414,54 @@ def write_sweep(overrides: Sequence[str]) -> str:
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     if not any(is_finished(folder) for folder in folders):
         return "no point of the sweep is finished: there is no table"
-    shown = sweep_trials(swept)
+    table, shown = sweep_results(swept)
     first = trial_sections(shown, "The sweep") if shown.keys and len(shown.trials) > 1 else []
     page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=shown.labels)
-    return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
+    return f"\n{render.terminal(table)}\n\nthe comparison of the runs: {page}"
 
 
-def overview(swept: Sequence[Point]) -> Table:
-    """A row for each combination of swept values: mean and standard deviation over seeds, the highest mean with a star.
+def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
+    """Average the points of a sweep over seeds, a row or a trial for each combination of swept values.
 
-    Columns: for each task the mean over its datasets, or its only dataset; the last training loss; minutes.
+    The table has the mean of each task over its datasets, the highest with a star, the last training loss, and minutes.
+    The trials are compared by the first task, or by the last loss.
     """
-    finished, tasks = _finished_points(swept)
-    keys = [key for key in swept[0].swept if key != "seed"]
-    groups = parts.seed_groups(swept)
-    best = pd.DataFrame([finished.reindex(folders)[tasks].mean() for folders in groups.values()]).max()
-    rows = []
-    for values, folders in groups.items():
+    damage, places = io.DamageLog(), dict.fromkeys(point.folder for point in swept)
+    frame = frames.read_frame([folder for folder in places if folder.exists()], damage)
+    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
+    logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
+    numbers = {}
+    for run, metrics in frames.numbers(frame):
+        cost = frames.cost_of(frame[frame["run"] == run["run"]], minutes)
+        means = (column.value(metrics) for column in tasks.values())
+        numbers[run["run"]] = [*means, logs[run["run"]].last_loss, cost]
+    columns = [*tasks, LOSS, minutes]
+    finished = pd.DataFrame.from_dict(numbers, orient="index", columns=columns, dtype=float)
+
+    groups, keys = parts.seed_groups(swept), [key for key in swept[0].swept if key != "seed"]
+    best = pd.DataFrame([finished.reindex(folders)[list(tasks)].mean() for folders in groups.values()]).max()
+    rows, trials = [], []
+    for number, (values, folders) in enumerate(groups.items()):
         results, texts = finished.reindex(folders), []
-        for name in finished.columns:
+        for name in columns:
             is_best = len(groups) > 1 and bool(results[name].mean() == best.get(name))
             texts.append(parts.seeds_text(results[name].dropna().to_list()) + "*" * is_best)
         done = sum(folder in finished.index for folder in folders)
         rows.append([*values, *texts, str(done) if done == len(folders) else f"{done} of {len(folders)}"])
-    return text_table([*keys, *finished.columns, "runs"], rows, left=len(keys))
 
-
-def sweep_trials(swept: Sequence[Point]) -> Trials:
-    """Return the points of a sweep, averaged over seeds, as trials: compared by the first task, or by the last loss."""
-    finished, tasks = _finished_points(swept)
-    keys = [key for key in swept[0].swept if key != "seed"]
-    name = tasks[0] if tasks else LOSS
-    trials, runs = [], {}
-    for number, (values, folders) in enumerate(parts.seed_groups(swept).items()):
-        results = finished.reindex(folders)[name].dropna()
+        scores = results[columns[0]].dropna().to_list()
         state: State = "finished"
-        if results.empty:
+        if not scores:
             # "running" also if all runs were killed.
             started = any(folder.exists() for folder in folders)
             failed = any(True for folder in folders for _ in folder.glob("clipzoo-error-*.log"))
             state = "failed" if failed else "running" if started else "not started"
-        mean = () if results.empty else (statistics.fmean(results),)
+        mean = (statistics.fmean(scores),) if scores else ()
         overrides = next(point.overrides for point in swept if point.folder == folders[0])
         trials.append(Trial(number, dict(zip(keys, values, strict=True)), state, overrides, folders[0], mean))
-        runs[number] = folders
-    return Trials(trials, [name], ["maximize" if tasks else "minimize"], runs=runs)
-
-
-def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
-    """Return a table of the finished runs, with a column for each task, the last loss and minutes; names of tasks."""
-    damage = io.DamageLog()
-    frame = frames.read_frame(
-        [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage
-    )
-    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
-    logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
-    rows = {
-        run["run"]: {
-            **{name: column.value(metrics) for name, column in tasks.items()},
-            LOSS: logs[run["run"]].last_loss,
-            minutes: frames.cost_of(frame[frame["run"] == run["run"]], minutes),
-        }
-        for run, metrics in frames.numbers(frame)
-    }
-    columns = [*tasks, LOSS, minutes]
-    return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=float), list(tasks)
+    table = text_table([*keys, *columns, "runs"], rows, left=len(keys))
+    direction = "maximize" if tasks else "minimize"
+    return table, Trials(trials, columns[:1], [direction], runs=dict(enumerate(groups.values())))
 
 
 def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
@@ -510,16 +469,14 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
 
     Its policy lets a browser run only the script of this page, and load nothing from another host.
     """
-    script = (TEMPLATES / "explorer.js").read_text()
+    script = (render.TEMPLATES / "explorer.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
-    return html_page("explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers)
-
-
-# The page of a search or a sweep: its trials, and the comparison of their runs.
+    content = {"title": "clipzoo explore", "policy": policy, "script": Markup(script), "answers": answers}
+    return render.from_template("explorer.html.j2", **content)
 
 
 def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Trial]) -> str:
@@ -536,10 +493,7 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     page = write_pages(
         folders, [], folder, first=trial_sections(shown, "The search"), labels=shown.labels, tested=False
     )
-    best = [f"best: trial {trial.number + 1}: {command(trial)}" for trial in shown.best[:3]]
-    return "\n".join([table, *best, f"the page of the search: {page}"])
-
-
-def command(trial: Trial) -> str:
-    """Return the command that trains one trial, or shows that it is finished."""
-    return shlex.join(["clipzoo", "train", *trial.overrides])
+    lines = [table]
+    for trial in shown.best[:3]:
+        lines.append(f"best: trial {trial.number + 1}: {shlex.join(['clipzoo', 'train', *trial.overrides])}")
+    return "\n".join([*lines, f"the page of the search: {page}"])

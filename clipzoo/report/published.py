@@ -63,16 +63,16 @@ class PaperColumn:
     """A column of a paper's table.
 
     heading: task. label: dataset and cut-off. groups: metric keys; the column is the mean over groups of the mean
-    within each group. None: clipzoo measures no such metric.
+    within each group. Empty: clipzoo measures no such metric.
     """
 
     heading: str
     label: str
-    groups: tuple[tuple[MetricKey, ...], ...] | None
+    groups: tuple[tuple[MetricKey, ...], ...]
 
     @property
     def keys(self) -> list[MetricKey]:
-        return [key for group in self.groups or () for key in group]
+        return [key for group in self.groups for key in group]
 
     @property
     def datasets(self) -> set[str]:
@@ -84,13 +84,13 @@ class PaperColumn:
 
     def value(self, metrics: Metrics) -> float | None:
         """The column's number, or None unless all of its metrics are measured."""
-        if self.groups is None or not all(key in metrics for key in self.keys):
+        if not self.groups or not all(key in metrics for key in self.keys):
             return None
         return statistics.fmean(statistics.fmean(metrics[key] for key in group) for group in self.groups)
 
     def deviation(self, metrics: Metrics) -> float | None:
         """Standard deviation over draws of random features, for a column of a single group."""
-        return metrics.get(self.keys[0].deviation) if self.groups and len(self.groups) == 1 else None
+        return metrics.get(self.keys[0].deviation) if len(self.groups) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -106,29 +106,24 @@ class PaperRow:
         """Printed names, of which a table has each once."""
         return f"{self.pretrain}/{self.model}"
 
+    def group(self, variant: str | None) -> str:
+        """Group of the runs that represent the row (None), or of a variant."""
+        return self.place if variant is None else f"{self.place}: {variant}"
+
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of a paper. numbers: printed cells by row and column."""
+    """One table of a paper. paper: key, such as "wpse". numbers: printed cells by row and column."""
 
     name: str
+    paper: str
+    short_heading: str
     title: str
     rows: tuple[PaperRow, ...]
     columns: tuple[PaperColumn, ...]
     numbers: Mapping[tuple[PaperRow, PaperColumn], PaperNumber] = field(repr=False)
     note: str | None = None
     without_numbers: str | None = None
-
-    @property
-    def paper(self) -> str:
-        """Key of the paper: "wpse"."""
-        return self.name.split("/")[0]
-
-    @property
-    def short_heading(self) -> str:
-        number = self.name.split("/")[1]
-        kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
-        return f"{PAPERS[self.paper]}, {kind}"
 
     @property
     def heading(self) -> str:
@@ -141,7 +136,7 @@ class PaperTable:
 
     def baseline(self, row: PaperRow) -> PaperRow:
         """Row that `row` is tested against: as tables.yaml states, else the first of its pretraining dataset."""
-        stated = layout()["tables"][self.name].get("against", {}).get(f"{row.pretrain}/{row.model}")
+        stated = layout()["tables"][self.name].get("against", {}).get(row.place)
         candidates = [other for other in self.rows if other.pretrain == row.pretrain]
         return next((other for other in candidates if other.model == stated), candidates[0])
 
@@ -150,7 +145,7 @@ class PaperTable:
 class Search:
     """A paper's hyperparameter search. name: option of conf/search. by: the criterion in words; select: its column.
 
-    followed: for an ablation, the row whose selected point it takes; None for a row that was searched itself.
+    followed: the row whose selected point an ablation takes; None for a row that was searched itself.
     """
 
     name: str
@@ -159,11 +154,33 @@ class Search:
     followed: str | None
 
 
+@cache
 def table(name: str) -> PaperTable:
     """Return the table "wpse/1". Raises ConfigError with the known names."""
     if name not in layout()["tables"]:
         raise ConfigError(f"there is no table {name}: the tables are {', '.join(table_names())}")
-    return _load(name)
+    facts = layout()["tables"][name]
+    aliases, (paper, number) = facts.get("rows", {}), name.split("/")
+
+    def row(pretrain: str, model: str) -> PaperRow:
+        return PaperRow(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
+
+    numbers: dict[tuple[PaperRow, PaperColumn], PaperNumber] = {}
+    for file in facts.get("numbers", ()):
+        for cell in read_numbers(file):
+            deviation = float(cell["std"]) if cell["std"] else None
+            place = row(cell["pretrain_data"], cell["model"]), _column(cell)
+            numbers[place] = PaperNumber(float(cell["value"]), deviation, cell["value"])
+    rows: Iterable[PaperRow] = dict.fromkeys(row for row, _ in numbers)
+    columns: Iterable[PaperColumn] = dict.fromkeys(column for _, column in numbers)
+    if "numbers" not in facts:
+        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
+        columns = [_column(cell) for cell in facts["columns"]]
+    kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
+    return PaperTable(
+        name, paper, f"{PAPERS[paper]}, {kind}", facts["title"], tuple(rows), tuple(columns), numbers,
+        facts.get("note"), facts.get("without_numbers"),
+    )  # fmt: skip
 
 
 def table_names() -> list[str]:
@@ -210,36 +227,13 @@ def read_numbers(file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-@cache
-def _load(name: str) -> PaperTable:
-    facts = layout()["tables"][name]
-    aliases, paper = facts.get("rows", {}), name.split("/")[0]
-
-    def row(pretrain: str, model: str) -> PaperRow:
-        return PaperRow(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
-
-    numbers: dict[tuple[PaperRow, PaperColumn], PaperNumber] = {}
-    for file in facts.get("numbers", ()):
-        for cell in read_numbers(file):
-            deviation = float(cell["std"]) if cell["std"] else None
-            number = PaperNumber(float(cell["value"]), deviation, cell["value"])
-            numbers[row(cell["pretrain_data"], cell["model"]), _column(cell)] = number
-    rows: Iterable[PaperRow] = dict.fromkeys(place for place, _ in numbers)
-    columns: Iterable[PaperColumn] = dict.fromkeys(column for _, column in numbers)
-    if "numbers" not in facts:
-        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
-        columns = [_column(cell) for cell in facts["columns"]]
-    notes = facts.get("note"), facts.get("without_numbers")
-    return PaperTable(name, facts["title"], tuple(rows), tuple(columns), numbers, *notes)
-
-
 def _column(cell: Mapping[str, Any]) -> PaperColumn:
     """The column of a cell's task, metric and dataset; the mean over datasets where there are several."""
     task, metric, datasets = cell["task"], cell["metric"], cell["dataset"]
     heading = HEADINGS[task]
     if metric in COSTS:
         label, cost = COSTS[metric]
-        return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else None)
+        return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else ())
     if task == "mean_of_four":
         four = [("retrieval", "mean_recall@1", name) for name in ("MSCOCO", "Flickr30k")]
         four += [("zero_shot_classification", "top1", name) for name in ("CIFAR100", "ImageNet1k")]
@@ -326,8 +320,10 @@ def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[s
 
     Returns the expected and the seen value by key; None for an absent key.
     """
-    seen = {key: value for key, value in identity(plain).items() if key not in EXEMPT}
-    expected = _expected(experiment, scale)
+    seen, expected = (
+        {key: value for key, value in identity(config).items() if key not in EXEMPT}
+        for config in (plain, composed(experiment, scale))
+    )
     return {
         key: (expected.get(key), seen.get(key))
         for key in sorted({*expected, *seen})
@@ -342,7 +338,7 @@ def protocol_differences(
 
     protocol: settings by task and dataset, of the run's record.
     """
-    evaluation = _composed(experiment, scale)["eval"]
+    evaluation = composed(experiment, scale)["eval"]
     return {
         f"eval.{name} of {place}": (value, seen[name])
         for place, seen in protocol.items()
@@ -364,12 +360,6 @@ def axes(search: str) -> Mapping[str, list[Any]]:
     }
 
 
-def expected_pairs(row: str) -> tuple[int, int]:
-    """Smallest and largest plausible number of training pairs of the row's pretraining dataset."""
-    low, high = layout()["pairs"][row.split("/")[1]]
-    return low, high
-
-
 def total_cost(rows: Iterable[Experiment]) -> str:
     """Sum of device hours by device, in words."""
     by_device: dict[str, float] = {}
@@ -379,10 +369,6 @@ def total_cost(rows: Iterable[Experiment]) -> str:
 
 
 @cache
-def _expected(experiment: str, scale: str) -> Mapping[str, Any]:
-    return {key: value for key, value in identity(_composed(experiment, scale)).items() if key not in EXEMPT}
-
-
-@cache
-def _composed(experiment: str, scale: str) -> Mapping[str, Any]:
+def composed(experiment: str, scale: str) -> Mapping[str, Any]:
+    """Configuration of an experiment at a scale. Composing takes tenths of a second."""
     return compose([f"experiment={experiment}", f"scale={scale}"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from clipzoo.io import MB, below, read_bytes, write_whole
-from clipzoo.io.text import draw, latex_text, markdown_code, markdown_text, one_line, save_figure
+from clipzoo.io import below, whole, write_whole
+from clipzoo.io.text import draw, latex_text, markdown_code, markdown_text, one_line
 
 TEMPLATES = Path(__file__).parent / "templates"
+SPANS = {
+    "code": "<code>{}</code>", "strong": "<strong>{}</strong>", "command": "<pre><code>{}</code></pre>",
+    "link": '<a href="{address}">{}</a>', "page": '<a href="{address}">{}</a>',
+}  # fmt: skip
+"""HTML of a span by its kind."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,8 @@ class Row:
 class Table:
     """Rows below headings.
 
-    title: content of the table, without formatting. wrap: break long cells, in HTML. rotate: turn the heads of
-    right-aligned columns by 90 degrees, in LaTeX.
+    title: without formatting. wrap: break long cells, in HTML. rotate: turn the heads of right-aligned columns by 90
+    degrees, in LaTeX.
     """
 
     headings: tuple[Heading, ...]
@@ -93,28 +99,19 @@ class Table:
     def groups(self) -> list[tuple[str, int]]:
         """Titles above the headings with the number of columns below each; empty if there are none."""
         groups: list[tuple[str, int]] = []
-        for heading in self.headings:
-            if groups and heading.group and groups[-1][0] == heading.group:
-                groups[-1] = (heading.group, groups[-1][1] + 1)
-            else:
-                groups.append((heading.group, 1))
+        for title, labels in groupby(heading.group for heading in self.headings):
+            count = len(list(labels))
+            groups += [(title, count)] if title else [("", 1)] * count
         return groups if any(title for title, _ in groups) else []
 
 
 def text_table(
     labels: Sequence[str], rows: Sequence[Sequence[str | Cell]], left: int, title: str = "", wrap: bool = False
 ) -> Table:
-    """A table of plain cells.
-
-    Args:
-        labels: heads of the columns.
-        rows: one text or cell per column.
-        left: number of left-aligned columns; the others are right-aligned.
-        title, wrap: see `Table`.
-    """
+    """A table of texts or cells. left: number of left-aligned columns; the others are right-aligned."""
     headings = [Heading(label, "left" if index < left else "right", wrap=True) for index, label in enumerate(labels)]
     cells = [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows]
-    return Table(tuple(headings), tuple(Row(row) for row in cells), title, wrap)
+    return Table(tuple(headings), tuple(map(Row, cells)), title, wrap)
 
 
 @dataclass(frozen=True)
@@ -159,58 +156,40 @@ class Section:
     formats: Collection[str] = ("html", "md")
 
 
-@dataclass(frozen=True)
-class Page:
-    """Title and files of a page. The suffix of a file is its format: .html with the figures in it, .md or .tex."""
+def write(title: str, files: Sequence[Path], sections: Sequence[Section]) -> Path:
+    """Write a page to its files, whose suffix is the format: .html with the figures in it, .md or .tex.
 
-    title: str
-    files: Sequence[Path]
-
-
-def write(page: Page, sections: Sequence[Section]) -> Path:
-    """Write the sections in every format of the page; return the path of its first file."""
+    Pictures with a file are saved next to the first file, whose path is returned.
+    """
     addresses = {}
-    for drawn in (drawn for section in sections for drawn in section.figures):
-        if drawn.file:
-            path = below(page.files[0].parent, drawn.file)
-            save_figure(drawn.figure, path)
-            addresses[drawn] = _address(read_bytes(path, 64 * MB))
-        else:
-            addresses[drawn] = picture(drawn.figure)
-    for path in page.files:
-        shown = [section for section in sections if path.suffix[1:] in section.formats]
-        if path.suffix == ".md":
-            text = markdown_page("page.md.j2", title=page.title, sections=shown)
-        elif path.suffix == ".html":
-            text = html_page("page.html.j2", title=page.title, sections=shown, addresses=addresses)
-        else:
+    for picture in (picture for section in sections for picture in section.figures):
+        content = io.BytesIO()
+        draw(picture.figure, content)
+        addresses[picture] = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+        if picture.file:
+            with whole(below(files[0].parent, picture.file)) as file:
+                file.write(content.getvalue())
+    for path in files:
+        suffix = path.suffix[1:]
+        shown = [section for section in sections if suffix in section.formats]
+        if suffix == "tex":
             text = "\n".join(latex(table) for section in shown for table in section.tables)
+        else:
+            text = from_template(f"page.{suffix}.j2", title=title, sections=shown, addresses=addresses)
         write_whole(path, text)
-    return page.files[0]
+    return files[0]
 
 
 def markdown(table: Table) -> Markup:
     """A Markdown table, without its title."""
-    dashes = ["---" if heading.align == "left" else "---:" for heading in table.headings]
-    rows = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
-    lines: list[list[str]] = [[markdown_text(heading.label) for heading in table.headings], dashes, *rows]
+    labels: list[str] = [markdown_text(heading.label) for heading in table.headings]
+    lines = [labels, ["---" if heading.align == "left" else "---:" for heading in table.headings]]
+    for row in table.rows:
+        lines.append([])
+        for cell in row.cells:
+            text: str = markdown_code(cell.noted, in_table=True) if cell.code else markdown_text(cell.noted)
+            lines[-1].append("" if not cell.noted else f"**{text}**" if cell.bold else text)
     return Markup("\n".join("| " + " | ".join(line) + " |" for line in lines))
-
-
-def html(table: Table, wrap: bool = False) -> Markup:
-    """An HTML table, without its title. wrap: break long cells of tables that do not ask for it."""
-    return Markup(html_page("table.html.j2", table=table, wrap=wrap or table.wrap))
-
-
-def picture(figure: Figure) -> str:
-    """The figure as a data: address, for a page that needs no other file."""
-    data = io.BytesIO()
-    draw(figure, data)
-    return _address(data.getvalue())
-
-
-def _address(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def csv(table: Table) -> str:
@@ -222,14 +201,16 @@ def csv(table: Table) -> str:
     return DataFrame(rows, columns=labels).to_csv(index=False, lineterminator="\n")
 
 
-def latex(table: Table, rotate: bool = False) -> str:
+def latex(table: Table) -> str:
     """A booktabs table with its title as caption."""
-    turned = rotate or table.rotate
-    heads = [
-        capitalised(label) if heading.align == "left" else f"\\rotatebox{{90}}{{{label}}}" if turned else label
-        for heading in table.headings
-        for label in [latex_text(heading.label)]
-    ]
+    heads = []
+    for heading in table.headings:
+        label = latex_text(heading.label)
+        if heading.align == "left":
+            label = capitalised(label)
+        elif table.rotate:
+            label = f"\\rotatebox{{90}}{{{label}}}"
+        heads.append(label)
     alignment = "".join(heading.align[0] for heading in table.headings)
     lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{latex_text(table.title)}}}"]
     lines += [f"\\begin{{tabular}}{{{alignment}}}", "\\toprule", f"{' & '.join(heads)} \\\\"]
@@ -244,13 +225,10 @@ def terminal(table: Table) -> str:
     """Columns padded with spaces, without heads that are empty."""
     heads = [heading.label for heading in table.headings]
     rows = [heads] * any(heads) + [[cell.noted for cell in row.cells] for row in table.rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-
-    def padded(row: list[str]) -> Iterator[str]:
-        for text, width, heading in zip(row, widths, table.headings, strict=True):
-            yield text.ljust(width) if heading.align == "left" else text.rjust(width)
-
-    return "\n".join("  ".join(padded(row)).rstrip() for row in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    signs = ["<" if heading.align == "left" else ">" for heading in table.headings]
+    lines = [[f"{text:{sign}{width}}" for text, sign, width in zip(row, signs, widths, strict=True)] for row in rows]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def capitalised(text: str) -> str:
@@ -258,66 +236,47 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def markdown_page(template: str, **content: object) -> str:
-    """Render a Markdown template of the folder `templates`; all text is escaped.
+def from_template(template: str, **content: object) -> str:
+    """Fill in a template of the folder `templates`, NAME.html.j2 or NAME.md.j2; all text is escaped.
 
-    Paragraphs are separated by one empty line.
+    Paragraphs of Markdown are separated by one empty line.
     """
-    text = _environment("md").get_template(template).render(**content)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def html_page(template: str, **content: object) -> str:
-    """Render an HTML template of the folder `templates`; all text is escaped."""
-    return _environment("html").get_template(template).render(**content)
+    suffix = template.split(".")[1]
+    text = _environment(suffix).get_template(template).render(**content)
+    return text if suffix == "html" else re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 @cache
-def _environment(kind: Literal["md", "html"]) -> Environment:
-    is_html = kind == "html"
+def _environment(suffix: str) -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        finalize=_html_value if is_html else _markdown_value,
+        finalize=partial(_shown, suffix),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"markdown": markdown, "html": html, "capitalised": capitalised}
-    environment.filters["line"] = one_line if is_html else lambda text: Markup(one_line(text))
+    environment.filters |= {"markdown": markdown, "capitalised": capitalised}
     return environment
 
 
-def _html_value(value: Any) -> Any:
-    """A value of an HTML template, with its spans; jinja2 escapes the rest."""
+def _shown(suffix: str, value: Any) -> Any:
+    """A value of a template with its spans. jinja2 escapes other text of HTML; Markdown escapes all but numbers."""
     if isinstance(value, tuple):
-        return Markup().join(_html_value(part) for part in value)
+        return Markup().join(_shown(suffix, part) for part in value)
     if not isinstance(value, Span):
-        return value
-    address = f"{value.address}.html" if value.kind == "page" else value.address
-    return Markup(html_page("span.html.j2", kind=value.kind, text=value.text, address=address).strip())
-
-
-def _markdown_value(value: Any) -> Any:
-    """A value of a Markdown template: anything but a number is escaped, unless a filter has made it Markdown."""
-    if isinstance(value, tuple):
-        return Markup().join(_markdown_value(part) for part in value)
-    if not isinstance(value, Span):
-        return value if isinstance(value, Markup | int | float | None) else markdown_text(str(value))
+        is_ready = suffix == "html" or isinstance(value, Markup | int | float | None)
+        return value if is_ready else markdown_text(str(value))
+    address = f"{value.address}.{suffix}" if value.kind == "page" else value.address
+    line = one_line(value.text)
+    if suffix == "html":
+        text = line if value.kind in ("code", "command") else value.text
+        return Markup(SPANS[value.kind]).format(text, address=address)
     if value.kind == "code":
         return markdown_code(value.text)
     if value.kind == "strong":
         return Markup(f"**{markdown_text(value.text)}**")
     if value.kind == "command":
-        return Markup(f"```\n{one_line(value.text)}\n```")
-    address = f"{value.address}.md" if value.kind == "page" else value.address
+        return Markup(f"```\n{line}\n```")
     return Markup(f"[{markdown_text(value.text)}]({markdown_text(address)})")
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = cell.noted
-    if not text:
-        return ""
-    shown = markdown_code(text, in_table=True) if cell.code else markdown_text(text)
-    return f"**{shown}**" if cell.bold else shown

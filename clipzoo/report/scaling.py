@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.report.figures import DPI, INK, colour, label, style
+from clipzoo.report.figures import INK, colour, label, panels
 from clipzoo.report.frame import columns_of, numbers
 from clipzoo.report.render import Cell, Table, text_table
-from clipzoo.report.statistics import LAW_RESAMPLES, Interval, ScalingFit, fit_power_law
+from clipzoo.report.statistics import Interval, ScalingFit, fit_power_law
 from clipzoo.runs.identity import identity
 from clipzoo.runs.record import TrainingLog
 
@@ -38,10 +38,8 @@ LAST = 0.1
 """Share of the training whose logged losses are averaged."""
 NATS = re.compile("loss|PMI")
 """Quantities in nats; all others are in percent."""
-PANELS = 3
-"""Panels side by side."""
-TITLE = 40
-"""Characters of a line in the title of a panel."""
+PANELS, TITLE = 3, 40
+"""Panels side by side; characters of a line in their titles."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,6 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Extrapolation:
-    """A power law and the scale that it was not fitted to.
-
-    predicted: prediction interval of the geometric mean of as many trainings as the held-out scale has.
-    """
-
-    fit: ScalingFit
-    predicted: Interval
-    is_inside: bool
-
-
-@dataclass(frozen=True)
 class ScalingCurve:
     """A quantity of one method over the scales of an axis.
 
@@ -116,7 +102,12 @@ class ScalingCurve:
     scales: tuple[Scale, ...]
     dropped: tuple[Scale, ...]
     held_out: Scale
-    laws: tuple[Extrapolation, ...] = field(repr=False)
+    laws: tuple[ScalingFit, ...] = field(repr=False)
+
+    @property
+    def predicted(self) -> list[Interval]:
+        """By law, the prediction interval of the geometric mean of the held-out trainings."""
+        return [law.predicted(self.held_out.x, runs=len(self.held_out.values)) for law in self.laws]
 
 
 def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
@@ -165,11 +156,10 @@ def _names(methods: Sequence[str]) -> list[str]:
     if len(methods) == 1:
         return [""]
     settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
-    keys = [
-        key
-        for key in dict.fromkeys(key for own in settings for key in own)
-        if len({json.dumps(own.get(key)) for own in settings}) > 1
-    ]
+    keys = []
+    for key in dict.fromkeys(key for own in settings for key in own):
+        if len({json.dumps(own.get(key)) for own in settings}) > 1:
+            keys.append(key)
     chosen = [key for key in keys if key.endswith("_target_") or "." not in key]
     names = [", ".join(str(own.get(key)).rpartition(".")[2] for key in chosen) for own in settings]
     if len(set(names)) == len(names):
@@ -202,12 +192,10 @@ def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCu
         return None
     x = [scale.x for scale in kept for _ in scale.values]
     y = [value for scale in kept for value in scale.values]
-    laws = []
-    for with_floor in (False, True) if len(kept) > FEWEST else (False,):
-        # A law with a floor is fitted by iterations: fewer resamples.
-        fit = fit_power_law(x, y, with_floor, resamples=FLOOR_RESAMPLES if with_floor else LAW_RESAMPLES)
-        predicted = fit.predicted(last.x, runs=len(last.values))
-        laws.append(Extrapolation(fit, predicted, predicted.contains(last.mean)))
+    # A law with a floor is fitted by iterations: fewer resamples.
+    laws = [fit_power_law(x, y)]
+    if len(kept) > FEWEST:
+        laws.append(fit_power_law(x, y, with_floor=True, resamples=FLOOR_RESAMPLES))
     dropped = tuple(scale for scale in scales if scale not in kept)
     return ScalingCurve("", quantity, tuple(kept), dropped, last, tuple(laws))
 
@@ -237,12 +225,11 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
 
 def lead(axis: str, curves: Sequence[ScalingCurve]) -> str:
     """Say what was fitted and how the held-out scales came out."""
-    checked = [law for curve in curves for law in curve.laws]
-    inside = sum(law.is_inside for law in checked)
+    inside = [interval.contains(curve.held_out.mean) for curve in curves for interval in curve.predicted]
     text = (
         f"Power laws in {axis_label(axis)} (x), fitted to all trainings but those of the largest scale, which is "
         "predicted from them: the interval holds the geometric mean of its trainings with 95 % probability if the law "
-        f"continues. {inside} of {len(checked)} predictions hold the held-out scale."
+        f"continues. {sum(inside)} of {len(inside)} predictions hold the held-out scale."
     )
     if axis == COMPUTE:
         text += " Scales that a cheaper one surpasses are left out of the fit (hollow in the figure)."
@@ -252,25 +239,21 @@ def lead(axis: str, curves: Sequence[ScalingCurve]) -> str:
 def table(curves: Sequence[ScalingCurve]) -> Table:
     """Laws, exponents and the check on the held-out scale."""
     several = any(curve.method for curve in curves)
-    heads = [
-        *("quantity", "law", "trainings", "exponent and 95 % interval", "held-out scale", "predicted", "measured"),
-        "inside",
-    ]
+    heads = ["quantity", "law", "trainings", "exponent and 95 % interval"]
+    heads += ["held-out scale", "predicted", "measured", "inside"]
     rows: list[list[str | Cell]] = []
     for curve in curves:
-        for law in curve.laws:
-            fitted = law.fit.law
-            formula = f"{fitted.factor:.3g} x^{-fitted.exponent:.3g}"
-            trainings = str(sum(len(scale.values) for scale in curve.scales))
-            exponent, predicted = (
-                f"{interval.estimate:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
-                for interval in (law.fit.exponent, law.predicted)
+        for law, predicted in zip(curve.laws, curve.predicted, strict=True):
+            formula = f"{law.law.factor:.3g} x^{-law.law.exponent:.3g}"
+            formula = f"{law.law.floor:.3g} + {formula}" if law.law.floor else formula
+            exponent, interval = (
+                f"{ends.estimate:.3g} [{ends.low:.3g}, {ends.high:.3g}]" for ends in (law.exponent, predicted)
             )
-            inside = Cell("yes" if law.is_inside else "no", bold=not law.is_inside)
+            is_inside = predicted.contains(curve.held_out.mean)
             rows.append([
-                *([curve.method] if several else []), curve.quantity,
-                f"{fitted.floor:.3g} + {formula}" if fitted.floor else formula, trainings, exponent,
-                f"{curve.held_out.x:.4g}", predicted, f"{curve.held_out.mean:.3g}", inside,
+                *([curve.method] if several else []), curve.quantity, formula,
+                str(sum(len(scale.values) for scale in curve.scales)), exponent, f"{curve.held_out.x:.4g}", interval,
+                f"{curve.held_out.mean:.3g}", Cell("yes" if is_inside else "no", bold=not is_inside),
             ])  # fmt: skip
     return text_table(["method"] * several + heads, rows, left=2 + several)
 
@@ -280,17 +263,16 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     quantities = list(dict.fromkeys(curve.quantity for curve in curves))
     names = list(dict.fromkeys(curve.method for curve in curves))
     lines = -(-len(quantities) // PANELS)
-    figure = Figure(figsize=(4.0 * min(PANELS, len(quantities)), 3.3 * lines + 0.3), dpi=DPI, layout="constrained")
-    panels = figure.subplots(lines, min(PANELS, len(quantities)), squeeze=False).flatten()
-    for panel, quantity in zip(panels, quantities, strict=False):
+    columns = min(PANELS, len(quantities))
+    figure, drawn = panels(4.0 * columns, 3.3 * lines + 0.3, lines, columns)
+    for panel, quantity in zip(drawn, quantities, strict=False):
         for curve in (curve for curve in curves if curve.quantity == quantity):
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
-        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", size=9)
-        style(panel)
+        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", 9, grid="y")
         # Axes of less than two decades have plain numbers: their powers of ten would be too few ticks.
-        for drawn, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+        for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:
                 continue
             places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
@@ -298,11 +280,11 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
             if len(shown) < 2:  # less than an octave: equal distances serve as well
                 shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
             shown = shown[:: max(1, -(-len(shown) // 6))]
-            drawn.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
-            drawn.set_ticks([], minor=True)
-    for panel in panels[len(quantities) :]:
+            side.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
+            side.set_ticks([], minor=True)
+    for panel in drawn[len(quantities) :]:
         panel.remove()
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles, labels = drawn[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
@@ -322,10 +304,10 @@ def _draw(panel: Axes, curve: ScalingCurve, shade: str) -> None:
             )  # fmt: skip
     grid = np.geomspace(curve.scales[0].x, curve.held_out.x, 40)
     for law, line in zip(curve.laws, ("-", "--"), strict=False):
-        values = [law.fit.law.value(float(x)) for x in grid]
-        name = "law with a floor" if law.fit.law.floor else "power law"
+        values = [law.law.value(float(x)) for x in grid]
+        name = "law with a floor" if law.law.floor else "power law"
         panel.plot(grid, values, line, color=shade if line == "-" else INK, linewidth=1.2, label=prefix + name)
-    bands = [curve.laws[0].fit.predicted(float(x), runs=len(curve.held_out.values)) for x in grid]
+    bands = [curve.laws[0].predicted(float(x), runs=len(curve.held_out.values)) for x in grid]
     panel.fill_between(
         grid, [band.low for band in bands], [band.high for band in bands], color=shade, alpha=0.15, linewidth=0,
         label=prefix + "95 % prediction interval",

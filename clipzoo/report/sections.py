@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import yaml
 
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.io import DamageLog, require_fields
-from clipzoo.report import frame as frames, published
+from clipzoo.io import MB, DamageLog, read_json, require_fields
+from clipzoo.report import published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
+from clipzoo.report.frame import COSTS, Comparison, FilledTable, cell, cost_of, differing_keys, mean_text, setting_text
+from clipzoo.report.published import Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.directory import is_finished
@@ -60,39 +63,14 @@ SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left
 MOST_CONFUSIONS = 8
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The rows of a comparison with everything that its tables show.
-
-    frame: with the columns of `own_rows`. columns: see `columns_of`. means: see `seed_means`. guessing: see `chance`.
-    """
-
-    scale: str
-    frame: pd.DataFrame
-    columns: Mapping[str, Sequence[published.PaperColumn]]
-    means: pd.DataFrame
-    guessing: published.Metrics
-
-    @classmethod
-    def of(cls, frame: pd.DataFrame, damage: DamageLog, scale: str = "") -> Comparison:
-        columns = frames.columns_of(frame)
-        means = frames.seed_means(frame, [column for parts in columns.values() for column in parts])
-        return cls(scale, frame, columns, means, frames.chance(frame, damage))
-
-    @property
-    def rows(self) -> dict[str, pd.DataFrame]:
-        """Frame of each group, in order."""
-        return dict(list(self.frame.groupby("group", sort=False)))
-
-
 def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead: bool) -> list[Section]:
     """Runs of papers' rows at a small scale. lead: explain small scales in HTML, where the page's own lead does not."""
     scale, tables = compared.scale, task_tables(compared)
     about = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["about"]["title"]
     titled = [replace(part, title=f"{part.title}, scale={scale}") for part in tables[:-1]]
     heading = Section(f"At scale={scale}", [SMALL, about] if lead else [about], anchor=f"scale-{scale}")
-    figures = Section(figures=list(comparison_figures(compared.frame, compared.columns, compared.means, logs)))
-    return [heading, *_tables(compared, tables), figures, Section(tables=titled, formats=["tex"])]
+    figures = Section(figures=list(comparison_figures(compared, logs)))
+    return [heading, *_comparison_tables(compared, tables), figures, Section(tables=titled, formats=["tex"])]
 
 
 def own_sections(
@@ -100,7 +78,7 @@ def own_sections(
 ) -> list[Section]:
     """Any runs. lead: explain the comparison, where the page's own lead does not. tested: test the differences."""
     tables, text, further = task_tables(compared), [OWN] if lead else [], []
-    figures = list(comparison_figures(compared.frame, compared.columns, compared.means, logs))
+    figures = list(comparison_figures(compared, logs))
     if not tested:
         text.append(SELECTED)
     elif len(compared.rows) > 1:
@@ -117,39 +95,41 @@ def own_sections(
                 figures.append(Picture("samples and wrong predictions", drawn, heading))
     return [
         Section("Runs compared", text, anchor="own-runs"),
-        *_tables(compared, tables),
+        *_comparison_tables(compared, tables),
         Section(tables=further, figures=figures),
         Section(tables=tables[:-1], formats=["tex"]),
     ]
 
 
-def _tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
+def _comparison_tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
     """The tables of a comparison: by task in Markdown; in HTML all in one, with probes by dataset folded below."""
     probes = {task: parts for task, parts in compared.columns.items() if task.startswith("linear probe")}
     columns = {task: parts[:1] if task in probes else parts for task, parts in compared.columns.items()}
     sections = [
         Section(tables=tables, formats=["md"]),
-        Section(tables=[_table(compared, columns, tuple(frames.COSTS))], formats=["html"]),
+        Section(tables=[comparison_table(compared, columns, COSTS)], formats=["html"]),
     ]
     if any(len(parts) > 1 for parts in probes.values()):
-        details = _table(compared, probes, ())
+        details = comparison_table(compared, probes)
         sections.append(Section(tables=[details], fold="Linear probes by dataset", formats=["html"]))
     return sections
 
 
 def task_tables(compared: Comparison) -> list[Table]:
     """A table per task and one of costs, titled."""
-    tables = [_table(compared, {task: parts}, (), f"{task}, %") for task, parts in compared.columns.items()]
-    return [*tables, _table(compared, {}, tuple(frames.COSTS), "Training")]
+    tables = [comparison_table(compared, {task: parts}, (), f"{task}, %") for task, parts in compared.columns.items()]
+    return [*tables, comparison_table(compared, {}, COSTS, "Training")]
 
 
-def _table(
-    compared: Comparison, tasks: Mapping[str, Sequence[published.PaperColumn]], costs: Sequence[str], title: str = ""
+def comparison_table(
+    compared: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Collection[str] = (), title: str = ""
 ) -> Table:
+    """Means over seeds in the columns of some tasks, and costs; the best mean of a column is marked."""
     columns = [column for parts in tasks.values() for column in parts]
     of_papers = any(compared.frame["paper"] != "")
-    headings = [Heading("model", "left"), Heading("paper", "left")] if of_papers else []
-    headings = headings or [Heading("run", "left", wrap=True)]
+    headings = (
+        [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left", wrap=True)]
+    )
     headings += [Heading(column.label, group=task) for task, parts in tasks.items() for column in parts]
     headings += [Heading(cost, group="training") for cost in costs]
     by_column = compared.means["mean"].groupby(["task", "column"], sort=False)
@@ -159,12 +139,12 @@ def _table(
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
-            ours, place = frames.cell(compared.means, group, column), (column.heading, column.label)
+            ours, place = cell(compared.means, group, column), (column.heading, column.label)
             is_best = ours is not None and place in best.index and bool(ours["mean"] == best[place])
             marks = ["mean"] * (column.label == "mean") + ["best"] * is_best
-            cells.append(Cell(frames.mean_text(ours), mark=" ".join(marks)))
+            cells.append(Cell(mean_text(ours), mark=" ".join(marks)))
         for cost in costs:
-            value = frames.cost_of(runs, cost)
+            value = cost_of(runs, cost)
             cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
         rows.append(Row(tuple(cells)))
     guessing = [column.value(compared.guessing) for column in columns]
@@ -175,34 +155,28 @@ def _table(
     return Table(tuple(headings), tuple(rows), title)
 
 
-def comparison_lines(compared: Comparison) -> Iterator[list[Any]]:
-    """Lines of the CSV, each row a variant in the table "scale=<name>"; columns as in the papers' tables."""
+def comparison_lines(compared: Comparison) -> Iterator[dict[str, Any]]:
+    """Lines of the CSV, each row a variant in the table "scale=<name>" or "runs"."""
     for group, runs in compared.rows.items():
         first = runs.iloc[0]
-        start = ["runs", "", first["label"], "", ""]
-        if first["row"]:
-            _, pretrain, model = first["row"].split("/", 2)
-            start = [
-                f"scale={compared.scale}",
-                pretrain,
-                model,
-                first["row"],
-                published.experiments()[first["row"]].name,
-            ]
+        line = {"table": "runs", "model": first["label"], "state": f"variant: {first['variant']}"}
+        if row := first["row"]:
+            _, pretrain, model = row.split("/", 2)
+            line |= {"table": f"scale={compared.scale}", "pretrain_data": pretrain, "model": model, "row": row}
+            line["experiment"] = published.experiments()[row].name
         for column in (column for parts in compared.columns.values() for column in parts):
-            if (ours := frames.cell(compared.means, group, column)) is not None:
-                place = [*start, column.heading, column.label, "", None, f"variant: {first['variant']}"]
-                yield [*place, ours["mean"], ours["deviation"], len(ours["values"]), None, None]
+            if (ours := cell(compared.means, group, column)) is not None:
+                yield {**line, "task": column.heading, "column": column.label, **_csv_numbers(ours)}
+
+
+def _csv_numbers(ours: pd.Series) -> dict[str, Any]:
+    return {"ours": ours["mean"], "ours_std": ours["deviation"], "runs": len(ours["values"])}
 
 
 def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
     """Compare every row with the first on each dataset; means over datasets have none."""
-    metrics = {
-        f"{task}, {column.label}": column.keys[0]
-        for task, parts in compared.columns.items()
-        for column in parts
-        if column.label != "mean"
-    }
+    columns = [(task, column) for task, parts in compared.columns.items() for column in parts if column.label != "mean"]
+    metrics = {f"{task}, {column.label}": column.keys[0] for task, column in columns}
     return compare(compared.frame, compared.frame["group"].iloc[0], metrics, damage)
 
 
@@ -227,8 +201,8 @@ def settings_table(frame: pd.DataFrame) -> Table:
     configurations = [flat(config) for config in firsts["config"]]
     headings = (Heading("key", "left"), *(Heading(label, "left", wrap=True) for label in firsts["label"]))
     rows = []
-    for key in frames.differing_keys(firsts):
-        values = [Cell(frames.setting_text(plain[key]) if key in plain else "") for plain in configurations]
+    for key in differing_keys(firsts):
+        values = [Cell(setting_text(plain[key]) if key in plain else "") for plain in configurations]
         rows.append(Row((Cell(key.removesuffix("._target_"), code=True), *values)))
     return Table(headings, tuple(rows), "Settings that differ", wrap=True)
 
@@ -246,7 +220,7 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
     return text_table(labels, rows, left=3, title=title, wrap=True)
 
 
-def table_sections(filled: frames.FilledTable) -> list[Section]:
+def table_sections(filled: FilledTable) -> list[Section]:
     """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
     table, tables, missing = filled.table, paper_tables(filled), missing_rows(filled)
     titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
@@ -264,61 +238,58 @@ def table_sections(filled: frames.FilledTable) -> list[Section]:
     return sections
 
 
-def paper_tables(filled: frames.FilledTable) -> list[Table]:
+def paper_tables(filled: FilledTable) -> list[Table]:
     """Tables of published numbers, ours, their difference and variants; titled by task if there are several."""
     columns = filled.table.columns
-    tasks = list(dict.fromkeys(column.heading for column in columns))
-    if len(tasks) == 1 or len(columns) <= MOST_COLUMNS:
-        labels = [f"{column.heading}: {column.label}" if len(tasks) > 1 else column.label for column in columns]
-        return [_block(filled, "", columns, labels)]
-    by_task = {task: [column for column in columns if column.heading == task] for task in tasks}
-    return [_block(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
+    by_task: dict[str, list[PaperColumn]] = {}
+    for column in columns:
+        by_task.setdefault(column.heading, []).append(column)
+    if len(by_task) > 1 and len(columns) > MOST_COLUMNS:
+        return [_paper_table(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
+    labels = [f"{column.heading}: {column.label}" if len(by_task) > 1 else column.label for column in columns]
+    return [_paper_table(filled, "", columns, labels)]
 
 
-def _block(
-    filled: frames.FilledTable, title: str, columns: Sequence[published.PaperColumn], labels: Sequence[str]
-) -> Table:
+def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]) -> Table:
     table, rows = filled.table, []
 
-    def add(kind: str, name: str, numbers: Sequence[Cell], pretrain: str = "", model: str = "") -> None:
+    def add(kind: str, name: str, numbers: Iterable[Cell], pretrain: str = "", model: str = "") -> None:
         names = Cell(pretrain), Cell(model), Cell(name, mark="wrap what")
         rows.append(Row((*names, *numbers), kind, starts=bool(model)))
 
     for row in table.rows:
         printed = [table.numbers.get((row, column)) for column in columns]
         texts = ["" if number is None else number.text(".2f") for number in printed]
-        add("published", "published", [Cell(text) for text in texts], row.pretrain, row.model)
+        add("published", "published", map(Cell, texts), row.pretrain, row.model)
         for variant, runs in [(None, filled.ours(row)), *filled.variants(row).items()]:
             ours = [filled.measured(row, column, variant) for column in columns]
             if all(measured is None for measured in ours):
                 continue
             distinct = sorted(set(runs["seed"]))
             seeds = f"{len(distinct)} seeds" if len(distinct) > 1 else f"seed {distinct[0]}"
-            texts = [
-                frames.mean_text(measured, table.digits(column)) for column, measured in zip(columns, ours, strict=True)
-            ]
+            digits = [table.digits(column) for column in columns]
+            texts = [mean_text(measured, count) for measured, count in zip(ours, digits, strict=True)]
             if variant is not None:
-                add("variant", f"variant: {variant}, {seeds}", [Cell(text) for text in texts])
+                add("variant", f"variant: {variant}, {seeds}", map(Cell, texts))
                 continue
             p_values = [filled.p_value(row, column) for column in columns]
             stars = ["*" if p_value is not None and p_value < SIGNIFICANT else "" for p_value in p_values]
             add("ours", f"ours, {seeds}", [Cell(text + star) for text, star in zip(texts, stars, strict=True)])
             changes = []
-            for column in columns:
-                change, digits = filled.difference(row, column), table.digits(column)
-                if change is None:
+            for column, count in zip(columns, digits, strict=True):
+                if (change := filled.difference(row, column)) is None:
                     changes.append(Cell(""))
-                elif rounded := round(change, digits):
-                    changes.append(Cell(f"{change:+.{digits}f}", mark="up" if rounded > 0 else "down"))
+                elif rounded := round(change, count):
+                    changes.append(Cell(f"{change:+.{count}f}", mark="up" if rounded > 0 else "down"))
                 else:  # zero has no sign
-                    changes.append(Cell(f"{0:.{digits}f}"))
+                    changes.append(Cell(f"{0:.{count}f}"))
             if any(change.text for change in changes):
                 add("difference", "difference", changes)
     headings = [Heading(label, "left") for label in ("after", "model", "")]
     return Table((*headings, *(Heading(label, wrap=True) for label in labels)), tuple(rows), title)
 
 
-def missing_rows(filled: frames.FilledTable) -> Table:
+def missing_rows(filled: FilledTable) -> Table:
     """Rows without runs, with command and cost, and rows whose runs were evaluated on none of the columns."""
     rows: list[list[str | Cell]] = []
     for row in filled.table.rows:
@@ -333,7 +304,7 @@ def missing_rows(filled: frames.FilledTable) -> Table:
     return text_table(["after", "model", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
-def remarks(filled: frames.FilledTable) -> list[str]:
+def remarks(filled: FilledTable) -> list[str]:
     """Sentences below a paper's table."""
     table, lines = filled.table, []
     if table.note:
@@ -365,44 +336,36 @@ def remarks(filled: frames.FilledTable) -> list[str]:
     return lines
 
 
-def table_lines(filled: frames.FilledTable) -> Iterator[list[Any]]:
+def table_lines(filled: FilledTable) -> Iterator[dict[str, Any]]:
     """Lines of the CSV: a line per cell of a row, with runs (state "row") or without ("missing"), and per variant."""
     for row in filled.table.rows:
         experiment = published.experiments().get(row.name)
         for column in filled.table.columns:
             number = filled.table.numbers.get((row, column))
-            start: list[Any] = [
-                filled.table.name,
-                row.pretrain,
-                row.model,
-                row.name,
-                experiment.name if experiment else "",
-            ]
-            start += [column.heading, column.label, *((number.printed, number.deviation) if number else ("", None))]
+            line = {
+                "table": filled.table.name, "pretrain_data": row.pretrain, "model": row.model, "row": row.name,
+                "experiment": experiment and experiment.name, "task": column.heading, "column": column.label,
+                "published": number and number.printed, "published_std": number and number.deviation,
+            }  # fmt: skip
             for variant in (None, *filled.variants(row)):
-                ours, state = filled.measured(row, column, variant), "row" if variant is None else f"variant: {variant}"
-                if ours is not None:
-                    tested = [filled.difference(row, column), filled.p_value(row, column)]
-                    numbers = [ours["mean"], ours["deviation"], len(ours["values"])]
-                    yield [*start, state, *numbers, *(tested if variant is None else [None, None])]
+                ours = filled.measured(row, column, variant)
+                if ours is not None and variant is None:
+                    tested = {"difference": filled.difference(row, column), "p_value": filled.p_value(row, column)}
+                    yield {**line, "state": "row", **_csv_numbers(ours), **tested}
+                elif ours is not None:
+                    yield {**line, "state": f"variant: {variant}", **_csv_numbers(ours)}
                 elif number and variant is None:
-                    yield [*start, "missing", *[None] * 5]
+                    yield {**line, "state": "missing"}
 
 
-def result_tables(metrics: published.Metrics) -> list[Table]:
+def result_tables(metrics: Metrics) -> list[Table]:
     """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
     measured = {key.metric for key in metrics if key.task == "zero_shot"}
     accuracies = {("", name): text for name, text in ACCURACIES.items() if name in measured}
-    probes = {
-        (side, name): f"{ACCURACIES[name]}, {side} projection"
-        for name in ("top1", "mean_per_class")
-        for side in ("before", "after")
-    }
-    recalls = {
-        (direction, f"recall_at_{cut}"): f"{direction.replace('_', ' ')} @{cut}"
-        for direction in DIRECTIONS
-        for cut in CUTOFFS
-    }
+    sides = product(("top1", "mean_per_class"), ("before", "after"))
+    probes = {(side, name): f"{ACCURACIES[name]}, {side} projection" for name, side in sides}
+    cuts = product(DIRECTIONS, CUTOFFS)
+    recalls = {(way, f"recall_at_{cut}"): f"{way.replace('_', ' ')} @{cut}" for way, cut in cuts}
     tables = []
     for task, title, columns in (
         ("zero_shot", "Zero-shot classification, %", accuracies),
@@ -418,7 +381,7 @@ def result_tables(metrics: published.Metrics) -> list[Table]:
     return tables
 
 
-def _measurement(metrics: published.Metrics, key: MetricKey) -> str:
+def _measurement(metrics: Metrics, key: MetricKey) -> str:
     """A metric with its standard deviation, if there is one; empty if it is not measured."""
     if key not in metrics:
         return ""
@@ -426,15 +389,11 @@ def _measurement(metrics: published.Metrics, key: MetricKey) -> str:
     return f"{metrics[key]:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
 
 
-def published_tables(metrics: published.Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
-    """A table per task: the metric that papers report on each dataset, the published number, the difference.
+def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
+    """A titled table per task: the metric that papers report on each dataset, the published number, the difference.
 
-    Args:
-        metrics: in percent.
-        missing: reasons why datasets were not evaluated, by name.
-        row: "<paper>/<pretraining dataset>/<model>"; None to leave the published numbers out.
-
-    Returns titled tables; none if no dataset belongs to a paper, as on the generated world.
+    metrics: in percent. missing: reasons why datasets were not evaluated, by name. row: None to leave the published
+    numbers out. Returns no table if no dataset belongs to a paper, as on the generated world.
     """
     from clipzoo.evaluation.datasets.dataset import catalogue
 
@@ -442,12 +401,12 @@ def published_tables(metrics: published.Metrics, missing: Mapping[str, str], row
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
     # By column, the published number and the table that it is in.
-    lines: dict[published.PaperColumn, tuple[published.PaperNumber | None, str]] = {}
+    lines: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
     for name in published.table_names() if row else ():
         for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
                 lines.setdefault(column, (printed, name))
-    shown = {key for column in lines if len(column.groups or ()) == 1 for key in column.keys}
+    shown = {key for column in lines if len(column.groups) == 1 for key in column.keys}
     # A missing dataset with a published number has its line already.
     absent = {name for name in missing if any(name in column.datasets for column in lines)}
     for column in _measured_columns(metrics, missing):
@@ -473,7 +432,7 @@ def published_tables(metrics: published.Metrics, missing: Mapping[str, str], row
     return tables
 
 
-def _measured_columns(metrics: published.Metrics, missing: Mapping[str, str]) -> Iterator[published.PaperColumn]:
+def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
     """For each dataset the metric that papers report; top-1 and recalls for a dataset of no paper."""
     from clipzoo.evaluation.datasets.dataset import catalogue
 
@@ -482,20 +441,17 @@ def _measured_columns(metrics: published.Metrics, missing: Mapping[str, str]) ->
         facts = catalogue().get(name, {})
         title = facts.get("title", name.replace("_", " "))
         metric = facts.get("metric", "top1")
-        columns = {
-            "zero-shot": MetricKey("zero_shot", name, "", metric),
-            "linear probe before projection": MetricKey("linear_probe", name, "before", metric),
-            "linear probe after projection": MetricKey("linear_probe", name, "after", metric),
-        }
-        for heading, key in columns.items():
-            if key in metrics or (name in missing and "metric" in facts):
-                yield published.PaperColumn(heading, title, ((key,),))
         prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
-        for direction in DIRECTIONS:
-            for cut in CUTOFFS:
-                key = MetricKey("retrieval", name, f"{prefix}{direction}", f"recall_at_{cut}")
-                if key in metrics or (name in missing and "captions" in facts):
-                    yield published.PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
+        keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric), "metric")]
+        for side in ("before", "after"):
+            key = MetricKey("linear_probe", name, side, metric)
+            keys.append((f"linear probe {side} projection", title, key, "metric"))
+        for way, cut in product(DIRECTIONS, CUTOFFS):
+            key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
+            keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key, "captions"))
+        for heading, label, key, fact in keys:
+            if key in metrics or (name in missing and fact in facts):
+                yield PaperColumn(heading, label, ((key,),))
 
 
 def cost_table(cost: Mapping[str, float | str]) -> Table:
@@ -515,23 +471,20 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
     return text_table(labels, [row] if row else [], left=1)
 
 
-def is_spike(path: Path, content: Mapping[str, Any]) -> bool:
-    """Return True if a file of the folder `spikes` could be read; raise DamagedFileError if a value is missing."""
-    if content:
-        numbers = dict.fromkeys(SPIKE_VALUES, (int, float))
-        require_fields(path, content, {"step": int, "policy": str, **numbers})
-    return bool(content)
-
-
-def spike_table(spikes: Iterable[Mapping[str, Any]]) -> Table:
+def spike_table(run: Path, damage: DamageLog) -> Table:
     """Steps whose loss or gradient norm stood out, with their limits and the file that lists their samples."""
-    rows: list[list[str | Cell]] = [
-        [
-            str(spike["step"]), *(f"{spike[name]:.4g}" for name in SPIKE_VALUES),
-            SPIKE_OUTCOMES.get(spike["policy"], spike["policy"]), Cell(spike["path"], code=True),
-        ]
-        for spike in spikes
-    ]  # fmt: skip
+    fields: dict[str, Any] = {"step": int, "policy": str, **dict.fromkeys(SPIKE_VALUES, (int, float))}
+    rows: list[list[str | Cell]] = []
+
+    def read(path: Path) -> None:
+        if spike := read_json(path, MB):
+            require_fields(path, spike, fields)
+            outcome, file = SPIKE_OUTCOMES.get(spike["policy"], spike["policy"]), str(path.relative_to(run))
+            numbers = (f"{spike[name]:.4g}" for name in SPIKE_VALUES)
+            rows.append([str(spike["step"]), *numbers, outcome, Cell(file, code=True)])
+
+    for path in sorted((run / "spikes").glob("step_*.json")):
+        damage.read(partial(read, path), None)
     return text_table(["step", "loss", "limit", "gradient norm", "limit", "batch", "samples"], rows, left=0)
 
 
@@ -554,9 +507,8 @@ def worst_classes(arrays: Arrays) -> Table:
     counts, names = arrays["confusion"], arrays["class_names"]
     sizes, right = counts.sum(axis=1), counts.diagonal()
     accuracy = right / np.maximum(sizes, 1)
-    order = [index for index in np.lexsort((-sizes, accuracy)) if sizes[index]][:MOST_CONFUSIONS]
     rows = []
-    for index in order:
+    for index in [index for index in np.lexsort((-sizes, accuracy)) if sizes[index]][:MOST_CONFUSIONS]:
         others = counts[index].copy()
         others[index] = -1
         taken_for = str(names[others.argmax()]) if others.max() > 0 else ""
@@ -588,15 +540,13 @@ def sweep_rows(points: Sequence[Point], metric: str) -> pd.DataFrame:
         for folder in filter(is_finished, folders):
             if metric == LOSS:
                 value = damage.read(partial(TrainingLog.read, folder), TrainingLog()).last_loss
-            elif (record := damage.read(partial(RunRecord.read, folder), None)) is None:
-                continue
-            else:
+                values += [] if value is None else [value]
+            elif record := damage.read(partial(RunRecord.read, folder), None):
                 metrics = written(record.metrics)
                 if metric not in metrics:
                     known = ", ".join([*sorted(metrics), LOSS])
                     raise ConfigError(f"{folder} has no metric {metric} (it has: {known})")
-                value = metrics[metric]
-            values += [] if value is None else [value]
+                values.append(metrics[metric])
         mean = float(np.mean(values)) if values else math.nan
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         rows.append([dict(zip(keys, swept, strict=True)), len(folders), values, len(values), mean, deviation])

@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 """Probability with which an interval contains the true value."""
+ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+"""Quantiles at the ends of an interval."""
 SIGNIFICANT = 0.05
 """Largest probability of any false difference in a table."""
 POWER = 0.8
 """Probability with which a detectable difference is detected."""
 MOST_SEEDS = 1000
 """Number of seeds above which the power analysis gives no number."""
-RESAMPLES = 2000
-"""Bootstrap resamples. The ends of a 95 % interval then vary by a few hundredths of its length."""
+RESAMPLES, LAW_RESAMPLES = 2000, 1000
+"""Bootstrap resamples of means and of power laws. Ends of intervals then vary by a few hundredths of their length."""
 AT_ONCE = 4_000_000
 """Largest number of resampled values in memory."""
-LAW_RESAMPLES = 1000
 MOST_ARRANGEMENTS = 200_000
 """Arrangements up to which the rank-sum test is exact."""
 ANSWERS = {
@@ -64,19 +65,19 @@ class Interval:
         return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def over_seeds(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Return Student's t interval of the mean over runs that differ only in their seed.
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Return Student's t interval of the mean over runs that differ only in their seed; unbounded for a single run.
 
-    Exact for normally distributed results. A single run has an unbounded interval.
+    Exact for normally distributed results.
     """
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
+    half = float(stats.t.ppf(ENDS[1], len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half)
 
 
-def difference_over_seeds(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval:
+def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return Welch's interval of mean(second) - mean(first), for runs whose seeds have nothing in common.
 
     Unbounded if a side has a single run. Results without any spread have an interval of no length.
@@ -86,24 +87,19 @@ def difference_over_seeds(first: Sequence[float], second: Sequence[float], level
         return Interval(estimate, -math.inf, math.inf)
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return Interval(estimate, estimate, estimate)
-    ends = stats.ttest_ind(second, first, equal_var=False).confidence_interval(level)
+    ends = stats.ttest_ind(second, first, equal_var=False).confidence_interval(LEVEL)
     return Interval(estimate, float(ends.low), float(ends.high))
 
 
 def over_samples(
-    values: ArrayLike,
-    clusters: ArrayLike | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    values: ArrayLike, clusters: ArrayLike | None = None, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """Return the bootstrap interval of the mean of per-sample outcomes.
 
     Args:
-        values: [n], such as 1 for a right and 0 for a wrong answer; for a difference of two models on the same samples,
-            the differences of their outcomes.
-        clusters: [n], equal for samples that are drawn together, such as the captions of one picture: whole clusters
-            are resampled. None: every sample is its own.
+        values: [n], such as 1 for a right and 0 for a wrong answer.
+        clusters: [n], equal for samples that are drawn together, such as the captions of one picture. None: every
+            sample is its own cluster.
     """
     outcomes = np.asarray(values, dtype=np.float64)
     if outcomes.ndim != 1 or not len(outcomes):
@@ -113,29 +109,23 @@ def over_samples(
     if clusters is not None:
         owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
         sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, sizes)
-    # Means of samples whose clusters are drawn with replacement.
     generator, means = np.random.default_rng(seed), np.empty(resamples)
     step = max(1, AT_ONCE // len(sums))
     for start in range(0, resamples, step):
         drawn = generator.integers(len(sums), size=(min(step, resamples - start), len(sums)))
         means[start : start + step] = sums[drawn].sum(1) / sizes[drawn].sum(1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, ENDS)
     return Interval(float(outcomes.mean()), float(low), float(high))
 
 
 def paired_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    clusters: ArrayLike | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    first: ArrayLike, second: ArrayLike, clusters: ArrayLike | None = None, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """Return the paired bootstrap interval of mean(second - first) for outcomes of two models on the same samples."""
     before, after = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if before.shape != after.shape:
         raise ValueError(f"paired outcomes are those of the same samples, not of {len(before)} and {len(after)}")
-    return over_samples(after - before, clusters, level, resamples, seed)
+    return over_samples(after - before, clusters, resamples, seed)
 
 
 def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
@@ -182,14 +172,12 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values: rejecting those below 0.05 makes any false rejection at most 5 % likely."""
-    count = len(p_values)
+    """Return Holm's adjusted p-values: any false rejection of those below 0.05 is at most 5 % likely."""
     order = np.argsort(p_values, kind="stable")
-    factors = np.arange(count, 0, -1)
-    adjusted = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values, dtype=np.float64)[order] * factors))
-    result = np.empty(count)
-    result[order] = adjusted
-    return [float(value) for value in result]
+    factors = np.arange(len(order), 0, -1)
+    result = np.empty(len(order))
+    result[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values, dtype=np.float64)[order] * factors))
+    return result.tolist()
 
 
 def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
@@ -207,23 +195,19 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
         return float(stats.mannwhitneyu(first, second, method="exact").pvalue)
     # The exact method of mannwhitneyu ignores ties.
     center = len(first) * (len(ranks) + 1) / 2
-
-    def distance(ranks: np.ndarray, _: np.ndarray, axis: int) -> np.ndarray:
-        return np.abs(ranks.sum(axis=axis) - center)
-
-    samples = ranks[: len(first)], ranks[len(first) :]
-    test = stats.permutation_test(samples, distance, n_resamples=MOST_ARRANGEMENTS, alternative="greater")
+    test = stats.permutation_test(
+        (ranks[: len(first)], ranks[len(first) :]),
+        lambda first, _, axis: np.abs(first.sum(axis=axis) - center),
+        n_resamples=MOST_ARRANGEMENTS,
+        alternative="greater",
+    )
     return float(test.pvalue)
 
 
-def detectable_difference(
-    deviation: float, seeds: int, power: float = POWER, significance: float = SIGNIFICANT
-) -> float:
-    """Return the smallest difference of two means that a two-sided t-test detects with probability `power`.
+def detectable_difference(deviation: float, seeds: int, significance: float = SIGNIFICANT) -> float:
+    """Return the smallest difference of two means that a two-sided t-test detects with probability POWER.
 
-    Args:
-        deviation: standard deviation over seeds, of both methods.
-        seeds: number of runs of each method, at least 2.
+    deviation: standard deviation over seeds, of both methods. seeds: number of runs of each method.
     """
     if seeds < 2:
         return math.inf
@@ -235,24 +219,24 @@ def detectable_difference(
     places = low + (high - low) * (nodes + 1) / 2
     thresholds, density = limit * np.sqrt(places / freedom), weights * stats.chi2.pdf(places, freedom)
 
-    def rejected(shift: float) -> float:
+    def surplus(shift: float) -> float:
+        """Power at this shift, in standard errors, less POWER."""
         outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
-        return float((high - low) / 2 * density @ outside)
+        return float((high - low) / 2 * density @ outside) - POWER
 
     largest = 1.0
-    while rejected(largest) < power:
+    while surplus(largest) < 0:
         largest *= 1.5
-    shift = float(optimize.brentq(lambda shift: rejected(shift) - power, 0.0, largest))
-    return deviation * math.sqrt(2 / seeds) * shift
+    return deviation * math.sqrt(2 / seeds) * float(optimize.brentq(surplus, 0.0, largest))
 
 
-def seeds_for(difference: float, deviation: float, power: float = POWER, significance: float = SIGNIFICANT) -> int:
-    """Return the number of seeds of each method with which a difference is detected with probability `power`."""
+def seeds_for(difference: float, deviation: float, significance: float = SIGNIFICANT) -> int:
+    """Return the number of seeds of each method with which a difference is detected with probability POWER."""
     if difference <= 0:
         raise ValueError(f"the difference to detect must be above 0, not {difference}")
 
     def is_enough(seeds: int) -> bool:
-        return detectable_difference(deviation, seeds, power, significance) <= difference
+        return detectable_difference(deviation, seeds, significance) <= difference
 
     most = 2
     while not is_enough(most):
@@ -286,64 +270,50 @@ class ScalingFit:
     spread: float
     freedom: int
 
-    def predicted(self, x: float, level: float = LEVEL, seed: int = 0, runs: int = 1) -> Interval:
-        """Return the prediction interval of a new measurement at scale x, which need not be among the fitted ones.
-
-        runs: number of measurements whose geometric mean is predicted.
-        """
+    def predicted(self, x: float, seed: int = 0, runs: int = 1) -> Interval:
+        """Return the prediction interval of the geometric mean of new measurements at scale x. runs: their number."""
         generator, count = np.random.default_rng(seed), len(self.resampled)
         value = self.law.value(x)
         shifts = np.log([law.value(x) / value for law in self.resampled])
         # The spread is itself an estimate: as in Student's t, both parts are divided by a draw of it.
         estimated = np.sqrt(generator.chisquare(self.freedom, count) / self.freedom)
         errors = (shifts + self.spread * generator.standard_normal(count) / np.sqrt(runs)) / estimated
-        low, high = np.quantile(value * np.exp(errors), [(1 - level) / 2, (1 + level) / 2])
+        low, high = np.quantile(value * np.exp(errors), ENDS)
         return Interval(value, float(low), float(high))
 
 
 def fit_power_law(
-    x: Sequence[float],
-    y: Sequence[float],
-    with_floor: bool = False,
-    level: float = LEVEL,
-    resamples: int = LAW_RESAMPLES,
-    seed: int = 0,
+    x: Sequence[float], y: Sequence[float], with_floor: bool = False, resamples: int = LAW_RESAMPLES, seed: int = 0
 ) -> ScalingFit:
     """Fit a power law by least squares of log y; the intervals are those of a studentised bootstrap of the residuals.
 
-    Args:
-        x: [n], scale, such as samples, parameters or FLOPs.
-        y: [n], loss or error rate.
-        with_floor: fit a value that remains at unlimited scale.
+    x: [n], scale, such as samples, parameters or FLOPs. y: [n], loss or error rate. with_floor: fit a value that
+    remains at unlimited scale.
 
     Raises:
         ValueError: values without a logarithm, or fewer than two scales more than the law has parameters.
     """
     if min(*x, *y) <= 0:
         raise ValueError(f"a power law needs values above 0, not {min(*x, *y)}")
-    log_x, log_y = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(y, dtype=np.float64))
+    log_x, log_y = np.log(np.asarray([x, y], dtype=np.float64))
     parameters = 3 if with_floor else 2
     if len(np.unique(log_x)) < parameters + 2:
         raise ValueError(f"this power law needs {parameters + 2} scales or more, not {len(np.unique(log_x))}")
     start = np.zeros(2)
     if with_floor:
         # The best of some floors below the smallest value, with the straight line that goes with it.
-        best, least = start, math.inf
-        for share in np.linspace(0.01, 0.97, 16):
-            log_floor = float(log_y.min() + np.log(share))
+        candidates = []
+        for log_floor in log_y.min() + np.log(np.linspace(0.01, 0.97, 16)):
             line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0]
-            candidate = np.append(line, log_floor)
-            loss = float(np.square(log_y - _log_value(candidate, log_x)).sum())
-            if loss < least:
-                best, least = candidate, loss
-        start = best
+            candidates.append(np.append(line, log_floor))
+        start = min(candidates, key=lambda values: float(np.square(log_y - _log_value(values, log_x)).sum()))
     values, error, spread = _fit(log_x, log_y, start)
     freedom = len(log_x) - parameters
     residuals = (log_y - _log_value(values, log_x)) * np.sqrt(len(log_x) / freedom)
     drawn = np.random.default_rng(seed).choice(residuals - residuals.mean(), (resamples, len(log_x)))
     fits = [_fit(log_x, _log_value(values, log_x) + errors, values) for errors in drawn]
     ratios = [(fitted[1] - values[1]) / deviation for fitted, deviation, _ in fits if deviation > 0]
-    high, low = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2]) if ratios else (0.0, 0.0)
+    high, low = np.quantile(ratios, ENDS) if ratios else (0.0, 0.0)
     exponent = float(values[1])
     interval = Interval(exponent, exponent - float(low) * error, exponent - float(high) * error)
     return ScalingFit(_law(values), interval, tuple(_law(fitted) for fitted, *_ in fits), spread, freedom)
@@ -377,7 +347,7 @@ class Difference:
 
     Args:
         metric: in words. group, label: of the runs that are compared with the baseline.
-        interval: of the difference. p: adjusted for all differences that are shown together.
+        p: adjusted for all differences that are shown together.
         basis: what the interval was estimated from, such as "3 and 3 seeds" or "500 samples".
         deviation: over seeds, pooled; None without several seeds on both sides. seeds: of the side with fewer.
         level: 5 % divided by the number of differences that are shown together, at which Holm's method tests the
@@ -426,13 +396,9 @@ def compare(
     With two seeds or more on both sides the interval and p are Welch's over seeds; otherwise they follow from the
     samples that the first runs of both groups answered. p-values are adjusted for all differences.
 
-    Args:
-        frame: see `read_frame`, with a column `label`.
-        baseline: the group that all others are compared with.
-        metrics: keys by their names in words.
-        damage: records files with answers that cannot be read.
+    frame: see `read_frame`, with a column `label`. metrics: keys by their names in words.
     """
-    found = []
+    differences = []
     groups = dict(list(frame.groupby("group", sort=False)))
     for name, key in metrics.items():
         before = groups[baseline][groups[baseline]["key"] == key]
@@ -440,14 +406,17 @@ def compare(
             after = runs[runs["key"] == key]
             if group == baseline or before.empty or after.empty:
                 continue
-            label, sides = runs["label"].iloc[0], [side.drop_duplicates("seed")["value"] for side in (before, after)]
-            if min(map(len, sides)) > 1:
-                found.append(seeds_difference(name, group, label, *(side.to_list() for side in sides)))
+            label = runs["label"].iloc[0]
+            old, new = (side.drop_duplicates("seed")["value"].to_list() for side in (before, after))
+            if min(len(old), len(new)) > 1:
+                basis = f"{len(old)} and {number_of(len(new), 'seed')}"
+                pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (old, new)])))
+                interval, p = difference_over_seeds(old, new), welch(old, new)
+                fewer = min(len(old), len(new))
+                differences.append(Difference(name, group, label, interval, p, basis, pooled, fewer))
                 continue
-            first, second = (
-                _outcomes(side.iloc[0], part.iloc[0]["run"], damage)
-                for side, part in ((before, groups[baseline]), (after, runs))
-            )
+            first = _outcomes(before.iloc[0], groups[baseline].iloc[0]["run"], damage)
+            second = _outcomes(after.iloc[0], runs.iloc[0]["run"], damage)
             if first is None or second is None or not np.array_equal(first[1], second[1]):
                 continue
             right, clusters = (first[0], second[0]), first[1]
@@ -457,29 +426,15 @@ def compare(
             else:
                 p = sign_flip(right[1] - right[0], clusters)
                 basis = f"{number_of(len(clusters), 'caption')} of {number_of(count, 'image')}"
-            found.append(Difference(name, group, label, interval, p, basis))
-    return adjusted(found)
+            differences.append(Difference(name, group, label, interval, p, basis))
+    return adjusted(differences)
 
 
-def seeds_difference(
-    metric: str,
-    group: str,
-    label: str,
-    before: Sequence[float],
-    after: Sequence[float],
-    samples: Interval | None = None,
-) -> Difference:
-    """Return Welch's difference of results of several seeds, p not adjusted yet. Names as in `Difference`."""
-    basis = f"{len(before)} and {number_of(len(after), 'seed')}"
-    pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
-    interval, p = difference_over_seeds(before, after), welch(before, after)
-    return Difference(metric, group, label, interval, p, basis, pooled, min(len(before), len(after)), samples=samples)
-
-
-def adjusted(found: Sequence[Difference]) -> list[Difference]:
+def adjusted(differences: Sequence[Difference]) -> list[Difference]:
     """Adjust the p-values by Holm's method for all of them, and the level of the power analysis by their number."""
-    level = SIGNIFICANT / max(1, len(found))
-    return [replace(item, p=p, level=level) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
+    level = SIGNIFICANT / max(1, len(differences))
+    p_values = holm([item.p for item in differences])
+    return [replace(item, p=p, level=level) for item, p in zip(differences, p_values, strict=True)]
 
 
 def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.ndarray, np.ndarray] | None:
@@ -524,7 +479,6 @@ class Disagreement:
 
     @property
     def only_second(self) -> np.ndarray:
-        """Samples that only the second run classifies correctly."""
         return ((self.second == self.labels) & (self.first != self.labels)).nonzero()[0]
 
     @property
@@ -537,16 +491,14 @@ def disagreements(frame: pd.DataFrame, damage: DamageLog) -> Iterator[Disagreeme
     """Compare the first run with the first run of every other group, where both of them left their answers."""
     first, *others = (run for _, run in frame.drop_duplicates("group").iterrows())
     for other in others:
+        one, two = distinct([first["run"].name, other["run"].name])
         for task, title in (("zero_shot", "zero-shot"), ("retrieval", "text to image")):
             for path in sorted((first["run"] / "evaluation" / task).glob("*.npz")):
                 left = _answers(path, damage)
                 right = _answers(other["run"] / "evaluation" / task / path.name, damage) if left else None
                 if left and right and np.array_equal(left[1], right[1]):
-                    names = distinct([first["run"].name, other["run"].name])
-                    yield Disagreement(
-                        f"{title} {path.stem}", path.stem, (names[0], names[1]), Path(first["config"]["eval"]["root"]),
-                        *left, right[2],
-                    )  # fmt: skip
+                    root, heading = Path(first["config"]["eval"]["root"]), f"{title} {path.stem}"
+                    yield Disagreement(heading, path.stem, (one, two), root, *left, right[2])
 
 
 def _answers(path: Path, damage: DamageLog) -> tuple[Sequence[str], np.ndarray, np.ndarray] | None:

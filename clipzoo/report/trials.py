@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
 from clipzoo.io.text import shorten
-from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, label, style
+from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, label, panels
 from clipzoo.report.render import Cell, Picture, Section, Table, text_table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import RunRecord, TrainingLog
@@ -27,8 +27,8 @@ from clipzoo.runs.search import STATES, Trial, front
 
 MOST_GROUPS = 4
 """Groups into which the values of a key are divided for its importance."""
-LONGEST_VALUE = 24
-"""Columns of a value in the label of a run."""
+LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
+"""Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 """From yellow, the worst, to violet."""
 SINGLE = ListedColormap([INK])
@@ -37,10 +37,6 @@ LOGARITHMIC = 30
 """Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
 LEAST_GAP = 0.04
 """Share of an axis between two labels that do not overlap."""
-LONGEST = 18
-"""Characters of a label on an axis."""
-LONGEST_TITLE = 56
-"""Characters of one line of a title."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Trials:
         trials: in the order of the draws.
         metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
         runs: run directories of trials that are means over seeds, by number.
-        scales: True for each key whose axis is logarithmic, False for each whose axis is linear; other axes follow
-            from their values.
+        scales: keys whose axis is logarithmic (True) or linear (False); other axes follow from their values.
     """
 
     trials: Sequence[Trial]
@@ -70,15 +65,14 @@ class Trials:
     @property
     def labels(self) -> dict[Path, str]:
         """The searched values of each run, "peak=0.001 width=32". Keys are cut to their last parts if these differ."""
-        short = {key: key.rpartition(".")[2] for key in self.keys}
-        names = short if len(set(short.values())) == len(short) else dict(zip(self.keys, self.keys, strict=True))
-        return {
-            folder: " ".join(
-                f"{names[key]}={shorten(str(value), LONGEST_VALUE)}" for key, value in trial.values.items()
-            )
-            for trial in self.trials
-            for folder in self.runs.get(trial.number, [trial.folder])
-        }
+        names = {key: key.rpartition(".")[2] for key in self.keys}
+        if len(set(names.values())) < len(names):
+            names = {key: key for key in self.keys}
+        labels: dict[Path, str] = {}
+        for trial in self.trials:
+            values = (f"{names[key]}={shorten(str(value), LONGEST_VALUE)}" for key, value in trial.values.items())
+            labels |= dict.fromkeys(self.runs.get(trial.number, [trial.folder]), " ".join(values))
+        return labels
 
     @cached_property
     def finished(self) -> list[Trial]:
@@ -98,8 +92,8 @@ class Trials:
             for run in self.runs.get(trial.number) or [trial.folder]:
                 log = damage.read(partial(TrainingLog.read, run), TrainingLog())
                 record = damage.read(partial(RunRecord.read, run), RunRecord()) if is_finished(run) else RunRecord()
-                seconds = [float(line["seconds"]) for line in log.training if "seconds" in line]
-                minutes[trial.number] += max([*seconds, float(record.training.get("seconds", 0.0))]) / 60
+                seconds = [float(line.get("seconds", 0.0)) for line in (*log.training, record.training)]
+                minutes[trial.number] += max(seconds) / 60
         return minutes
 
     @property
@@ -126,18 +120,17 @@ def trial_table(shown: Trials, most: int | None = None) -> Table:
         sign = -1 if shown.directions[0] == "maximize" else 1
         chosen = sorted(shown.finished, key=lambda trial: sign * trial.results[0])[:most]
         trials = sorted(chosen, key=lambda trial: trial.number)
-    best = {trial.number for trial in shown.best}
     rows = []
     for trial in trials:
+        is_best = trial in shown.best
         results = [f"{value:.4g}" for value in trial.results] or ["-"] * len(shown.metrics)
-        rungs = [value for _, value in sorted(trial.rungs.items())]
-        if trial.state == "pruned" and rungs:
-            results[0] = f"({rungs[-1]:.4g})"
-        state = f"{trial.state}{': ' if trial.reason else ''}{trial.reason}"
+        if trial.state == "pruned" and trial.rungs:
+            results[0] = f"({trial.rungs[max(trial.rungs)]:.4g})"
+        results[0] += "*" * is_best
+        state = f"{trial.state}: {trial.reason}" if trial.reason else trial.state
         values = [str(trial.values.get(key, "")) for key in shown.keys]
-        own = [str(trial.number + 1), *values, *results, f"{shown.minutes[trial.number]:.3g}", state]
-        own[len(values) + 1] += "*" if trial.number in best else ""
-        rows.append([Cell(text, bold=trial.number in best) for text in own])
+        texts = [str(trial.number + 1), *values, *results, f"{shown.minutes[trial.number]:.3g}", state]
+        rows.append([Cell(text, bold=is_best) for text in texts])
     return text_table(["trial", *shown.keys, *shown.metrics, "minutes", "state"], rows, left=1 + len(shown.keys))
 
 
@@ -207,8 +200,7 @@ def figures(shown: Trials) -> Iterator[Picture]:
 def parallel_coordinates(shown: Trials) -> Figure:
     """A line for each trial, coloured by the first metric; lines of pruned and failed trials end before the metrics."""
     columns = [*shown.keys, *shown.metrics]
-    figure = Figure(figsize=(max(7.0, 1.9 * len(columns)), 4.2), dpi=DPI, layout="constrained")
-    panel = figure.subplots()
+    figure, (panel,) = panels(max(7.0, 1.9 * len(columns)), 4.2)
     trials = sorted(shown.trials, key=lambda trial: (trial.state == "finished", trial in shown.best))
     texts = [[str(trial.values.get(key, "")) for trial in shown.trials] for key in shown.keys]
     texts += [[str(trial.results[number]) for trial in shown.finished] for number in range(len(shown.metrics))]
@@ -240,34 +232,31 @@ def parallel_coordinates(shown: Trials) -> Figure:
 
 def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
     """A bar for each key."""
-    figure = Figure(figsize=(7, 0.32 * len(shares) + 1.3), dpi=DPI, layout="constrained")
-    panel = figure.subplots()
+    figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
     bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
     panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
     panel.set_yticks(range(len(shares)), list(shares), fontsize=8)
     panel.set_xlim(0, 1)
     panel.invert_yaxis()
     name, values = shown.compared
-    label(panel, textwrap.fill(f"share of the variance of {name} ({number_of(len(values), 'trial')})", LONGEST_TITLE))
-    style(panel, grid="x")
+    title = f"share of the variance of {name} ({number_of(len(values), 'trial')})"
+    label(panel, textwrap.fill(title, LONGEST_TITLE), grid="x")
     return figure
 
 
 def progress(shown: Trials) -> Figure:
     """The best result so far over minutes of training; with rungs also each trial's results during its training."""
-    figure = Figure(figsize=(11 if shown.rungs else 7, 3.6), dpi=DPI, layout="constrained")
-    panels = figure.subplots(1, 2 if shown.rungs else 1, squeeze=False)[0]
-    panel, better = panels[0], max if shown.directions[0] == "maximize" else min
+    figure, (panel, *others) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
+    better = max if shown.directions[0] == "maximize" else min
     spent, best = 0.0, None
     costs, values = [], []
     for trial in shown.trials:
         spent += shown.minutes[trial.number]
-        rungs = [value for _, value in sorted(trial.rungs.items())]
         if trial.results:
             best = trial.results[0] if best is None else better(best, trial.results[0])
             panel.plot(spent, trial.results[0], "o", color=INK, markersize=4)
-        elif rungs:
-            panel.plot(spent, rungs[-1], "x", color=MUTED, markersize=5)
+        elif trial.rungs:
+            panel.plot(spent, trial.rungs[max(trial.rungs)], "x", color=MUTED, markersize=5)
         if best is not None:
             costs.append(spent)
             values.append(best)
@@ -278,42 +267,40 @@ def progress(shown: Trials) -> Figure:
         panel.plot([], [], "x", color=MUTED, label="pruned, last rung")
     panel.legend(frameon=False, fontsize=8)
     panel.set_xlim(0, None)
-    label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0])
-    style(panel)
-    if not shown.rungs:
+    label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0], grid="y")
+    if not others:
         return figure
+    (panel,) = others
     for trial in shown.trials:
         points = [(shown.rungs[rung], value) for rung, value in sorted(trial.rungs.items())]
         points += [(1.0, trial.results[0])] if trial.results else []
         if points:
             is_best = trial in shown.best
             ink = RIGHT if is_best else INK if trial.results else MUTED
-            panels[1].plot(
-                *zip(*points, strict=True), marker="o", markersize=3, color=ink, linewidth=2 if is_best else 1
-            )
+            x, y = zip(*points, strict=True)
+            panel.plot(x, y, marker="o", markersize=3, color=ink, linewidth=2 if is_best else 1)
     for rung in shown.rungs:
-        panels[1].axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
-    label(panels[1], "results at the rungs", "share of the training", shown.metrics[0])
-    style(panels[1])
+        panel.axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
+    label(panel, "results at the rungs", "share of the training", shown.metrics[0], grid="y")
     return figure
 
 
 def trade_off(shown: Trials) -> Figure:
     """The first two metrics of every finished trial, and those that no other one surpasses."""
-    figure = Figure(figsize=(6, 4), dpi=DPI, layout="constrained")
-    panel = figure.subplots()
-    finished = [trial.results for trial in shown.finished]
-    panel.plot(*np.array(finished).T[:2], "o", color=MUTED, markersize=5, label="finished")
+    figure, (panel,) = panels(6, 4)
+    finished = np.array([trial.results for trial in shown.finished])
+    panel.plot(finished[:, 0], finished[:, 1], "o", color=MUTED, markersize=5, label="finished")
     best = sorted(shown.best, key=lambda trial: trial.results[0])
-    line = np.array([trial.results for trial in best]).T[:2]
-    panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
+    line = np.array([trial.results for trial in best])
+    panel.plot(
+        line[:, 0], line[:, 1], marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other"
+    )
     for trial in best:
         panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
     panel.legend(frameon=False, fontsize=8)
     arrows = [f"{name} ({'higher' if way == 'maximize' else 'lower'} is better)"
               for name, way in zip(shown.metrics, shown.directions, strict=True)]  # fmt: skip
-    label(panel, "trade-off", arrows[0], arrows[1])
-    style(panel)
+    label(panel, "trade-off", arrows[0], arrows[1], grid="y")
     return figure
 
 

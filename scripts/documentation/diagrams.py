@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from clipzoo.data.plan import Plan
@@ -16,18 +17,12 @@ PARTS = (
     (6.2, "objective", "loss of the\nglobal batch", ORANGE), (7.75, "step", "backward, clip,\nupdate", RED),
 )  # fmt: skip
 ARROWS = ("", "Batch", "Features", "Similarity", "Loss")
-SHARDS, SAMPLES, BATCH, RANKS = 4, 12, 8, 2
+SHARDS, SAMPLES, BATCH = 4, 12, 8
 COLOURS = (BLUE, ORANGE, GREEN, VIOLET)
 
 
 def draw() -> None:
     """Write docs/images/architecture.svg, epoch.svg and ranks.svg."""
-    _architecture()
-    _epoch()
-    _ranks()
-
-
-def _architecture() -> None:
     drawn, (panel,) = figure(8.8, 2.5)
     for x, name, work, colour in PARTS:
         _box(panel, x, 1.0, name, work, colour)
@@ -44,25 +39,7 @@ def _architecture() -> None:
     panel.axis("off")
     save(drawn, "architecture")
 
-
-def _box(panel: Axes, x: float, y: float, name: str, work: str, colour: str) -> None:
-    shape = FancyBboxPatch((x, y), 1.1, 0.9, boxstyle="round,pad=0,rounding_size=0.09", linewidth=1.3)
-    shape.set(facecolor=(*_rgb(colour), 0.16), edgecolor=colour)
-    panel.add_patch(shape)
-    panel.text(x + 0.55, y + 0.69, name, ha="center", va="center", fontsize=9.5, weight="bold")
-    panel.text(x + 0.55, y + 0.3, work, ha="center", va="center", fontsize=7.6, linespacing=1.25)
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-
-
-def _arrow(panel: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    panel.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, color=INK, linewidth=1.0))
-
-
-def _epoch() -> None:
-    """The first rows of a run: 48 samples in four shards, steps of eight, two ranks."""
+    # The first rows of a run: 48 samples in four shards, steps of eight, two ranks.
     plan = Plan([[SAMPLES] * SHARDS], [1.0], seed=0, shuffle_window=2, global_batch=BATCH)
     drawn, (panel,) = figure(8.4, 2.1)
     for step in range(9):
@@ -79,9 +56,7 @@ def _epoch() -> None:
     panel.spines[:].set_visible(False)
     save(drawn, "epoch")
 
-
-def _ranks() -> None:
-    """Scores of a global batch of twelve on three ranks: rows are local, columns are gathered."""
+    # Scores of a global batch of twelve on three ranks: rows are local, columns are gathered.
     drawn, (left, right) = figure(6.6, 2.9, panels=2)
     for panel, title in ((left, "images with all captions"), (right, "captions with all images")):
         for rank, colour in enumerate((BLUE, ORANGE, GREEN)):
@@ -93,3 +68,15 @@ def _ranks() -> None:
         panel.set(aspect="equal", title=title, xlabel="columns of all ranks", xticks=[], yticks=[], xlim=(-0.6, 11.6))
         panel.spines[:].set_visible(False)
     save(drawn, "ranks")
+
+
+def _box(panel: Axes, x: float, y: float, name: str, work: str, colour: str) -> None:
+    shape = FancyBboxPatch((x, y), 1.1, 0.9, boxstyle="round,pad=0,rounding_size=0.09", linewidth=1.3)
+    shape.set(facecolor=to_rgba(colour, 0.16), edgecolor=colour)
+    panel.add_patch(shape)
+    panel.text(x + 0.55, y + 0.69, name, ha="center", va="center", fontsize=9.5, weight="bold")
+    panel.text(x + 0.55, y + 0.3, work, ha="center", va="center", fontsize=7.6, linespacing=1.25)
+
+
+def _arrow(panel: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    panel.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, color=INK, linewidth=1.0))

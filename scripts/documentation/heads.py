@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy
 import torch
 import yaml
-from matplotlib.axes import Axes
-from torch import Tensor
+from matplotlib.patches import Circle
 
 from clipzoo.build import build_part
 from clipzoo.config.compose import CONF
@@ -26,18 +25,17 @@ CHANGED = {
 }
 WEIGHT = 0.5
 """That entry of the image's only token."""
+TITLES = {
+    "clip": "CLIP: the angle counts", "inner_product": "Inner product: length counts too",
+    "distance": "Squared distance: circles around the caption", "kme": "KME-CLIP: log of a sum of kernels",
+    "wpse": "WPSE: sum of weighted kernels",
+}  # fmt: skip
 
 
 def draw() -> None:
     """Write one figure per head to docs/images/heads."""
-    for name, title in {
-        "clip": "CLIP: the angle counts", "inner_product": "Inner product: length counts too",
-        "distance": "Squared distance: circles around the caption",
-    }.items():  # fmt: skip
-        _plane(name, title, built(name), Features(CAPTION), CAPTION)
-    caption = Features(TOKENS[:, 0], TOKENS)
-    for name, title in {"kme": "KME-CLIP: log of a sum of kernels", "wpse": "WPSE: sum of weighted kernels"}.items():
-        _plane(name, title, built(name), caption, TOKENS[0])
+    for name, title in TITLES.items():
+        _plane(name, title)
     _retrieval()
 
 
@@ -57,7 +55,9 @@ def built(name: str) -> Head:
 
 
 @torch.no_grad()
-def _plane(name: str, title: str, head: Head, caption: Features, points: Tensor) -> None:
+def _plane(name: str, title: str) -> None:
+    head, points = built(name), TOKENS[0] if name in CHANGED else CAPTION
+    caption = Features(TOKENS[:, 0], TOKENS) if name in CHANGED else Features(CAPTION)
     line = torch.linspace(-EDGE, EDGE, SIDE)
     vertical, horizontal = torch.meshgrid(line, line, indexing="ij")
     pooled = torch.stack([horizontal, vertical], dim=-1).reshape(-1, 2)
@@ -72,24 +72,15 @@ def _plane(name: str, title: str, head: Head, caption: Features, points: Tensor)
     bar.set_label("score")
     bar.outline.set_visible(False)
     if name != "inner_product" and name != "distance":
-        panel.add_patch(_circle())
+        circle = Circle((0, 0), 1, fill=False, color="#24292f", linewidth=0.9, linestyle=(0, (4, 3)))
+        panel.add_patch(circle)
     for point in points:
         weight = point[2].item() if len(point) > 2 else 0.6
         panel.scatter(point[0], point[1], s=150 * weight, color="white", edgecolor="#24292f", zorder=5)
-        panel.annotate(
-            "",
-            (point[0].item(), point[1].item()),
-            (0, 0),
-            arrowprops={"arrowstyle": "-", "color": "#24292f", "lw": 1.2},
-        )
+        stem = {"arrowstyle": "-", "color": "#24292f", "lw": 1.2}
+        panel.annotate("", (point[0].item(), point[1].item()), (0, 0), arrowprops=stem)
     panel.set(title=title, xlabel="image feature 1", ylabel="image feature 2")
     save(drawn, f"heads/{name}")
-
-
-def _circle():
-    from matplotlib.patches import Circle
-
-    return Circle((0, 0), 1, fill=False, color="#24292f", linewidth=0.9, linestyle=(0, (4, 3)))
 
 
 @torch.no_grad()
@@ -99,23 +90,19 @@ def _retrieval() -> None:
     memory = torch.stack([angles.cos(), angles.sin()], dim=1)
     query = torch.tensor([[66.0]]).deg2rad()
     query = torch.cat([query.cos(), query.sin()], dim=1)
+    circle = numpy.linspace(0, 2 * numpy.pi, 200)
     drawn, panels = figure(7.6, 2.9, panels=3)
     for panel, beta in zip(panels, (2.0, 8.0, 30.0), strict=True):
         config = yaml.safe_load((CONF / "head" / "cloob.yaml").read_text())
         sizes = {"image_width": 2, "text_width": 2, "embed_width": 2}
         retrieved = build_part(config | sizes | {"beta": beta}).retrieve(query, memory)
-        _arrows(panel, memory.numpy(), query[0].numpy(), retrieved[0].numpy())
-        panel.set_title(f"beta = {beta:g}")
+        panel.plot(numpy.cos(circle), numpy.sin(circle), color=INK, linewidth=0.6, alpha=0.5)
+        panel.scatter(memory[:, 0], memory[:, 1], s=26, color=BLUE, zorder=4, label="batch")
+        panel.scatter(query[0, 0], query[0, 1], s=44, marker="s", color=INK, zorder=5, label="query")
+        panel.scatter(retrieved[0, 0], retrieved[0, 1], s=60, marker="D", color=ORANGE, zorder=5, label="retrieved")
+        arrow = {"arrowstyle": "->", "color": ORANGE, "lw": 1.4}
+        panel.annotate("", tuple(retrieved[0].tolist()), tuple(query[0].tolist()), arrowprops=arrow)
+        panel.set(aspect="equal", xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), title=f"beta = {beta:g}")
+        panel.axis("off")
     panels[0].legend(loc="lower left", frameon=False, fontsize=8, borderaxespad=-0.5)
     save(drawn, "heads/cloob")
-
-
-def _arrows(panel: Axes, memory: numpy.ndarray, query: numpy.ndarray, retrieved: numpy.ndarray) -> None:
-    angle = numpy.linspace(0, 2 * numpy.pi, 200)
-    panel.plot(numpy.cos(angle), numpy.sin(angle), color=INK, linewidth=0.6, alpha=0.5)
-    panel.scatter(memory[:, 0], memory[:, 1], s=26, color=BLUE, zorder=4, label="batch")
-    panel.scatter(query[0], query[1], s=44, marker="s", color=INK, zorder=5, label="query")
-    panel.scatter(retrieved[0], retrieved[1], s=60, marker="D", color=ORANGE, zorder=5, label="retrieved")
-    panel.annotate("", tuple(retrieved), tuple(query), arrowprops={"arrowstyle": "->", "color": ORANGE, "lw": 1.4})
-    panel.set(aspect="equal", xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
-    panel.axis("off")

@@ -14,19 +14,9 @@ from clipzoo.cli import __main__ as commands
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {
-    "configuration": 1000,
-    "reference/messages": 6,
-    "reference": 4,
-    "how_to": 3,
-    "getting_started": 3,
-    "concepts": 2,
-    "papers": 0.5,
-    "lab": 0.5,
-    "benchmarks": 0.3,
-    "studies": 0.3,
-    "results": 0.3,
-    "changelog": 0.1,
-}
+    "configuration": 1000, "reference/messages": 6, "reference": 4, "how_to": 3, "getting_started": 3, "concepts": 2,
+    "papers": 0.5, "lab": 0.5, "benchmarks": 0.3, "studies": 0.3, "results": 0.3, "changelog": 0.1,
+}  # fmt: skip
 """Weight of a page's hits in the search by the start of its address, 1 otherwise: answers before measurements.
 
 A word in a title weighs 1,000 times as much as in a text. The keys of the configuration are text, hence their page's
@@ -37,7 +27,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*(?:\\\(|\\\[)(.*?)(?:\\
 
 def on_files(files: Files, config) -> Files:
     """Add the changelog and the page of all commands."""
-    for place, text in {"changelog.md": _changelog(), "reference/commands.md": _commands()}.items():
+    changelog = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    for place, text in {"changelog.md": changelog, "reference/commands.md": _commands()}.items():
         files.append(File.generated(config, place, content=text))
     return files
 
@@ -50,9 +41,8 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     weights = (weight for start, weight in WEIGHTS.items() if page.file.src_uri.startswith(start))
     page.meta.setdefault("search", {"boost": next(weights, 1)})
     markdown = re.sub(r"<!-- rows (\w+) -->", lambda match: _rows("reproduce", (f"{match[1]}/",)), markdown)
-    return re.sub(
-        r"<!-- deviations ([\w -]+) -->", lambda match: _rows("deviations", tuple(match[1].split())), markdown
-    )
+    pattern = r"<!-- deviations ([\w -]+) -->"
+    return re.sub(pattern, lambda match: _rows("deviations", tuple(match[1].split())), markdown)
 
 
 def _rows(name: str, words: tuple[str, ...]) -> str:
@@ -69,17 +59,14 @@ def _rows(name: str, words: tuple[str, ...]) -> str:
 
 def on_page_content(html: str, page, config, files) -> str:
     """Write formulas as MathML, which browsers draw without a script."""
-    return FORMULA.sub(lambda match: _formula(unescape(match[2]), block=match[1] == "div"), html)
 
+    def formula(match: re.Match[str]) -> str:
+        source = unescape(match[2]).strip()
+        drawn = convert(source, display="block" if match[1] == "div" else "inline")
+        label = escape(re.sub(r"\s+", " ", source), quote=True)
+        return drawn.replace("<math ", f'<math aria-label="{label}" ', 1)
 
-def _formula(source: str, block: bool) -> str:
-    drawn = convert(source.strip(), display="block" if block else "inline")
-    label = escape(re.sub(r"\s+", " ", source.strip()), quote=True)
-    return drawn.replace("<math ", f'<math aria-label="{label}" ', 1)
-
-
-def _changelog() -> str:
-    return (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    return FORMULA.sub(formula, html)
 
 
 def _commands() -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from .drawing import BLUE, GREEN, IMAGES, INK, ORANGE, VIOLET, figure, save
 
+HEADS = {"clip": "CLIP", "kme": "KME-CLIP", "wpse": "WPSE"}
+METRICS = ("name\ntop-1", "name\ntop-5", "image\nto text @1", "text\nto image @1")
 FOLDER = IMAGES.parent / "benchmarks" / "readings"
 CASES = {
     "kme-128": "KME, N = 128", "kme-256": "KME, N = 256", "kme-captions": "KME, 12 words of 77",
@@ -15,19 +17,57 @@ CASES = {
 }  # fmt: skip
 
 
-def draw() -> None:
-    """Write docs/images/benchmarks/*.svg, and the learning curves of make emoji."""
-    _training()
-    _loader()
-    _scores()
-    _probe()
-    _epochs()
-    _options()
-    _curve()
-
-
 def read(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def draw() -> None:
+    """Write docs/images/benchmarks/*.svg, and the learning curves of make emoji."""
+    bars("training", read("training")["medians"], "training, samples/s", form="{:.1f}")
+
+    ratios = {}
+    for case in read("loader")["cases"]:
+        name = f"{case['image']} to {case['image_size']}, {case['workers']} worker{'s' if case['workers'] > 1 else ''}"
+        ratios[name] = case["ratio"]["exact"]
+    bars("loader", ratios, "loader, samples/s over open_clip's (dotted)", reference=1.0)
+
+    found = {result["case"]: result["times_ours"] for result in read("ops")["results"]}
+    known = [case for case in CASES if case in found]
+    sides = {"naive": "naive", "torch.compile": "compiled"}
+    times = {side: [found[case][key] for case in known] for side, key in sides.items()}
+    grouped("scores", [CASES[case] for case in known], times, "CPU seconds over ours (dotted)", reference=1.0)
+
+    drawn, (panel,) = figure(6.4, 2.5)
+    for side, colour in (("clipzoo", BLUE), ("scikit-learn", ORANGE)):
+        points = sorted((value["C"], value[side]["seconds"]) for value in read("probe")["values"] if side in value)
+        panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=side)
+    panel.set(xscale="log", yscale="log", xlabel="C", ylabel="seconds per fit")
+    panel.legend(frameon=False, fontsize=8)
+    save(drawn, "benchmarks/probe")
+
+    seen = "seen exactly once"
+    cases = {name: both for name, both in read("epochs").items() if seen in both.get("open_clip", {})}
+    labels = [name.replace(" of 500, 2 workers", "") for name in cases]
+    shares = {side: [100 * both[side][seen] for both in cases.values()] for side in ("open_clip", "clipzoo")}
+    grouped("epochs", labels, shares, "samples seen exactly once in an epoch, %")
+
+    options = read("options")["options"]
+    costs = {name: [option[name] for option in options.values()] for name in ("time", "memory")}
+    grouped("options", list(options), costs, "with the option over without it (dotted: equal)", reference=1.0)
+
+    runs = read("emoji_curves")
+    drawn, (left, right) = figure(7.6, 2.6, panels=2)
+    metrics = list(next(iter(runs["results"].values())))
+    for number, (head, colour) in enumerate(zip(HEADS, (BLUE, ORANGE, GREEN), strict=True)):
+        curve = runs["curves"][head]
+        left.plot(curve["step"], curve["loss"], color=colour, marker="o", markersize=2.5, label=HEADS[head])
+        places = [place + 0.26 * (number - 1) for place in range(len(metrics))]
+        right.bar(places, [runs["results"][head][metric] for metric in metrics], width=0.24, color=colour)
+    left.set(xlabel="step", ylabel="loss on Google's emoji", ylim=0)
+    left.legend(frameon=False, fontsize=8)
+    right.set(ylabel="% on Twitter's emoji", xticks=range(len(metrics)), xticklabels=METRICS)
+    right.tick_params(axis="x", length=0, labelsize=8)
+    save(drawn, "learning_curve")
 
 
 def bars(
@@ -48,28 +88,6 @@ def bars(
     save(drawn, f"benchmarks/{name}")
 
 
-def _training() -> None:
-    bars("training", read("training")["medians"], "training, samples/s", form="{:.1f}")
-
-
-def _loader() -> None:
-    ratios = {
-        f"{case['image']} to {case['image_size']}, {case['workers']} worker{'s' if case['workers'] > 1 else ''}": case[
-            "ratio"
-        ]["exact"]
-        for case in read("loader")["cases"]
-    }
-    bars("loader", ratios, "loader, samples/s over open_clip's (dotted)", reference=1.0)
-
-
-def _scores() -> None:
-    found = {result["case"]: result["times_ours"] for result in read("ops")["results"]}
-    known = [case for case in CASES if case in found]
-    grouped("scores", [CASES[case] for case in known], {
-        "naive": [found[case]["naive"] for case in known], "torch.compile": [found[case]["compiled"] for case in known],
-    }, "CPU seconds over ours (dotted)", reference=1.0)  # fmt: skip
-
-
 def grouped(
     name: str, labels: Sequence[str], sides: Mapping[str, Sequence[float]], label: str, reference: float | None = None
 ) -> None:
@@ -88,56 +106,3 @@ def grouped(
     panel.margins(x=0.1)
     panel.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(sides))
     save(drawn, f"benchmarks/{name}")
-
-
-def _probe() -> None:
-    values = read("probe")["values"]
-    drawn, (panel,) = figure(6.4, 2.5)
-    for side, colour in (("clipzoo", BLUE), ("scikit-learn", ORANGE)):
-        points = sorted((value["C"], value[side]["seconds"]) for value in values if side in value)
-        panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=side)
-    panel.set(xscale="log", yscale="log", xlabel="C", ylabel="seconds per fit")
-    panel.legend(frameon=False, fontsize=8)
-    save(drawn, "benchmarks/probe")
-
-
-def _epochs() -> None:
-    cases = {
-        name: both
-        for name, both in read("epochs").items()
-        if "open_clip" in both and "seen exactly once" in both["open_clip"]
-    }
-    labels = [name.replace(" of 500, 2 workers", "") for name in cases]
-    sides = {
-        side: [100 * both[side]["seen exactly once"] for both in cases.values()] for side in ("open_clip", "clipzoo")
-    }
-    grouped("epochs", labels, sides, "samples seen exactly once in an epoch, %")
-
-
-def _options() -> None:
-    options = read("options")["options"]
-    grouped("options", list(options), {
-        "time": [option["time"] for option in options.values()],
-        "memory": [option["memory"] for option in options.values()],
-    }, "with the option over without it (dotted: equal)", reference=1.0)  # fmt: skip
-
-
-def _curve() -> None:
-    read_runs = read("emoji_curves")
-    drawn, (left, right) = figure(7.6, 2.6, panels=2)
-    metrics = list(next(iter(read_runs["results"].values())))
-    for number, (head, colour) in enumerate(zip(HEADS, (BLUE, ORANGE, GREEN), strict=True)):
-        curve = read_runs["curves"][head]
-        left.plot(curve["step"], curve["loss"], color=colour, marker="o", markersize=2.5, label=HEADS[head])
-        values = [read_runs["results"][head][metric] for metric in metrics]
-        places = [place + 0.26 * (number - 1) for place in range(len(metrics))]
-        right.bar(places, values, width=0.24, color=colour)
-    left.set(xlabel="step", ylabel="loss on Google's emoji", ylim=0)
-    left.legend(frameon=False, fontsize=8)
-    right.set(ylabel="% on Twitter's emoji", xticks=range(len(metrics)), xticklabels=METRICS)
-    right.tick_params(axis="x", length=0, labelsize=8)
-    save(drawn, "learning_curve")
-
-
-HEADS = {"clip": "CLIP", "kme": "KME-CLIP", "wpse": "WPSE"}
-METRICS = ("name\ntop-1", "name\ntop-5", "image\nto text @1", "text\nto image @1")

@@ -22,24 +22,16 @@ NAMES = (
 )  # fmt: skip
 
 
-def draw() -> None:
-    """Write one figure per objective to docs/images/objectives."""
-    for name in NAMES:
-        _objective(name)
-
-
 def built(name: str) -> Objective:
     """Return the objective of conf/objective, at TEMPERATURE if it has a temperature."""
     config = yaml.safe_load((CONF / "objective" / f"{name}.yaml").read_text())
     for key in ("temperature", "scale"):
         if name in OWN and key in config:
             config[key] = TEMPERATURE
-    if name == "isogclr":
-        config["maximum_temperature"] = TEMPERATURE
-    if name == "infoloob":
-        config["scale"] = TEMPERATURE
-    if name == "siglip":
-        config["initial_bias"] = -5.0
+    config |= {
+        "isogclr": {"maximum_temperature": TEMPERATURE}, "infoloob": {"scale": TEMPERATURE},
+        "siglip": {"initial_bias": -5.0},
+    }.get(name, {})  # fmt: skip
     objective = build_part(config).double().train()
     objective.allocate(PAIRS)
     return objective
@@ -53,19 +45,15 @@ def gradient(name: str, cosines: Tensor) -> Tensor:
     """Return the derivative [N, N] of the loss by every cosine, images in rows."""
     cosines = cosines.clone().requires_grad_()
     scores = cosines if name in OWN else cosines / TEMPERATURE
-    within = DenseScores(_within())
+    generator = torch.Generator().manual_seed(2)
+    vectors = torch.nn.functional.normalize(torch.randn(PAIRS, 16, generator=generator, dtype=torch.float64), dim=1)
+    within = DenseScores(vectors @ vectors.mT)
     similarity = Similarity(DenseScores(scores), DenseScores(scores.mT), lambda: within, lambda: within)
     generator = torch.Generator().manual_seed(3)
     views = torch.rand(2, PAIRS, 8, generator=generator, dtype=torch.float64)
     batch = Batch(views[0], views[1], torch.arange(PAIRS))
     loss = built(name)(similarity, batch, Progress(0, 100, PAIRS, PAIRS)).total
     return torch.autograd.grad(loss, cosines)[0]
-
-
-def _within() -> Tensor:
-    generator = torch.Generator().manual_seed(2)
-    vectors = torch.nn.functional.normalize(torch.randn(PAIRS, 16, generator=generator, dtype=torch.float64), dim=1)
-    return vectors @ vectors.mT
 
 
 def cosines() -> Tensor:
@@ -77,9 +65,14 @@ def cosines() -> Tensor:
     return matrix
 
 
-def _objective(name: str) -> None:
+def draw() -> None:
+    """Write one figure per objective to docs/images/objectives."""
+    for name in NAMES:
+        _objective(name, cosines())
+
+
+def _objective(name: str, matrix: Tensor) -> None:
     drawn, (left, right) = figure(6.6, 2.7, panels=2)
-    matrix = cosines()
     slopes = gradient(name, matrix)
     bound = slopes.abs().max().item()
     picture = left.imshow(slopes, cmap=SIGNED, vmin=-bound, vmax=bound)

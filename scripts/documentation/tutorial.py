@@ -23,6 +23,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
+COMMAND = re.compile(r"(!.*\n?)*")
+"""A cell with commands of the shell only."""
 PROGRESS = re.compile(r"[^\n]*\r(?!\n)")
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
@@ -51,17 +53,15 @@ def execute(source: Path, folder: Path) -> nbformat.NotebookNode:
     client = NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": str(folder)}})
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
-            if cell.cell_type == "code" and _is_command(cell.source):
+            if cell.cell_type == "code" and COMMAND.fullmatch(cell.source):
                 printed = "".join(_run(line[1:], folder) for line in cell.source.splitlines())
                 cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed)]
             else:
                 client.execute_cell(cell, index)
             cell.metadata = {}
             for output in cell.get("outputs", []):
-                if "image/png" in output.get("data", {}):
-                    output.data["image/png"] = base64.b64encode(
-                        small(base64.b64decode(output.data["image/png"]))
-                    ).decode()
+                if picture := output.get("data", {}).get("image/png"):
+                    output.data["image/png"] = base64.b64encode(small(base64.b64decode(picture))).decode()
     return notebook
 
 
@@ -72,10 +72,6 @@ def small(picture: bytes) -> bytes:
     stream = io.BytesIO()
     image.quantize(256).save(stream, "PNG", optimize=True)
     return stream.getvalue()
-
-
-def _is_command(source: str) -> bool:
-    return all(line.startswith("!") for line in source.splitlines())
 
 
 def _run(command: str, folder: Path) -> str:
@@ -104,7 +100,7 @@ def written(notebook: nbformat.NotebookNode, page: Path) -> str:
                 file = ROOT / "docs" / "images" / "tutorials" / f"{page.stem}_{pictures}.png"
                 file.parent.mkdir(exist_ok=True)
                 file.write_bytes(base64.b64decode(data["image/png"]))
-                alternative = _alternative(cell.source)
+                (alternative,) = re.findall(r"^# alt: (.*)$", cell.source, re.MULTILINE)
                 parts.append(f"![{alternative}]({os.path.relpath(file, page.parent)})")
             else:
                 text = output.get("text") or data.get("text/plain", "")
@@ -115,15 +111,9 @@ def written(notebook: nbformat.NotebookNode, page: Path) -> str:
 def code(source: str) -> str:
     """Return a bash block if all lines of the cell are `!command`, else a Python block without alternative texts."""
     lines = [line for line in source.splitlines() if not line.startswith("# alt: ")]
-    if _is_command(source):
+    if COMMAND.fullmatch(source):
         return "```bash\n" + "\n".join(line[1:] for line in lines) + "\n```"
     return "```python\n" + "\n".join(lines) + "\n```"
-
-
-def _alternative(source: str) -> str:
-    """Return the text of the line `# alt: ...`, which describes the picture of the cell."""
-    (text,) = re.findall(r"^# alt: (.*)$", source, re.MULTILINE)
-    return text
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from clipzoo.io import DamageLog
-from clipzoo.report.frame import own_rows, read_frame
+from clipzoo.report.frame import Comparison, own_rows, read_frame
 from clipzoo.report.pages import write_pages
-from clipzoo.report.sections import Comparison, differences_of, separation_table, settings_table
+from clipzoo.report.sections import differences_of, separation_table, settings_table
 from clipzoo.report.statistics import (
     detectable_difference,
     difference_over_seeds,
@@ -54,10 +54,13 @@ def folders(tmp_path) -> list[Path]:
     seeds = [own_run(tmp_path / "runs", 40.0 + 2 * seed, root, f"seed={seed}", f"name=clip-{seed}") for seed in (0, 1)]
     kme = own_run(tmp_path / "runs", 60.0, root, "head=kme", "name=kme")
     for run, predictions in ((seeds[0], [0, 0, 0, 3, 0]), (kme, [0, 1, 2, 0, 0])):
-        leave_answers(
-            run, "zero_shot", "colours", class_names=list(COLOURS), all_labels=range(5), all_predictions=predictions
-        )
+        answers = {"all_labels": range(5), "all_predictions": predictions}
+        leave_answers(run, "zero_shot", "colours", class_names=list(COLOURS), **answers)
     return [*seeds, kme]
+
+
+def compared_at(root: Path) -> Comparison:
+    return Comparison(own_rows(read_frame([root])), DamageLog())
 
 
 def test_seeds_are_one_row_and_rows_are_labelled_by_directory_with_the_settings_that_differ(folders):
@@ -72,16 +75,22 @@ def test_seeds_are_one_row_and_rows_are_labelled_by_directory_with_the_settings_
     assert not {"seed", "name", "objective", "encoder"} & settings.keys()
 
 
-def test_disagreements_are_counted_and_tested(folders):
-    frame = compared_at(folders[0].parent).frame
-    (pair,) = disagreements(frame, DamageLog())
+def test_single_runs_are_compared_on_their_samples_and_their_disagreements_are_counted_and_tested(folders):
+    compared = compared_at(folders[0].parent)
+    (difference,) = differences_of(compared, DamageLog())
+    before, after = np.array([1, 0, 0, 1, 0]), np.array([1, 1, 1, 0, 0])
+    assert difference.basis == "5 samples" and difference.p == mcnemar(before, after) and not difference.is_separated
+    assert difference.interval == paired_difference(100.0 * before, 100.0 * after)
+    table = separation_table([difference], compared.frame["label"].iloc[0])
+    assert table.title == "Differences from clip-0 (2 seeds), in percent points"
+    assert [cell.text for cell in table.rows[0].cells[:3]] == ["zero-shot top-1, colours", "kme", "+20.0"]
+    (pair,) = disagreements(compared.frame, DamageLog())
     assert pair.only_first.tolist() == [3] and pair.only_second.tolist() == [1, 2]
     # McNemar's exact test: both tails of a fair coin that shows heads at most once in three throws.
     assert pair.p_value == pytest.approx(min(1.0, 2 * sum(comb(3, count) for count in (0, 1)) / 2**3))
-    leave_answers(
-        folders[0], "zero_shot", "colours", class_names=list(COLOURS), images=np.zeros((1, 1, 1, 3), np.uint8)
-    )
-    assert not list(disagreements(frame, DamageLog()))
+    images = np.zeros((1, 1, 1, 3), np.uint8)
+    leave_answers(folders[0], "zero_shot", "colours", class_names=list(COLOURS), images=images)
+    assert not list(disagreements(compared.frame, DamageLog()))
 
 
 @pytest.mark.medium
@@ -100,27 +109,12 @@ def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_p
 def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differences(folders, tmp_path):
     labels = {folder: f"head={folder.name}" for folder in folders}
     selected, tested = (
-        write_pages(folders, [], tmp_path / str(flag), labels=labels, tested=flag).with_name("tables.md")
+        write_pages(folders, [], tmp_path / str(flag), labels=labels, tested=flag).with_name("tables.md").read_text()
         for flag in (False, True)
     )
     for words in ("p (Holm)", "separated", "one run classifies correctly", "95 %"):
-        assert words in tested.read_text() and words not in selected.read_text()
-    assert "| head=kme | 60.00 |" in selected.read_text() and "| head=clip-0 (2 seeds) |" in selected.read_text()
-
-
-def compared_at(root: Path) -> Comparison:
-    return Comparison.of(own_rows(read_frame([root])), DamageLog())
-
-
-def test_a_difference_between_single_runs_is_judged_on_their_samples(folders):
-    compared = compared_at(folders[0].parent)
-    (difference,) = differences_of(compared, DamageLog())
-    before, after = np.array([1, 0, 0, 1, 0]), np.array([1, 1, 1, 0, 0])
-    assert difference.basis == "5 samples" and difference.p == mcnemar(before, after) and not difference.is_separated
-    assert difference.interval == paired_difference(100.0 * before, 100.0 * after)
-    table = separation_table([difference], compared.frame["label"].iloc[0])
-    assert table.title == "Differences from clip-0 (2 seeds), in percent points"
-    assert [cell.text for cell in table.rows[0].cells[:3]] == ["zero-shot top-1, colours", "kme", "+20.0"]
+        assert words in tested and words not in selected
+    assert "| head=kme | 60.00 |" in selected and "| head=clip-0 (2 seeds) |" in selected
 
 
 def test_differences_between_several_seeds_are_welchs_adjusted_for_all_rows(tmp_path):
@@ -149,13 +143,10 @@ def test_captions_of_one_picture_are_resampled_together(tmp_path):
     assert differences_of(compared_at(tmp_path), DamageLog()) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "arrays"),
-    [
-        ("retrieval/things/image_to_text/recall_at_1", lambda right: {"all_image_places": 1 - right, "gallery": 5}),
-        ("linear_probe/things/after/top1", lambda right: {"all_after": right, "all_labels": np.ones(5)}),
-    ],
-)
+@pytest.mark.parametrize(("key", "arrays"), [
+    ("retrieval/things/image_to_text/recall_at_1", lambda right: {"all_image_places": 1 - right, "gallery": 5}),
+    ("linear_probe/things/after/top1", lambda right: {"all_after": right, "all_labels": np.ones(5)}),
+])  # fmt: skip
 def test_images_and_probes_of_single_runs_are_paired_by_mcnemars_test(key, arrays, tmp_path):
     answers = {"clip": np.array([0, 1, 1, 0, 0]), "kme": np.ones(5, int)}
     for head, run in two_heads(tmp_path, key, {head: 20.0 * right.sum() for head, right in answers.items()}).items():

@@ -19,14 +19,15 @@ from clipzoo.build import build_part
 from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
+from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.report import figures
-from clipzoo.report.figures import loss_unit, training_curves, value_log
+from clipzoo.report.figures import objective_constant, training_curves
 from clipzoo.report.pages import write_report
 from clipzoo.report.render import markdown
 from clipzoo.report.sections import result_tables
 from clipzoo.runs.record import RunRecord, TrainingLog, parsed, results
 from tests.support import damage
-from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
+from tests.support.evaluation_sets import IMAGE_SIZE, batch_encoder, classes, config_of, model_of, write_sets
 from tests.support.paths import ROOT
 
 
@@ -60,22 +61,15 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.mark.medium
-def test_every_picture_of_the_page_exists_and_can_be_opened(run):
-    page = (run / "report.md").read_text()
+def test_every_picture_of_the_page_can_be_opened_and_the_tables_hold_the_numbers_of_the_results(run):
+    lines = (page := (run / "report.md").read_text()).splitlines()
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
-    assert {Path(path).stem for path in pictures} == {
-        "training", "evaluations", "confusion_colours", "mistakes_colours", "retrieval_things",
-    }  # fmt: skip
+    drawn = {"training", "evaluations", "confusion_colours", "mistakes_colours", "retrieval_things"}
+    assert {Path(path).stem for path in pictures} == drawn
     for path in pictures:
         with Image.open(run / path) as picture:
-            assert min(picture.size) > 200
             # Not an empty image.
-            assert np.asarray(picture.convert("L")).std() > 5
-
-
-@pytest.mark.medium
-def test_the_tables_hold_the_numbers_of_the_results(run):
-    lines = (page := (run / "report.md").read_text()).splitlines()
+            assert min(picture.size) > 200 and np.asarray(picture.convert("L")).std() > 5
     metrics = json.loads((run / "results.json").read_text())["metrics"]
     row = next(line for line in lines if line.startswith("| colours |"))
     cells = [cell.strip() for cell in row.split("|")[2:5]]
@@ -89,23 +83,16 @@ def test_the_tables_hold_the_numbers_of_the_results(run):
 
 
 @pytest.mark.medium
-def test_a_run_that_was_stopped_has_a_page_too(run, tmp_path):
+def test_a_stopped_run_has_a_page_and_a_panel_for_unknown_numbers_but_none_for_constants_and_text(run, tmp_path):
     (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
-    write_report(tmp_path)
-    page = (tmp_path / "report.md").read_text()
-    assert "report/training.png" in page
-    assert "Zero-shot classification" in page  # of the newest evaluation
-    assert "Provenance" not in page
-
-
-@pytest.mark.medium
-def test_unknown_numbers_have_a_panel_but_constants_and_text_have_none(run):
+    page = write_report(tmp_path).read_text()
+    # The metrics are those of the newest evaluation.
+    assert "report/training.png" in page and "Zero-shot classification" in page and "Provenance" not in page
     log = TrainingLog.read(run)
     # Without the line that a kill has cut short.
     assert len(log.training) == 89 and len(log.evaluations) == 2
-    figure = figures.training_figure(log.training)
-    titles = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
-    assert titles == ["loss", "learning rate", "surprise"]
+    axes = figures.training_figure(log.training).axes
+    assert [panel.get_title("left") for panel in axes if panel.get_visible()] == ["loss", "learning rate", "surprise"]
 
 
 def test_the_validation_loss_is_drawn_beside_the_number_that_it_measures():
@@ -113,7 +100,8 @@ def test_the_validation_loss_is_drawn_beside_the_number_that_it_measures():
     evaluations = [{"step": step, "validation/loss": 3.0 / step} for step in (2, 3)]
     names = []
     for objective in ("infonce.InfoNCE", "nuclr.NUCLR"):
-        name = value_log({"objective": {"_target_": f"clipzoo.objectives.{objective}"}})
+        config = {"objective": {"_target_": f"clipzoo.objectives.{objective}"}}
+        name = objective_constant(config, "value_log") or "loss"
         figure = figures.training_figure(lines, "", evaluations, name)
         (panel,) = [axes for axes in figure.axes if len(axes.lines) == 2]
         assert panel.lines[1].get_xydata().tolist() == [[2, 1.5], [3, 1]]
@@ -130,21 +118,15 @@ def test_the_page_says_how_often_captions_repeat(tmp_path):
     assert "captions.json" in write_report(tmp_path).read_text()
 
 
-@pytest.mark.parametrize(
-    ("objective", "unit"),
-    [
-        ("clipzoo.objectives.infonce.InfoNCE", "nats"),
-        ("clipzoo.objectives.siglip.SigLIP", "nats"),
-        ("clipzoo.objectives.mmd.MMDJoint", ""),
-        ("clipzoo.objectives.nuclr.NUCLR", ""),
-        ("clipzoo.objectives.removed.Removed", ""),
-        ("a_strangers_package.Objective", ""),
-    ],
-)
+@pytest.mark.parametrize(("objective", "unit"), [
+    ("clipzoo.objectives.infonce.InfoNCE", "nats"), ("clipzoo.objectives.siglip.SigLIP", "nats"),
+    ("clipzoo.objectives.mmd.MMDJoint", ""), ("clipzoo.objectives.nuclr.NUCLR", ""),
+    ("clipzoo.objectives.removed.Removed", ""), ("a_strangers_package.Objective", ""),
+])  # fmt: skip
 def test_only_a_loss_that_is_a_log_likelihood_is_in_nats(objective, unit):
     lines = [{"step": step, "loss": 1.0 / step, "lr": 0.1} for step in (1, 2)]
-    shown = training_curves(lines, loss_unit({"objective": {"_target_": objective}}))
-    assert {curve.name: curve.unit for curve in shown} == {"loss": unit, "lr": ""}
+    unit_of_loss = objective_constant({"objective": {"_target_": objective}}, "loss_unit")
+    assert {curve.name: curve.unit for curve in training_curves(lines, unit_of_loss)} == {"loss": unit, "lr": ""}
 
 
 def test_a_deviation_follows_its_mean():
@@ -154,15 +136,11 @@ def test_a_deviation_follows_its_mean():
 
 
 def test_a_model_without_mistakes_shows_none(tmp_path):
-    from clipzoo.evaluation.zero_shot import zero_shot
-    from tests.support.evaluation_sets import batch_encoder, classes
-
     data = classes()
     result = zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
     perfect = type(result)(result.metrics, result.labels, result.labels, result.margins * 0)
     outputs.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, "test", perfect)
-    write_report(tmp_path)
-    page = (tmp_path / "report.md").read_text()
+    page = write_report(tmp_path).read_text()
     assert "confusion_colours" in page and "mistakes_colours" not in page and "predicted as" not in page
 
 
@@ -180,36 +158,32 @@ FILES = ["config.yaml", "results.json", "evaluation/metrics.json", "evaluation/m
 
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", damage.KINDS)
-def test_damaged_files_are_named_on_the_page_and_the_rest_is_shown(run, tmp_path, kind):
-    folder = tmp_path / "small"
-    shutil.copytree(run, folder)
+def test_damaged_files_are_named_on_the_page(run, tmp_path, kind):
+    folder = shutil.copytree(run, tmp_path / "small")
     statistic = {"seen": 1, "mean": 1.0, "counts": [1], "edges": [0, 1], "highest": [], "lowest": []}
     (folder / "evaluation" / "samples.json").write_text(json.dumps({"popularity": statistic}))
     (folder / "evaluation" / "metrics.json").write_text(json.dumps({"zero_shot/colours/top1": 1.0}))
-    for name in FILES:
+    for name in [*FILES, "metrics.jsonl"]:
         kind(folder / name)
-    kind(folder / "metrics.jsonl")
-    page = write_report(folder).read_text()
-    section = page.split("## Damaged files")[1].split("\n## ")[0]
-    assert [line.split()[1] for line in section.splitlines() if line.startswith("- ")] == sorted(
-        FILES, key=section.find
-    )
+    section = write_report(folder).read_text().split("## Damaged files")[1].split("\n## ")[0]
+    named = [line.split()[1] for line in section.splitlines() if line.startswith("- ")]
+    assert named == sorted(FILES, key=section.find)
 
 
 @pytest.mark.medium
-def test_each_damaged_file_costs_only_its_own_part_of_the_page(run, tmp_path):
+def test_a_damaged_file_costs_only_its_own_part_of_the_page(run, tmp_path):
     parts = {
         "config.yaml": "- Head:", "results.json": "## Provenance",
         "evaluation/zero_shot/colours.npz": "confusion_colours", "evaluation/retrieval/things.npz": "retrieval_things",
     }  # fmt: skip
-    shutil.copytree(run, tmp_path / "small")
+    folder = shutil.copytree(run, tmp_path / "small")
     for damaged in (list(parts)[:2], list(parts)[2:]):
         for name in damaged:
-            damage.cut(tmp_path / "small" / name)
-        page = write_report(tmp_path / "small").read_text()
+            damage.cut(folder / name)
+        page = write_report(folder).read_text()
         for name, part_of_page in parts.items():
             assert (part_of_page in page) == (name not in damaged) == (f"- {name} " not in page), name
-            shutil.copy(run / name, tmp_path / "small" / name)
+            shutil.copy(run / name, folder / name)
 
 
 def write_zero_shot(run: Path, confusion: np.ndarray, names: list[str], label: int, prediction: int) -> None:

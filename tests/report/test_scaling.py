@@ -22,9 +22,8 @@ def training(steps: int, seed: int = 0, head: str = "a.ClipHead", width: int = 6
     """The loss falls as the number of samples to the power of -exponent, with one percent of noise."""
     noise = np.exp(np.random.default_rng([seed, steps, width]).normal(0, 0.01))
     settings = {"head._target_": head, "trainer.steps": steps, "encoder.image_width": width}
-    return Training(
-        f"{head}-{steps}", settings, 1e6 * steps * width, 32.0 * steps, {"loss": 20 * (32 * steps) ** -exponent * noise}
-    )
+    values = {"loss": 20 * (32 * steps) ** -exponent * noise}
+    return Training(f"{head}-{steps}", settings, 1e6 * steps * width, 32.0 * steps, values)
 
 
 GRID = [training(steps, seed) for steps in STEPS for seed in range(3)]
@@ -34,22 +33,22 @@ def test_the_largest_scale_is_predicted_from_the_others_and_a_planted_exponent_i
     (curve,) = curves(GRID, "samples")
     law = curve.laws[0]
     assert [scale.x for scale in curve.scales] == [32.0 * steps for steps in STEPS[:-1]]
-    assert (curve.held_out.x, len(curve.held_out.values), law.is_inside) == (32.0 * 1600, 3, True)
-    assert law.fit.law.exponent == pytest.approx(0.3, rel=0.02) and law.fit.exponent.contains(0.3)
+    assert (curve.held_out.x, len(curve.held_out.values)) == (32.0 * 1600, 3)
+    assert curve.predicted[0].contains(curve.held_out.mean)
+    assert law.law.exponent == pytest.approx(0.3, rel=0.02) and law.exponent.contains(0.3)
 
 
 def test_a_curve_that_bends_before_its_largest_scale_is_found_outside_the_interval() -> None:
     bent = [replace(item, values={"loss": item.values["loss"] * 1.3}) for item in GRID[-3:]]
-    (curve,) = curves([*GRID[:-3], *bent], "samples")
-    assert not curve.laws[0].is_inside
-    assert "0 of 1 predictions hold" in scaling_page.lead("samples", [curve])
+    found = curves([*GRID[:-3], *bent], "samples")
+    assert "0 of 1 predictions hold" in scaling_page.lead("samples", found)
 
 
 def test_methods_have_curves_of_their_own_and_are_named_by_their_classes() -> None:
     other = [training(steps, seed, head="b.KmeHead", exponent=0.5) for steps in STEPS for seed in range(3)]
     found = curves([*GRID, *other], "samples")
     assert [curve.method for curve in found] == ["ClipHead", "KmeHead"]
-    assert found[1].laws[0].fit.law.exponent == pytest.approx(0.5, rel=0.02)
+    assert found[1].laws[0].law.exponent == pytest.approx(0.5, rel=0.02)
 
 
 def test_trainings_of_another_width_share_the_curve_of_compute_alone() -> None:
@@ -65,18 +64,15 @@ def test_trainings_of_another_width_share_the_curve_of_compute_alone() -> None:
 def test_five_fitted_scales_also_give_a_law_with_a_floor() -> None:
     more = [*GRID, *(training(3200, seed) for seed in range(3))]
     (curve,) = curves([replace(item, values={"loss": item.values["loss"] + 0.8}) for item in more], "samples")
-    assert [law.fit.law.floor > 0 for law in curve.laws] == [False, True]
-    assert curve.laws[1].fit.law.floor == pytest.approx(0.8, abs=0.25) and curve.laws[1].is_inside
+    assert [law.law.floor > 0 for law in curve.laws] == [False, True]
+    assert curve.laws[1].law.floor == pytest.approx(0.8, abs=0.25) and curve.predicted[1].contains(curve.held_out.mean)
 
 
-@pytest.mark.parametrize(
-    ("axis", "message"),
-    [
-        ("width", "a method has 1 value of encoder.image_width at most; a fit needs 5"),
-        ("compute", r"--scaling compute: a.ClipHead-100 has no FLOPs in results.json"),
-        ("head.depth", "has head.depth=None; give compute, samples, width or a configuration key with numbers"),
-    ],
-)
+@pytest.mark.parametrize(("axis", "message"), [
+    ("width", "a method has 1 value of encoder.image_width at most; a fit needs 5"),
+    ("compute", r"--scaling compute: a.ClipHead-100 has no FLOPs in results.json"),
+    ("head.depth", "has head.depth=None; give compute, samples, width or a configuration key with numbers"),
+])  # fmt: skip
 def test_runs_without_scales_are_one_message(axis: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         curves([replace(item, flops=None) for item in GRID], axis)
@@ -87,7 +83,7 @@ def test_values_within_less_than_an_octave_have_ticks_and_long_titles_have_lines
     found = curves(near, "samples")
     panel = scaling_page.figure(found, "samples").axes[0]
     assert len(panel.get_yticks()) >= 2 and "\n" in panel.get_title(loc="left")
-    assert found[0].laws[0].fit.law.exponent > 0 and "x^-0." in render.csv(scaling_page.table(found))
+    assert found[0].laws[0].law.exponent > 0 and "x^-0." in render.csv(scaling_page.table(found))
 
 
 @pytest.mark.medium

@@ -77,9 +77,8 @@ def test_runs_are_named_by_the_searched_values_with_the_last_parts_of_keys_that_
 ])  # fmt: skip
 def test_the_axis_of_an_interval_has_the_scale_of_its_draws_and_that_of_a_list_follows_from_its_ratio(line, middle):
     low, high = 1e-4, 1.0 if line.endswith((",1)", ",1")) else 1e-3
-    found = [
-        Trial(n, {"peak": value}, "finished", (), Path(), (50.0 + n,)) for n, value in enumerate((low, 3.16e-4, high))
-    ]
+    values = enumerate((low, 3.16e-4, high))
+    found = [Trial(n, {"peak": value}, "finished", (), Path(), (50.0 + n,)) for n, value in values]
     figure = parallel_coordinates(Trials(found, METRICS[:1], DIRECTIONS[:1], scales=space(line).scales))
     heights = sorted(curve.get_ydata()[0] for curve in figure.axes[0].lines if [*curve.get_xdata()] == [0, 1])
     assert heights[1] == pytest.approx(middle, abs=0.01)
@@ -89,10 +88,10 @@ def test_the_axis_of_an_interval_has_the_scale_of_its_draws_and_that_of_a_list_f
 def test_every_picture_is_drawn_for_several_metrics_one_metric_and_no_result(shown, tmp_path):
     one = [dataclasses.replace(trial, results=trial.results[:1]) for trial in shown.trials]
     none = [dataclasses.replace(trial, results=(), state="failed", rungs={}) for trial in shown.trials]
-    drawn = [
-        [picture.heading for picture in figures(Trials(part, METRICS[:count], DIRECTIONS[:count], (0.25,)))]
-        for part, count in ((shown.trials, 2), (one, 1), (none, 1))
-    ]
+    drawn = []
+    for part, count in ((shown.trials, 2), (one, 1), (none, 1)):
+        pictures = figures(Trials(part, METRICS[:count], DIRECTIONS[:count], (0.25,)))
+        drawn.append([picture.heading for picture in pictures])
     everything = ["Parallel coordinates", "Importance of keys", "Best result against cost", "Trade-off"]
     assert drawn == [everything, everything[:3], [everything[0], everything[2]]]
 
@@ -102,9 +101,8 @@ def test_the_page_of_a_search_compares_its_runs(tmp_path):
     lines = [("experiment=demo/clip", "name=null", "data.shards=a.tar", f"head={head}") for head in ("clip", "kme")]
     found = []
     for number, line in enumerate(lines):
-        run = write_run(
-            tmp_path / "runs", "demo/clip", {"zero_shot/colours/top1": 40.0 + number}, *line[1:], pairs=2000
-        )
+        metrics = {"zero_shot/colours/top1": 40.0 + number}
+        run = write_run(tmp_path / "runs", "demo/clip", metrics, *line[1:], pairs=2000)
         found.append(Trial(number, {"head": line[-1].partition("=")[2]}, "finished", line, run, (40.0 + number,)))
     ranges = space("experiment=demo/clip", "name=null", "data.shards=a.tar", "head=clip,kme")
     text = write_search(tmp_path / "search", search(), ranges, found).splitlines()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clipzoo.report.pages import write_report
-from clipzoo.report.render import TEMPLATES, html_page
+from clipzoo.report.render import TEMPLATES
 
 STYLE = (TEMPLATES / "style.css").read_text()
 LIGHT, DARK = (dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.S))
@@ -38,34 +38,21 @@ def test_text_has_a_contrast_of_at_least_four_and_a_half(theme):
     assert {pair: value for pair, value in low.items() if value < 4.5} == {}
 
 
-def test_all_colours_have_a_value_in_both_themes():
-    assert LIGHT.keys() == DARK.keys() == set(re.findall(r"var\(--([\w-]+)\)", _all_styles()))
-
-
-def test_templates_name_no_colour_and_no_style_of_their_own():
-    """Apart from the explorer, whose patches and points have colours."""
+def test_all_colours_have_a_value_in_both_themes_and_only_the_explorer_has_others():
+    styles = STYLE + (TEMPLATES / "explorer.css").read_text() + (TEMPLATES / "explorer.js").read_text()
+    assert LIGHT.keys() == DARK.keys() == set(re.findall(r"var\(--([\w-]+)\)", styles))
     for path in TEMPLATES.glob("*.html.j2"):
         assert not re.search(r"#[0-9a-f]{3,6}\b(?!;)|style=", path.read_text()), path
 
 
-def test_the_page_of_a_run_is_one_file_with_a_text_for_each_picture(tmp_path: Path):
+def test_the_page_of_a_run_is_one_file_with_a_language_a_title_and_a_text_for_each_picture(tmp_path: Path):
+    (run := tmp_path / "a < b").mkdir()
     lines = [{"step": step, "loss": 4 / step, "lr": 1e-3, "samples_per_second": 9.0 + step} for step in range(1, 9)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report(tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    pictures = re.findall(r"<img ([^>]*)>", page)
-    assert [re.sub(r'src="data:image/png;base64,[\w+/=]+"', "", text).strip() for text in pictures] == [
-        'class="figure" alt="training curves"'
-    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "![training curves](report/training.png)" in write_report(run).read_text()
+    page = (run / "report.html").read_text()
+    assert page.startswith('<!doctype html>\n<html lang="en">') and "<title>a &lt; b</title>" in page
+    (picture,) = re.findall(r"<img ([^>]*)>", page)
+    assert re.fullmatch(r'class="figure" alt="training curves" src="data:image/png;base64,[\w+/=]+"', picture)
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in page
     assert not re.search(r"(?:src|href)=\"(?!data:)[^\"#]", page) and "<script" not in page
-    assert "![training curves](report/training.png)" in (tmp_path / "report.md").read_text()
-
-
-def test_a_layout_has_a_language_and_a_title():
-    page = html_page("page.html.j2", title="a < b", sections=[])
-    assert page.startswith('<!doctype html>\n<html lang="en">') and "<title>a &lt; b</title>" in page
-
-
-def _all_styles() -> str:
-    return STYLE + (TEMPLATES / "explorer.css").read_text() + (TEMPLATES / "explorer.js").read_text()

@@ -12,7 +12,7 @@ from PIL import Image
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
 from clipzoo.report.figures import sweep_figure
-from clipzoo.report.pages import overview, sweep_trials
+from clipzoo.report.pages import sweep_results
 from clipzoo.report.render import markdown, terminal
 from clipzoo.report.sections import best_row, sweep_rows, sweep_table
 from clipzoo.runs import sweep
@@ -44,22 +44,16 @@ def points(tmp_path) -> list[sweep.Point]:
     return sweep_points
 
 
-def test_seeds_are_averaged_and_the_best_row_is_bold(points):
+def test_seeds_are_averaged_the_best_row_is_bold_and_unknown_metrics_are_refused(points, tmp_path):
     rows = sweep_rows(points, METRIC)
     assert rows[["swept", "values", "points"]].to_numpy().tolist() == [
-        [{"head.kernel.width": "0.5"}, [40.0, 44.0], 2],
-        [{"head.kernel.width": "0.75"}, [43.0], 2],
-    ]
+        [{"head.kernel.width": "0.5"}, [40.0, 44.0], 2], [{"head.kernel.width": "0.75"}, [43.0], 2],
+    ]  # fmt: skip
     assert (best_row(rows), best_row(rows, lowest=True)) == (1, 0)
     assert markdown(sweep_table(rows, METRIC)).splitlines() == [
-        f"| head.kernel.width | {METRIC} | runs |",
-        "| --- | ---: | ---: |",
-        "| 0.5 | 42 ± 2.8 | 2 |",
-        "| **0.75** | **43** | **1 of 2** |",
-    ]
-
-
-def test_the_loss_is_a_metric_too_and_what_cannot_be_tabulated_is_refused(points, tmp_path):
+        f"| head.kernel.width | {METRIC} | runs |", "| --- | ---: | ---: |",
+        "| 0.5 | 42 ± 2.8 | 2 |", "| **0.75** | **43** | **1 of 2** |",
+    ]  # fmt: skip
     assert sweep_rows(points, "loss")["mean"].to_list() == [42.0, 43.0]
     with pytest.raises(ConfigError, match=f"no metric top1 .it has: {METRIC}, loss"):
         sweep_rows(points, "top1")
@@ -107,11 +101,11 @@ def runs(tmp_path) -> Path:
 
 
 def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
-    lines = terminal(overview(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))).splitlines()
+    table, shown = sweep_results(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))
+    lines = terminal(table).splitlines()
     assert re.split("  +", lines[0]) == ["head", "zero-shot top-1 (mean)", "loss", "minutes", "runs"]
     assert lines[1].split()[:5] == ["clip", "43", "±", "2.8", "1.5"] and lines[1].endswith(" 2")
     assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
-    shown = sweep_trials(sweep.points([*COMMON, f"runs={runs}", *SWEPT]))
     assert [(trial.values, trial.results) for trial in shown.trials] == [
         ({"head": "clip"}, (43.0,)), ({"head": "kme"}, (44.0,)),
     ]  # fmt: skip
@@ -124,10 +118,10 @@ def test_points_that_have_not_started_or_not_ended_are_no_failures(runs):
     states = []
     for change in (lambda: None, unfinished.mkdir, failed.mkdir, (failed / "clipzoo-error-1.log").touch):
         change()
-        states.append([trial.state for trial in sweep_trials(swept).trials][2:])
+        states.append([trial.state for trial in sweep_results(swept)[1].trials][2:])
     started = ["running", "not started"]
     assert states == [["not started"] * 2, started, ["running"] * 2, ["running", "failed"]]
-    assert sweep_trials(swept).summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
+    assert sweep_results(swept)[1].summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def printed(name: str, row: str, plus: float = 0.0) -> dict[str, float]:
     """The published numbers of a row, increased by `plus`, as metrics of a run."""
     metrics = {}
     for (paper_row, column), number in table(name).numbers.items():
-        if paper_row.name == row and len(column.groups or ()) == 1:
+        if paper_row.name == row and len(column.groups) == 1:
             metrics |= {str(key): number.value + plus for key in column.keys}
     return metrics
 
@@ -53,7 +53,7 @@ def column_of(filled_table: FilledTable, label: str) -> PaperColumn:
     return next(column for column in filled_table.table.columns if column.label == label)
 
 
-def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_published(tmp_path):
+def test_runs_of_the_rows_experiment_fill_it_with_their_mean_and_deviation_less_the_published_number(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus=1.5))
     filled_table = filled(tmp_path, "wpse/1")
     row = row_of(filled_table, CLIP)
@@ -61,6 +61,11 @@ def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_
     for column in filled_table.table.columns:
         # The paper's average is rounded, and so are the thirteen numbers that ours is the mean of.
         assert filled_table.difference(row, column) == pytest.approx(1.5, abs=0.01)
+    for seed, plus in ((1, 1.0), (2, 5.0)):
+        write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")
+    ours = (filled_table := filled(tmp_path, "wpse/1")).measured(row, column_of(filled_table, "ImageNet"))
+    assert ours["mean"] == pytest.approx(19.94 + 2.5)
+    assert ours["deviation"] == pytest.approx(statistics.stdev([1.5, 1.0, 5.0]))
 
 
 @pytest.mark.medium
@@ -74,27 +79,17 @@ def test_a_run_evaluated_by_another_protocol_is_a_variant_that_names_the_differe
     )  # fmt: skip
 
 
-def test_a_run_evaluated_on_further_datasets_stands_for_its_row(tmp_path):
+def test_a_run_evaluated_on_further_datasets_represents_its_row(tmp_path):
     metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/pets/mean_per_class": 12.0}
-    folder = write_run(tmp_path, "wpse/cc3m_clip", metrics)
-    results = json.loads((folder / "results.json").read_text())
-    results["protocol"]["retrieval/coco"] = {"interpolation": "bilinear"}
-    (folder / "results.json").write_text(json.dumps(results))
-    assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == ([0], [])
-    results["protocol"]["zero_shot/pets"]["interpolation"] = "bilinear"
-    (folder / "results.json").write_text(json.dumps(results))
-    assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == (
-        [], ["eval.interpolation of zero_shot/pets bilinear for bicubic"],
-    )  # fmt: skip
-
-
-def test_seeds_are_averaged_with_their_deviation(tmp_path):
-    for seed, plus in enumerate((0.0, 1.0, 5.0)):
-        write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")
-    filled_table = filled(tmp_path, "wpse/1")
-    ours = filled_table.measured(row_of(filled_table, CLIP), column_of(filled_table, "ImageNet"))
-    assert ours["mean"] == pytest.approx(19.94 + 2.0)
-    assert ours["deviation"] == pytest.approx(statistics.stdev([0.0, 1.0, 5.0]))
+    path = write_run(tmp_path, "wpse/cc3m_clip", metrics) / "results.json"
+    results = json.loads(path.read_text())
+    for place, found in (
+        ("retrieval/coco", ([0], [])),
+        ("zero_shot/pets", ([], ["eval.interpolation of zero_shot/pets bilinear for bicubic"])),
+    ):
+        results["protocol"].setdefault(place, {})["interpolation"] = "bilinear"
+        path.write_text(json.dumps(results))
+        assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == found
 
 
 def test_a_run_with_another_value_or_too_few_pairs_is_a_variant_that_names_it_and_never_the_row(tmp_path):
@@ -113,17 +108,14 @@ def test_a_run_with_another_value_or_too_few_pairs_is_a_variant_that_names_it_an
 
 
 @pytest.mark.medium
-def test_places_costs_and_seeds_do_not_make_a_variant(tmp_path):
+def test_places_costs_and_seeds_make_no_variant_but_another_scale_does_and_has_no_costs(tmp_path):
     changes = ("data.workers=9", "trainer.micro_batch=128", "data.shards=elsewhere.tar", "seed=7")
-    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), *changes)
-    assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == ([7], [])
-
-
-def test_a_run_at_another_scale_is_a_variant_without_costs(tmp_path):
+    write_run(tmp_path / "same", "wpse/cc3m_clip", printed("wpse/1", CLIP), *changes)
+    assert seeds_and_variants(filled(tmp_path / "same", "wpse/1"), CLIP) == ([7], [])
     metrics = printed("kme/3", "kme/CC3M/KME-CLIP")
-    write_run(tmp_path, "kme/cc3m_kme", metrics, "scale=demo")
-    assert seeds_and_variants(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP") == ([], ["scale=demo"])
-    assert not filled(tmp_path, "kme/7").is_measured
+    write_run(tmp_path / "demo", "kme/cc3m_kme", metrics, "scale=demo")
+    assert seeds_and_variants(filled(tmp_path / "demo", "kme/3"), "kme/CC3M/KME-CLIP") == ([], ["scale=demo"])
+    assert not filled(tmp_path / "demo", "kme/7").is_measured
 
 
 def test_the_best_point_of_a_search_by_the_papers_criterion_stands_for_the_row(tmp_path):
@@ -181,7 +173,7 @@ def page(tmp_path_factory) -> Path:
     return write_pages([runs], [], runs / "report")
 
 
-class _Reader(html.parser.HTMLParser):
+class Reader(html.parser.HTMLParser):
     """Collects every address that the page would load, and checks that tags are closed in order."""
 
     def __init__(self) -> None:
@@ -190,10 +182,8 @@ class _Reader(html.parser.HTMLParser):
         self.loads: list[str] = []
 
     def handle_starttag(self, tag, attrs):
-        facts = dict(attrs)
-        self.loads += [facts[key] for key in ("src", "href", "srcset", "data") if key in facts]
-        if tag not in ("meta", "img", "br", "link"):
-            self.open.append(tag)
+        self.loads += [value for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        self.open += [tag] if tag not in ("meta", "img", "br", "link") else []
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -201,13 +191,12 @@ class _Reader(html.parser.HTMLParser):
 
 @pytest.mark.medium
 def test_the_page_needs_no_other_file(page):
-    text = page.read_text()
-    reader = _Reader()
+    text, reader = page.read_text(), Reader()
     reader.feed(text)
     assert not reader.open
     assert any(address.startswith("data:image/png;base64,") for address in reader.loads)
     assert all(address.startswith(("data:", "#")) for address in reader.loads)
-    assert "<script" not in text and "@import" not in text and "url(" not in text
+    assert not any(word in text for word in ("<script", "@import", "url("))
     anchors = set(re.findall(r'id="([^"]+)"', text))
     assert {address[1:] for address in reader.loads if address.startswith("#")} <= anchors
 
@@ -225,28 +214,21 @@ def test_the_page_lists_missing_rows_with_their_commands_and_compares_runs_at_an
 
 
 @pytest.mark.medium
-def test_every_format_holds_the_numbers_and_the_test_of_significance(page):
+def test_every_format_holds_the_numbers_and_the_test_of_significance_and_latex_is_escaped(page):
     # Five seeds against five, all apart on ImageNet (20.33 and 23.97, 0.1 apart): p = 2 / 252.
     for name in ("tables.md", "tables.tex", "index.html"):
         text = (page.parent / name).read_text()
-        assert "24.17" in text and "24.17" + " ± 0.16*" in text.replace("$\\pm$", "±"), name
-    rows = list(csv.DictReader((page.parent / "tables.csv").read_text().splitlines()))
-    cell = next(
-        row for row in rows
-        if row["table"] == "cloob/1" and row["model"] == "CLOOB RN50 (31 epochs)" and row["column"] == "ImageNet"
-    )  # fmt: skip
+        assert "24.17" in text and "24.17 ± 0.16*" in text.replace("$\\pm$", "±"), name
+    rows = csv.DictReader((page.parent / "tables.csv").read_text().splitlines())
+    places = {(row["table"], row["model"], row["column"]): row for row in rows}
+    cell = places["cloob/1", "CLOOB RN50 (31 epochs)", "ImageNet"]
     assert cell["state"] == "row" and cell["runs"] == "5"
     assert float(cell["p_value"]) == pytest.approx(2 / 252, abs=1e-4)
     assert float(cell["difference"]) == pytest.approx(0.2)
-
-
-@pytest.mark.medium
-def test_latex_rows_have_as_many_cells_as_columns_and_nothing_unescaped(page):
     text = (page.parent / "tables.tex").read_text()
-    for tabular in re.findall(r"\\begin{tabular}{(\w+)}(.+?)\\end{tabular}", text, re.DOTALL):
-        for line in tabular[1].splitlines():
-            if line.endswith("\\\\"):
-                assert len(re.findall(r"(?<!\\)&", line)) == len(tabular[0]) - 1
+    for columns, content in re.findall(r"\\begin{tabular}{(\w+)}(.+?)\\end{tabular}", text, re.DOTALL):
+        for line in content.splitlines():
+            assert not line.endswith("\\\\") or len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
     assert not re.search(r"(?<!\\)[#%_]", text.replace("\\begin{table}", ""))
 
 
@@ -256,26 +238,25 @@ def test_damaged_runs_are_named_in_the_page_and_the_rest_is_shown(tmp_path):
         write_run(tmp_path, "kme/cc3m_kme", {"zero_shot/shapes/top1": 50.0}, "scale=demo", f"seed={seed}")
         for seed in range(2 * len(damage.KINDS) + 1)
     ]
-    faults = [(run, kind) for run, kind in zip(runs[1:], damage.KINDS * 2, strict=True)]
-    for number, (run, kind) in enumerate(faults):
-        kind(run / ("config.yaml" if number % 2 else "results.json"))
+    faulty = []
+    for number, (run, kind) in enumerate(zip(runs[1:], damage.KINDS * 2, strict=True)):
+        faulty.append(run / ("config.yaml" if number % 2 else "results.json"))
+        kind(faulty[-1])
     arrays = runs[0] / "evaluation" / "zero_shot" / "shapes.npz"
     arrays.parent.mkdir(parents=True)
     arrays.write_bytes(b"random")
     page = write_pages([tmp_path], [], tmp_path / "report").with_name("tables.md").read_text()
     assert re.search(rf"\| {re.escape(runs[0].name)} +\| kme/CC3M/", page)
-    for number, (run, _) in enumerate(faults):
-        file = "config.yaml" if number % 2 else "results.json"
-        assert re.search(rf"\| {re.escape(str(run))}/{file} .*damaged: ", page), run.name
+    for path in faulty:
+        assert re.search(rf"\| {re.escape(str(path))} .*damaged: ", page), path
     assert f"{runs[0].name}/evaluation/zero_shot/shapes.npz" in page
 
 
 def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp_path):
     with pytest.raises(ConfigError, match="--table"):
         write_pages([tmp_path], [], tmp_path / "report")
-    written = write_pages([tmp_path], ["wpse/3", "nuclr/1"], tmp_path / "report")
-    assert "WPSE, table 3" in written.read_text()
-    assert "No published numbers" in written.read_text()
+    text = write_pages([tmp_path], ["wpse/3", "nuclr/1"], tmp_path / "report").read_text()
+    assert "WPSE, table 3" in text and "No published numbers" in text
 
 
 def test_every_published_number_is_in_a_table_or_is_no_result():

@@ -21,7 +21,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page
 from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, colour, label, style
-from clipzoo.report.render import Cell, Page, Picture, Section, Span, Table, text_table, write
+from clipzoo.report.render import Cell, Picture, Section, Span, Table, text_table, write
 from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
 from clipzoo.report.statistics import (
     MOST_SEEDS,
@@ -94,7 +94,7 @@ def write_page(
         replace(section, figures=[replace(figure, file=f"{page.stem}/{figure.file}") for figure in section.figures])
         for section in _sections(lab, notes)
     ]
-    write(Page(lab.facts["title"], [page, index]), [first, *sections, last])
+    write(lab.facts["title"], [page, index], [first, *sections, last])
     return page, index
 
 
