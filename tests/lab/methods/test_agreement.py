@@ -9,7 +9,7 @@ from scipy import stats
 
 from clipzoo.lab.methods.judge import agreement, pair_weights
 from clipzoo.lab.studies.gaussian_theorems import exact_agreement, pmi_form, score_form, with_correlations
-from clipzoo.lab.studies.mixture import agreement_with_pmi, world
+from clipzoo.lab.studies.mixture import World, agreement_with_pmi
 from clipzoo.lab.worlds.world import VARIANTS, EnumeratedWorld
 
 WORLD = EnumeratedWorld(4, 3, VARIANTS["mixed"])
@@ -60,7 +60,7 @@ def test_half_of_the_weight_lies_on_matched_pairs_and_half_on_independent_ones()
 
 
 def test_a_score_that_is_the_pmi_of_the_mixture_world_has_error_zero() -> None:
-    here = world(4)
+    here = World(4)
     found = agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here)
     assert found["mean_error"] == pytest.approx(0, abs=1e-12)
     assert found["rank_correlation"] == found["slope"] == pytest.approx(1)
