@@ -46,14 +46,24 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, first_line
 from clipzoo.io import below
 from clipzoo.lab.methods.judge import ACCURACY, Split, judge, judge_scores
-from clipzoo.lab.methods.page import BEST, CLAIM, MANIFEST, METRICS, OUTCOMES, is_whole, read_run, write_page
+from clipzoo.lab.methods.page import (
+    BEST,
+    CLAIM,
+    MANIFEST,
+    METRICS,
+    OUTCOMES,
+    is_whole,
+    read_curve,
+    read_run,
+    write_page,
+)
 from clipzoo.lab.worlds.scenes import render
 from clipzoo.lab.worlds.world import CaptionSettings, EnumeratedWorld
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import CONFIG, is_finished
 from clipzoo.runs.lock import try_lock
-from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, results
+from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, results
 from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
 from clipzoo.training.in_python import train
 from clipzoo.training.parts import Optimizer
@@ -455,7 +465,7 @@ class Cell:
             if not run.exists():
                 continue
             # The accuracy at each rung that the other trial has reached, from its log and its results.
-            curve = [float(line[str(BEST)]) for line in TrainingLog.read(run).evaluations]
+            curve = list(read_curve(run).values())
             if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
                 curve.append(record.metrics[BEST])  # the rung at which it was stopped
             reached = {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -35,7 +35,7 @@ from clipzoo.report.statistics import (
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 
-PAGE, NOTES, OUTCOMES = "lab.md", "notes.txt", "outcomes.npz"
+PAGE, NOTES, OUTCOMES, LOG = "lab.md", "notes.txt", "outcomes.npz", "metrics.jsonl"
 MANIFEST = "lab.json"
 TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
          "text_to_image": "text to image"}  # fmt: skip
@@ -52,6 +52,8 @@ START = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "l
 METRICS = tuple(name for name in (*TASKS, *SIMILARITY) if name != "slope")
 """Metrics of which a claim can say that one method is better."""
 NUMBER = "Annotated[float, Range(at_least=-1e15, at_most=1e15)]"
+COST = "Annotated[float, Range(at_least=0, at_most=1e30)]"
+PERCENT = "Annotated[float, Range(at_least=0, at_most=100)]"
 FACTS = {"title": "str", "baseline": "str", "seeds": "Count", "trials": "Count", "comparisons": "list[dict]",
          "claims": "list[dict[str, str]]"}  # fmt: skip
 """Annotations of the values in lab.json, and of those of a comparison and of a method in it."""
@@ -67,6 +69,7 @@ PLANNED = (3, 5, 10, 20)
 LINE = 0.3
 """Height of a method's line, in inches."""
 Rows = list[list[str | Cell]]
+T = TypeVar("T")
 
 
 def write_page(
@@ -83,7 +86,7 @@ def write_page(
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
     facts, world = lab.facts, lab.comparisons[0].facts
-    records = [record for part in lab.comparisons for method in part.methods for record in method.seeds]
+    records = lab.records
     stopped = ", stopped early at rungs" if facts.get("rungs", True) else ""
     lead = [
         f"Every method has the same search: {facts['trials']} points of its ranges{stopped}, "
@@ -188,15 +191,16 @@ def _scaling(compared: Compared) -> Iterator[Section]:
     trainings = []
     for method in compared.methods:
         for seed in method.seeds:
-            pairs = (line.partition("=") for line in seed.overrides if not line.startswith("seed="))
-            metrics = {key.metric: value for key, value in seed.metrics.items() if key.task == "test"}
+            record = seed.record
+            pairs = (line.partition("=") for line in record.overrides if not line.startswith("seed="))
+            metrics = {key.metric: value for key, value in record.metrics.items() if key.task == "test"}
             values = {
                 "test loss": metrics[LOSS], "error, accuracy": 100 - metrics[ACCURACY],
                 "distance from the PMI": metrics["error"],
             }  # fmt: skip
             settings = {key: yaml.safe_load(value) for key, _, value in pairs}
-            flops, samples = (float(seed.training[name]) for name in ("flops", "samples"))
-            trainings.append(Training(f"{method.name}, seed {seed.seed}", settings, flops, samples, values))
+            flops, samples = (float(record.training[name]) for name in ("flops", "samples"))
+            trainings.append(Training(f"{method.name}, seed {record.seed}", settings, flops, samples, values))
     oracle = compared.facts["oracle"]
     # No law can fall below what the PMI itself reaches.
     best = f"The PMI itself has a loss of {oracle[LOSS]:.2f} nats and an error of {100 - oracle[ACCURACY]:.1f} %."
@@ -234,7 +238,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
         [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
          f"{facts['chance']:.0f} % in zero-shot.", *missing],
         [text_table(labels, rows, left=1, wrap=True)],
-        curves if len(methods[0].curves[0]) > 1 else (),
+        curves if len(methods[0].steps) > 1 else (),
     )  # fmt: skip
 
     rows = [
@@ -308,42 +312,48 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Seed:
+    """A finished training of a winner with a fresh seed.
+
+    curve: accuracy on validation by step. outcomes: of the test samples by task, each [n] in [0, 1].
+    """
+
+    record: RunRecord
+    curve: Mapping[float, float]
+    outcomes: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
 class Method:
     """A method of a comparison.
 
-    runs: run directories of the winner's finished trainings with fresh seeds, and their records. failed: number of its
-    trainings that diverged. winner: values of the searched keys. trials: accuracy on validation of each whole trial.
+    failed: number of trainings of the winner that diverged; the others are `seeds`. winner: values of the searched
+    keys. trials: accuracy on validation of each whole trial.
     """
 
     name: str
-    runs: Mapping[Path, RunRecord]
+    seeds: tuple[Seed, ...]
     failed: int
     winner: Mapping[str, Any]
     trials: tuple[float, ...]
 
-    @property
-    def seeds(self) -> list[RunRecord]:
-        return list(self.runs.values())
-
     def values(self, metric: str, split: str = "test") -> list[float]:
         """Return a metric of every seed."""
-        return [record.metrics[MetricKey(split, "", "", metric)] for record in self.seeds]
+        return [seed.record.metrics[MetricKey(split, "", "", metric)] for seed in self.seeds]
 
     def cost(self, name: str) -> float:
         """Return a mean cost of a training."""
-        return float(np.mean([record.training[name] for record in self.seeds]))
+        return float(np.mean([seed.record.training[name] for seed in self.seeds]))
 
-    @cached_property
-    def curves(self) -> list[list[tuple[float, float]]]:
-        """(step, accuracy on validation) during the training of each seed."""
-        logs = [TrainingLog.read(run).evaluations for run in self.runs]
-        return [[(float(line["step"]), float(line[str(BEST)])) for line in lines] for lines in logs]
+    @property
+    def steps(self) -> list[float]:
+        """Steps at which all seeds were evaluated."""
+        return sorted(set.intersection(*(set(seed.curve) for seed in self.seeds)))
 
     @cached_property
     def mean_outcomes(self) -> dict[str, np.ndarray]:
         """By task, the mean outcome of each test sample over the seeds, in [0, 1]."""
-        outcomes = [read_arrays(run / "evaluation" / OUTCOMES) for run in self.runs]
-        return {task: np.mean([seed[task] for seed in outcomes], axis=0) for task in outcomes[0]}
+        return {task: np.mean([seed.outcomes[task] for seed in self.seeds], axis=0) for task in self.seeds[0].outcomes}
 
 
 @dataclass(frozen=True)
@@ -370,6 +380,11 @@ class Lab:
     facts: Mapping[str, Any]
     comparisons: tuple[Compared, ...]
 
+    @property
+    def records(self) -> list[RunRecord]:
+        """Records of all finished trainings of winners."""
+        return [seed.record for part in self.comparisons for method in part.methods for seed in method.seeds]
+
 
 def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     """Read a lab. newer: facts that replace those of lab.json. Raises ConfigError if nothing is finished."""
@@ -384,46 +399,74 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     parts = []
     for node in facts["comparisons"]:
         require_kinds(path, node, COMPARISON)
-        require_kinds(path, node["oracle"], dict.fromkeys(TASKS, NUMBER))
+        require_kinds(path, node["oracle"], dict.fromkeys(TASKS, PERCENT) | {LOSS: NUMBER})
+        io.below(folder, node["name"])  # figures lie in a folder of this name
         for item in node["methods"]:
             require_kinds(path, item, METHOD)
         for name in (node["name"], *(item["name"] for item in node["methods"])):
             if len(name) > LONGEST_NAME:
                 raise io.DamagedFileError(path, f"has a name of {len(name)} letters, more than {LONGEST_NAME}")
-        methods = [_read_method(io.below(folder, item["folder"]), item, damage) for item in node["methods"]]
-        missing = tuple(method.name for method in methods if not method.runs)
-        if len(missing) < len(methods):
-            parts.append(Compared(node["name"], node, tuple(method for method in methods if method.runs), missing))
+        samples: dict[str, int] = {}
+        methods = [_read_method(io.below(folder, item["folder"]), item, samples, damage) for item in node["methods"]]
+        trained = tuple(method for method in methods if method.seeds)
+        if trained:
+            missing = tuple(method.name for method in methods if not method.seeds)
+            parts.append(Compared(node["name"], node, trained, missing))
     if not parts:
         raise ConfigError(f"no winner of {folder} is trained yet: let clipzoo lab run on")
     return Lab(facts, tuple(parts))
 
 
-def _read_method(folder: Path, facts: Mapping[str, Any], damage: io.DamageLog) -> Method:
-    records: dict[str, dict[Path, RunRecord]] = {}
-    for kind in ("seed", "trial"):
+def _read_method(folder: Path, facts: Mapping[str, Any], samples: dict[str, int], damage: io.DamageLog) -> Method:
+    def read(kind: str, read_one: Callable[[Path], T]) -> list[T]:
         runs = sorted(filter(is_finished, folder.glob(f"{kind}-*")), key=lambda run: (len(run.name), run.name))
-        read = {run: damage.read(partial(read_run, run), None) for run in runs}
-        records[kind] = {run: record for run, record in read.items() if record is not None}
-    seeds, trials = records["seed"], records["trial"]
-    whole = {run: record for run, record in seeds.items() if is_whole(record)}
-    lines = {line for record in seeds.values() for line in record.overrides}
+        records = [damage.read(partial(read_one, run), None) for run in runs]
+        return [record for record in records if record is not None]
+
+    seeds, trials = read("seed", partial(_read_seed, samples=samples)), read("trial", read_run)
+    whole = tuple(seed for seed in seeds if is_whole(seed.record))
+    lines = {line for seed in seeds for line in seed.record.overrides}
     winners = (point for point in facts["points"] if {f"{key}={value}" for key, value in point.items()} <= lines)
-    accuracies = tuple(record.metrics[BEST] for record in trials.values() if is_whole(record))
+    accuracies = tuple(record.metrics[BEST] for record in trials if is_whole(record))
     return Method(facts["name"], whole, len(seeds) - len(whole), next(winners, {}), accuracies)
+
+
+def _read_seed(run: Path, samples: dict[str, int]) -> Seed:
+    """Read a run. samples: numbers of outcomes by task, which all runs of a comparison share."""
+    record = read_run(run)
+    if not is_whole(record):
+        return Seed(record, {}, {})
+    path = run / "evaluation" / OUTCOMES
+    outcomes = read_arrays(path)
+    for task, values in outcomes.items():
+        if values.dtype.kind not in "fiu" or values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
+            raise io.DamagedFileError(path, f"has {task} that is not a list of numbers from 0 to 1")
+    counts = {task: len(values) for task, values in outcomes.items()}
+    if not counts or counts != (samples or counts):
+        raise io.DamagedFileError(path, f"has {counts or 'no'} outcomes, other runs {samples}")
+    samples.update(counts)
+    return Seed(record, read_curve(run), outcomes)
+
+
+def read_curve(run: Path) -> dict[float, float]:
+    """Return the accuracy on validation by step. Raises DamagedFileError for a number that is none of these."""
+    lines = [line for line in TrainingLog.read(run).evaluations if str(BEST) in line]
+    for line in lines:
+        require_kinds(run / LOG, line, {"step": "Count", str(BEST): PERCENT})
+    return {float(line["step"]): float(line[str(BEST)]) for line in lines}
 
 
 def read_run(run: Path) -> RunRecord:
     """Read the record of a trial or of a seed. Raises DamagedFileError, also for a number that the page needs."""
-    record, path = RunRecord.read(run), run / FILE
+    record = RunRecord.read(run)
     if is_whole(record):
-        numbers: dict[str, object] = {str(BEST): record.metrics.get(BEST)}
+        kinds = {str(BEST): PERCENT}
         if not run.name.startswith("trial"):
-            keys = [MetricKey("test", "", "", name) for name in (*TASKS, *SIMILARITY)]
-            keys += [MetricKey("start", "", "", name) for name in START]
-            numbers = {str(key): record.metrics.get(key) for key in keys}
-            numbers |= {name: record.training.get(name) for name in ("flops", "samples", "processor")}
-        require_kinds(path, numbers, dict.fromkeys(numbers, NUMBER))
+            kinds = {f"test/{name}": PERCENT if name in TASKS else NUMBER for name in (*TASKS, *SIMILARITY)}
+            kinds |= {f"start/{name}": NUMBER for name in START} | {f"test/{LOSS}": NUMBER}
+            kinds |= dict.fromkeys(("flops", "samples", "processor"), COST)
+        metrics = {str(key): value for key, value in record.metrics.items()}
+        require_kinds(run / FILE, metrics | dict(record.training), kinds)
     return record
 
 
@@ -609,9 +652,9 @@ def curve_figure(compared: Compared) -> Figure:
     figure = Figure(figsize=(9, 4.0), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     for number, method in enumerate(compared.methods):
-        values = np.array([[value for _, value in curve] for curve in method.curves])
-        steps, means = np.array([step for step, _ in method.curves[0]]), values.mean(axis=0)
-        spreads = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+        steps = np.array(method.steps)
+        values = np.array([[seed.curve[step] for step in method.steps] for seed in method.seeds])
+        means, spreads = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
         panel.plot(steps, means, "os^Dv"[number // 10] + "-", color=colour(number), markersize=4, label=method.name)
         panel.fill_between(steps, means - spreads, means + spreads, color=colour(number), alpha=0.15, linewidth=0)
     label(panel, "", "step", "accuracy on validation, %")

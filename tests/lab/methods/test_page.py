@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,49 @@ def test_a_diverged_training_is_counted_and_a_damaged_record_left_out(folder):
     assert (len(compared.method("better").seeds), compared.method("better").failed) == (4, 1)
     assert len(compared.method("worse").seeds) == 4 and len(compared.method("close").seeds) == 3
     assert compared.missing == ("untrained",)
+
+
+FUZZ = [None, True, -1, [], {}, [None], "", "../up", "x" * 300, 10**400, float("nan"), 1e308, {"a": 1}]
+"""Values that are put at every place of the files of a lab."""
+
+
+def places(node: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of all values in a JSON file; of lists only the first one."""
+    if place:
+        yield place
+    for key in node if isinstance(node, dict) else range(len(node[:1])) if isinstance(node, list) else ():
+        yield from places(node[key], (*place, key))
+
+
+def changed(content: dict, place: tuple[str | int, ...], value: object) -> str:
+    """The JSON text of `content` with another value at a place."""
+    content = node = json.loads(json.dumps(content))
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize("every", [41, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_any_value_in_the_files_of_a_lab_is_read_or_is_one_message_with_file_and_key(folder, every, caplog):
+    for method in ("worse", "close"):
+        shutil.rmtree(folder / method)
+    run = folder / "CLIP" / "seed-1"
+    for path in (folder / "lab.json", run / "results.json", run / "metrics.jsonl"):
+        intact = path.read_text()
+        content = json.loads(intact.splitlines()[0])
+        cases = [(place, value) for place in places(content) for value in FUZZ]
+        for place, value in cases[::every]:
+            path.write_text(changed(content, place, value) + intact[len(intact.splitlines()[0]) :])
+            caplog.clear()
+            try:
+                lab = read_lab(folder)
+                from_baseline(lab), verdicts(lab), [method.steps for method in lab.comparisons[0].methods]
+            except ConfigError as error:
+                assert path.name == "lab.json" and "lab.json" in str(error) and "\n" not in str(error), (place, value)
+            else:
+                assert all(str(path) in record.message for record in caplog.records), (place, value)
+        path.write_text(intact)
 
 
 def test_a_folder_without_a_lab_is_one_message(tmp_path):
