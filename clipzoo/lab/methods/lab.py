@@ -92,8 +92,6 @@ WORDS = (
     "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "a", "an", "and", "something", "picture",
     "image", "of", "this", "shows",
 )  # fmt: skip
-
-
 Continues = Callable[[float, float], bool]
 """Called with the share of a training that is done and the accuracy there; False stops the training."""
 

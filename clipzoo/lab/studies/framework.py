@@ -141,8 +141,5 @@ def count_borne_out(claims: Sequence[Claim]) -> str:
 
 def pmi_agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:
     """Return the columns of a table that say how well scores follow the PMI; see `clipzoo.lab.methods.judge`."""
-    measured = agreement(scores, pmi, weights)
-    return {
-        "rank_correlation": measured.rank_correlation, "slope": measured.slope, "mean_error": measured.error,
-        "calibrated_error": measured.calibrated_error,
-    }  # fmt: skip
+    names = {"error": "mean_error"}
+    return {names.get(name, name): value for name, value in agreement(scores, pmi, weights).items()}

@@ -116,7 +116,7 @@ class GaussianProcess(Study):
             Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=batch, rate=self.rate,
             seed=seed,
         )  # fmt: skip
-        g, h = (weight.detach().double() for weight in (model.head.image_projection, model.head.text_projection))
+        g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
         return g @ h.mT / world.noise
 
     def _claims(self, rows: list[Row]) -> list[Claim]:

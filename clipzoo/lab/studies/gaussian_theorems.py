@@ -320,7 +320,7 @@ def learn(
     with torch.no_grad():
         parts = Batch(u, v, torch.arange(samples)).split(batch)
         losses = [objective(model(part), part, Progress(0, 1, samples, batch)).total for part in parts]
-    g, h = (weight.detach().double() for weight in (model.head.image_projection, model.head.text_projection))
+    g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
     distance = float(head_class is DistanceHead)
     return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(torch.stack(losses).mean()))
 

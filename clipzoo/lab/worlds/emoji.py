@@ -83,9 +83,8 @@ class Package:
     def file(self) -> str:
         return f"{self.name}-{self.version}.tgz"
 
-    def is_intact(self, folder: Path) -> bool:
+    def is_intact(self, path: Path) -> bool:
         algorithm, _, digest = self.integrity.partition("-")
-        path = folder / self.file
         if not path.is_file():
             return False
         return base64.b64encode(hashlib.new(algorithm, path.read_bytes()).digest()).decode() == digest
@@ -187,7 +186,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     Raises:
         ConfigError: npm is not installed or cannot fetch a package, or a file has another digest.
     """
-    missing = [package for package in packages if not package.is_intact(folder)]
+    missing = [package for package in packages if not package.is_intact(folder / package.file)]
     if missing:
         names = [f"{package.name}@{package.version}" for package in missing]
         npm = shutil.which("npm")
@@ -209,7 +208,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
             sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
             raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
     for package in missing:
-        if not package.is_intact(folder):
+        if not package.is_intact(folder / package.file):
             raise ConfigError(
                 f"{folder / package.file} is not {package.name} {package.version}: its SHA-512 is not the one known to "
                 "clipzoo; remove the file, and check the registry that `npm config get registry` names"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -99,13 +99,13 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
     if kind == "single":
         size = _choose(random, SIZES)
         radius = random.uniform(*SINGLE_RADIUS[size])
-        things = [_thing(random, fixed, size, *random.uniform(radius, 1 - radius, 2), radius)]
+        things = [_thing(random, fixed, size, random.uniform(radius, 1 - radius, 2), radius)]
     elif kind == "group":
         # One to five things that differ only in place and tilt; at least two if the count is not fixed.
         count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
         radius = random.uniform(*GROUP_RADIUS)
         centre, *centres = _separate_centres(random, count, radius)
-        first = _thing(random, fixed, "small", *centre, radius)
+        first = _thing(random, fixed, "small", centre, radius)
         things = [first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres)]
     else:
         # Two things that differ in shape and colour; the first is left of or above the second.
@@ -113,9 +113,9 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
         along = random.uniform(radius, 0.5 - radius, 2) + np.array([0.0, 0.5])
         across = 0.5 + random.uniform(-1, 1, 2) * (0.3 - radius)
         places = np.stack((along, across) if random.random() >= 0.5 else (across, along), axis=1)
-        first, second = (_thing(random, fixed, "small", *place, radius) for place in places)
+        first, second = (_thing(random, fixed, "small", place, radius) for place in places)
         while second.shape == first.shape or second.colour == first.colour:
-            second = _thing(random, {}, "small", *places[1], radius)
+            second = _thing(random, {}, "small", places[1], radius)
         things = [first, second]
     return Scene(kind, background, tuple(things))
 
@@ -136,7 +136,7 @@ def sample_quadrants(
         radius = random.uniform(*QUADRANT_RADIUS)
         y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
         look = {"shape": shape, "colour": colour, "texture": _choose(random, tuple(textures))}
-        things.append(_thing(random, look, "small", x, y, radius))
+        things.append(_thing(random, look, "small", (x, y), radius))
     return Scene("pair" if len(things) == 2 else "group", _choose(random, tuple(backgrounds)), tuple(things))
 
 
@@ -152,11 +152,14 @@ def _separate_centres(random: np.random.Generator, count: int, radius: float) ->
                 return centres
 
 
-def _thing(random: np.random.Generator, fixed: dict[str, str], size: str, x: float, y: float, radius: float) -> Thing:
+def _thing(
+    random: np.random.Generator, fixed: dict[str, str], size: str, place: Iterable[float], radius: float
+) -> Thing:
     shape = fixed.get("shape") or _choose(random, SHAPES)
     colour = fixed.get("colour") or _choose(random, COLOURS)
     texture = fixed.get("texture") or _choose(random, TEXTURES)
-    return Thing(shape, colour, texture, size, float(x), float(y), float(radius), _tilt(random))
+    x, y = map(float, place)
+    return Thing(shape, colour, texture, size, x, y, float(radius), _tilt(random))
 
 
 def _tilt(random: np.random.Generator) -> float:

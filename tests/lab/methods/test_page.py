@@ -66,12 +66,16 @@ FUZZ = [None, True, -1, [], {}, [None], "", "../up", "x" * 300, 10**400, float("
 """Values that are put at every place of the files of a lab."""
 
 
-def places(node: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the places of all values in a JSON file; of lists only the first one."""
+def places(node: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    """Yield the places of all values in a JSON file, and the values; of lists only the first one."""
     if place:
-        yield place
+        yield place, node
     for key in node if isinstance(node, dict) else range(len(node[:1])) if isinstance(node, list) else ():
         yield from places(node[key], (*place, key))
+
+
+def kind(value: object) -> type:
+    return float if type(value) is int else type(value)
 
 
 def changed(content: dict, place: tuple[str | int, ...], value: object) -> str:
@@ -91,8 +95,8 @@ def test_any_value_in_the_files_of_a_lab_is_read_or_is_one_message_with_file_and
     for path in (folder / "lab.json", run / "results.json", run / "metrics.jsonl"):
         intact = path.read_text()
         content = json.loads(intact.splitlines()[0])
-        cases = [(place, value) for place in places(content) for value in FUZZ]
-        for place, value in cases[::every]:
+        cases = [(place, was, value) for place, was in places(content) for value in FUZZ]
+        for place, was, value in cases[::every]:
             path.write_text(changed(content, place, value) + intact[len(intact.splitlines()[0]) :])
             caplog.clear()
             try:
@@ -102,6 +106,8 @@ def test_any_value_in_the_files_of_a_lab_is_read_or_is_one_message_with_file_and
                 assert path.name == "lab.json" and "lab.json" in str(error) and "\n" not in str(error), (place, value)
             else:
                 assert all(str(path) in record.message for record in caplog.records), (place, value)
+                if path.name == "lab.json" and "points" not in place and place != ("name",):
+                    assert kind(value) is kind(was) and value == value, (place, value)
         path.write_text(intact)
 
 
