@@ -29,16 +29,7 @@ from clipzoo.config.vocabulary import Count
 from clipzoo.errors import number_of
 from clipzoo.io import write_whole
 from clipzoo.io.text import markdown_code, markdown_text
-from clipzoo.report.published import (
-    PaperTable,
-    axes,
-    experiments,
-    layout,
-    search_of,
-    table,
-    table_names,
-    total_cost,
-)
+from clipzoo.report.published import axes, experiments, layout, search_of, table, table_names, total_cost
 from clipzoo.report.render import Cell, from_template, text_table
 from clipzoo.runs.directory import is_finished, run_folder
 from clipzoo.runs.record import TrainingLog
@@ -98,13 +89,6 @@ class Job:
         epoch = float(lines[-1].get("epoch", 0.0)) if lines else 0.0
         return TRAINING_SHARE * epoch / self.plain["trainer"]["epochs"]
 
-    def start(self, threads: int) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "clipzoo.cli", "train", *self.overrides]
-        with self.log.open("ab") as log:
-            environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-
 
 def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> list[Job]:
     """The jobs of rows with their overrides, in the folder `runs`."""
@@ -121,6 +105,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
         if job not in waiting:
             _print(f"{job.name}: finished before, skipped")
     threads = max(1, (os.cpu_count() or 1) // parallel)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     running: list[Job] = []
     failed: list[Job] = []
     begun = reported = time.monotonic()
@@ -128,9 +113,13 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(waiting.pop(0))
-                running[-1].start(threads)
-                _print(f"{running[-1].name}: {shlex.join(['clipzoo', 'train', *running[-1].overrides])}")
+                job = waiting.pop(0)
+                running.append(job)
+                job.log.parent.mkdir(parents=True, exist_ok=True)
+                command = [sys.executable, "-m", "clipzoo.cli", "train", *job.overrides]
+                with job.log.open("ab") as log:
+                    job.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                _print(f"{job.name}: {shlex.join(['clipzoo', 'train', *job.overrides])}")
             time.sleep(1)
             for job in [job for job in running if job.process and job.process.poll() is not None]:
                 running.remove(job)
@@ -194,40 +183,34 @@ def _print(text: str) -> None:
 
 def page() -> str:
     """Text of docs/papers/reproduce.md."""
-    millions = {name: (low / 1e6, high / 1e6) for name, (low, high) in layout()["pairs"].items()}
     searches = []
     for name, facts in layout()["searches"].items():
         search = search_of(facts["rows"][0])
         assert search is not None
         keys = ", ".join(f"{markdown_code(key)} in {values}" for key, values in axes(name).items())
         searches.append(Markup(f"{markdown_code(f'search={name}')}: {keys}. Selected by {markdown_text(search.by)}."))
-    tables = [_table_row(table(name)) for name in table_names()]
+    tables: list[list[str | Cell]] = []
+    for paper_table in map(table, table_names()):
+        names = list(dict.fromkeys(row.name for row in paper_table.rows))
+        known = [experiments()[name] for name in names if name in experiments()]
+        title = paper_table.title + ("" if paper_table.without_numbers is None else " (published numbers missing)")
+        datasets = ", ".join(dict.fromkeys(row.pretrain for row in paper_table.rows))
+        count = f"{len(known)}" if len(known) == len(names) else f"{len(known)} of {len(names)}"
+        demo = sum(name in ROWS for name in names)
+        command = Cell(f"--table {paper_table.name}", code=True)
+        tables.append([paper_table.name, title, datasets, count, str(demo or ""), total_cost(known), command])
     rows: list[list[str | Cell]] = []
     for experiment in experiments().values():
         runs = f"{experiment.runs} x " if experiment.runs > 1 else ""
         hours = f"{runs}{experiment.hours:g} {experiment.device}"
         rows.append([experiment.row, Cell(experiment.command, code=True), hours])
+    pairs = (f"{name} {low / 1e6:g} to {high / 1e6:g} million" for name, (low, high) in layout()["pairs"].items())
     return from_template(
-        "reproduce.md.j2",
-        demo_rows=ROWS,
-        pairs=", ".join(f"{name} {low:g} to {high:g} million" for name, (low, high) in millions.items()),
-        searches=searches,
+        "reproduce.md.j2", demo_rows=ROWS, pairs=", ".join(pairs), searches=searches,
         total=total_cost(experiments().values()),
         tables=text_table(["table", "title", "pretraining", "rows", "demo", "GPU hours", "report"], tables, left=3),
-        rows=text_table(["row", "command", "GPU hours"], rows, left=2),
-        without=layout()["without_experiment"],
-    )
-
-
-def _table_row(paper_table: PaperTable) -> list[str | Cell]:
-    rows = list(dict.fromkeys(row.name for row in paper_table.rows))
-    known = [experiments()[row] for row in rows if row in experiments()]
-    title = paper_table.title + ("" if paper_table.without_numbers is None else " (published numbers missing)")
-    datasets = ", ".join(dict.fromkeys(row.pretrain for row in paper_table.rows))
-    count = f"{len(known)}" if len(known) == len(rows) else f"{len(known)} of {len(rows)}"
-    demo = sum(row in ROWS for row in rows)
-    command = Cell(f"--table {paper_table.name}", code=True)
-    return [paper_table.name, title, datasets, count, str(demo or ""), total_cost(known), command]
+        rows=text_table(["row", "command", "GPU hours"], rows, left=2), without=layout()["without_experiment"],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -409,11 +409,7 @@ def compare(
             label = runs["label"].iloc[0]
             old, new = (side.drop_duplicates("seed")["value"].to_list() for side in (before, after))
             if min(len(old), len(new)) > 1:
-                basis = f"{len(old)} and {number_of(len(new), 'seed')}"
-                pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (old, new)])))
-                interval, p = difference_over_seeds(old, new), welch(old, new)
-                fewer = min(len(old), len(new))
-                differences.append(Difference(name, group, label, interval, p, basis, pooled, fewer))
+                differences.append(seeds_difference(name, group, label, old, new))
                 continue
             first = _outcomes(before.iloc[0], groups[baseline].iloc[0]["run"], damage)
             second = _outcomes(after.iloc[0], runs.iloc[0]["run"], damage)
@@ -428,6 +424,21 @@ def compare(
                 basis = f"{number_of(len(clusters), 'caption')} of {number_of(count, 'image')}"
             differences.append(Difference(name, group, label, interval, p, basis))
     return adjusted(differences)
+
+
+def seeds_difference(
+    metric: str,
+    group: str,
+    label: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    samples: Interval | None = None,
+) -> Difference:
+    """Return Welch's difference of results of several seeds, p not adjusted yet. Names as in `Difference`."""
+    basis = f"{len(before)} and {number_of(len(after), 'seed')}"
+    pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
+    interval, p = difference_over_seeds(before, after), welch(before, after)
+    return Difference(metric, group, label, interval, p, basis, pooled, min(len(before), len(after)), samples=samples)
 
 
 def adjusted(differences: Sequence[Difference]) -> list[Difference]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from clipzoo.lab.methods.judge import LOSS
 from clipzoo.lab.methods.page import SIMILARITY, TASKS
 
 ACCURACIES = {"CLIP": 40.0, "better": 50.0, "worse": 30.0, "close": 40.5}
@@ -21,7 +22,7 @@ def write_records(folder: Path) -> None:
          "metric": metric}
         for name, metric in [*((name, "accuracy") for name in names[1:]), ("better", "error")]
     ]  # fmt: skip
-    oracle = {name: 100.0 for name in TASKS}
+    oracle = dict.fromkeys((*TASKS, LOSS), 100.0)
     point = {"optim.schedule.peak": 0.00123}
     methods = [{"name": name, "folder": name, "points": [{"optim.schedule.peak": 0.1}, point]} for name in names]
     described = {"name": "one", "world": "mixed", "tower": "vit", "methods": methods, "oracle": oracle, "chance": 8.0,
@@ -33,7 +34,7 @@ def write_records(folder: Path) -> None:
         for seed in range(1, 6):
             random = np.random.default_rng([seed, len(name)])
             value = accuracy + (seed - 3) * 0.8
-            metrics = {**dict.fromkeys(TASKS, value), **dict.fromkeys(SIMILARITY, (100 - value) / 30)}
+            metrics = {**dict.fromkeys(TASKS, value), **dict.fromkeys((*SIMILARITY, LOSS), (100 - value) / 30)}
             start = dict.fromkeys(("mean", "deviation", "interaction", "loss", "encoder_gradient"), 1.0)
             run = folder / name / f"seed-{seed}"
             (run / "evaluation").mkdir(parents=True)

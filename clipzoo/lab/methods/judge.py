@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
     joint = world.scene_probability[:, None] * world.caption_given_scene
     # Every scene has equally many images.
     weights = pair_weights(joint)[split.scenes]
-    return Judgement(metrics | asdict(agreement(scores, world.pmi[split.scenes], weights)), outcomes)
+    return Judgement(metrics | agreement(scores, world.pmi[split.scenes], weights), outcomes)
 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
@@ -91,37 +91,28 @@ def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     return 1 / (1 + above + (equal - 1) / 2)
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of scores with the PMI.
-
-    rank_correlation: Spearman's. slope: of the line that predicts the PMI from the score; 1 is calibrated, below 1 the
-    scores are too far apart. error: root mean square distance from the PMI plus the best constant, in nats; it is 0 for
-    the PMI itself. calibrated_error: the same after the best line.
-    """
-
-    rank_correlation: float
-    slope: float
-    error: float
-    calibrated_error: float
-
-
-def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> Agreement:
+def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:
     """Compare scores with the PMI of the same pairs.
 
     scores, pmi, weights: of one shape. weights: of the pairs, not negative. Pairs whose PMI is -inf, which no finite
     score can follow, count for the rank correlation alone.
+
+    Returns:
+        rank_correlation: Spearman's. slope: of the line that predicts the PMI from the score; 1 is calibrated, below 1
+        the scores are too far apart. error: root mean square distance from the PMI plus the best constant, in nats; it
+        is 0 for the PMI itself. calibrated_error: the same after the best line.
     """
     s, p, w = (np.asarray(values, dtype=np.float64).ravel() for values in (scores, pmi, weights))
     if not s.shape == p.shape == w.shape:
         raise ValueError(f"scores, PMI and weights need one shape, not {s.shape}, {p.shape} and {w.shape}")
     # Equal PMIs differ by rounding, and ranks would tell them apart.
-    ranks = (stats.rankdata(s.round(DIGITS)), stats.rankdata(p.round(DIGITS)))
+    rank_correlation, _, _ = _line(stats.rankdata(s.round(DIGITS)), stats.rankdata(p.round(DIGITS)), w)
     held = np.isfinite(p) & (w > 0)
     difference = s[held] - p[held]
     spread = difference - np.average(difference, weights=w[held])
+    error = float(np.sqrt(np.average(spread**2, weights=w[held])))
     _, slope, residual = _line(s[held], p[held], w[held])
-    return Agreement(_line(*ranks, w)[0], slope, float(np.sqrt(np.average(spread**2, weights=w[held]))), residual)
+    return {"rank_correlation": rank_correlation, "slope": slope, "error": error, "calibrated_error": residual}
 
 
 def pair_weights(joint: ArrayLike) -> np.ndarray:

@@ -21,7 +21,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
@@ -31,7 +31,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from clipzoo import io
 from clipzoo.build import build_model, build_objective, build_part as build_part
@@ -46,14 +46,24 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, first_line
 from clipzoo.io import below
 from clipzoo.lab.methods.judge import ACCURACY, Split, judge, judge_scores
-from clipzoo.lab.methods.page import BEST, CLAIM, MANIFEST, METRICS, OUTCOMES, is_whole, read_run, write_page
+from clipzoo.lab.methods.page import (
+    BEST,
+    CLAIM,
+    MANIFEST,
+    METRICS,
+    OUTCOMES,
+    is_whole,
+    read_curve,
+    read_run,
+    write_page,
+)
 from clipzoo.lab.worlds.scenes import render
 from clipzoo.lab.worlds.world import CaptionSettings, EnumeratedWorld
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import CONFIG, is_finished
 from clipzoo.runs.lock import try_lock
-from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, results
+from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, results
 from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
@@ -82,24 +92,22 @@ WORDS = (
     "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "a", "an", "and", "something", "picture",
     "image", "of", "this", "shows",
 )  # fmt: skip
+Continues = Callable[[float, float], bool]
+"""Called with the share of a training that is done and the accuracy there; False stops the training."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("lab", nargs="?", default="default", help="name in conf/lab, or a YAML file")
-    parser.add_argument("--output", type=output_folder, help="folder of the lab (default: lab/NAME)")
-    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only these methods")
-    parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="only these comparisons")
-    parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")
-    parser.add_argument(
-        "--trust", nargs="+", default=[], metavar="PACKAGE", help="packages of the methods' own classes"
-    )
-    parser.add_argument(
-        "--config-dir", type=Path, metavar="FOLDER", help="folder of custom config options, as for clipzoo train"
-    )
-    parser.add_argument("--report", action="store_true", help="train nothing; write the page of the trainings so far")
-    parser.add_argument(
-        "--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)"
-    )
+    add = parser.add_argument
+    add("lab", nargs="?", default="default", help="name in conf/lab, or a YAML file")
+    add("--output", type=output_folder, help="folder of the lab (default: lab/NAME)")
+    add("--methods", nargs="+", default=[], metavar="METHOD", help="only these methods")
+    add("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="only these comparisons")
+    add("--seeds", type=number_in(Count), help="fresh seeds of every winner")
+    add("--trust", nargs="+", default=[], metavar="PACKAGE", help="packages of the methods' own classes")
+    folder = "folder of custom config options, as for clipzoo train"
+    add("--config-dir", type=Path, metavar="FOLDER", help=folder)
+    add("--report", action="store_true", help="train nothing; write the page of the trainings so far")
+    add("--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)")
     parser.set_defaults(run=run)
 
 
@@ -111,17 +119,13 @@ def run(options: argparse.Namespace) -> None:
     output = options.output or below(Path("lab"), lab.name)
     if not options.report:
         run_lab(lab, output)
-    page, index = write_page(output, options.page, _command(options), lab.said)
-    print(f"the page of the lab: {page}, {index}")
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Return the command that trains what these options choose."""
+    # The command that trains what these options choose.
     words = ["clipzoo", "lab", *([] if options.lab == "default" else [options.lab])]
     for name in ("methods", "comparisons", "seeds", "trust", "config_dir"):
         if value := getattr(options, name):
             words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
-    return shlex.join(words)
+    page, index = write_page(output, options.page, shlex.join(words), lab.said)
+    print(f"the page of the lab: {page}, {index}")
 
 
 @checked
@@ -146,11 +150,6 @@ class WorldSettings:
     openings: Annotated[int, Range(at_least=1, at_most=4)]
     popularity: Annotated[float, Range(at_least=0, at_most=3)]
     unmatched: Probability
-
-    @property
-    def enumerated(self) -> EnumeratedWorld:
-        captions = {field.name: getattr(self, field.name) for field in fields(CaptionSettings)}
-        return EnumeratedWorld(self.shapes, self.colours, CaptionSettings(**captions))
 
 
 @checked
@@ -210,17 +209,15 @@ class LabSettings:
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
         """Return the lab of some methods and comparisons alone; empty lists for all. Raises ConfigError."""
-        known = list(dict.fromkeys(name for part in self.comparisons for name in part.methods))
+        known = dict.fromkeys(name for part in self.comparisons for name in part.methods)
         _require_known("method", methods, known)
         _require_known("comparison", comparisons, [part.name for part in self.comparisons])
-        parts = [
-            replace(
-                part, methods={name: lines for name, lines in part.methods.items() if not methods or name in methods}
-            )
-            for part in self.comparisons
-            if not comparisons or part.name in comparisons
-        ]
-        return replace(self, comparisons=tuple(part for part in parts if part.methods), seeds=seeds or self.seeds)
+        parts = []
+        for part in self.comparisons:
+            kept = {name: lines for name, lines in part.methods.items() if not methods or name in methods}
+            if kept and (not comparisons or part.name in comparisons):
+                parts.append(replace(part, methods=kept))
+        return replace(self, comparisons=tuple(parts), seeds=seeds or self.seeds)
 
 
 def read_settings(name: str) -> LabSettings:
@@ -239,28 +236,28 @@ def read_settings(name: str) -> LabSettings:
         if not kind.admits(value):
             raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
-    claims = tuple(content["claims"])
-    for claim in claims:
+    by_name = {part.name: part for part in parts}
+    for claim in content["claims"]:
         io.require_fields(path, claim, dict.fromkeys(CLAIM, str))
-        _require_known("comparison", [claim["comparison"]], [part.name for part in parts])
-        methods = next(part.methods for part in parts if part.name == claim["comparison"])
-        _require_known("method", [claim["better"], claim["than"]], list(methods))
+        _require_known("comparison", [claim["comparison"]], by_name)
+        _require_known("method", [claim["better"], claim["than"]], by_name[claim["comparison"]].methods)
         _require_known("metric", [claim["metric"]], METRICS)
     search = _built(SearchSettings, content["search"], f"{path}: search")
     if any(abs(place - round(place)) > 1e-9 for place in (rung * content["evaluations"] for rung in search.rungs)):
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
+    plain = {key: content[key] for key in ("title", "baseline", "seeds", "evaluations")}
     return LabSettings(
-        path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
-        claims, tuple(content.get(SCALES) or ()),
+        path.stem, **plain, search=search, comparisons=parts, claims=tuple(content["claims"]),
+        scales=tuple(content.get(SCALES) or ()),
     )  # fmt: skip
 
 
-def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison:
+def _comparison(path: Path, content: Mapping[str, Any], node: Mapping[str, Any]) -> Comparison:
     io.require_fields(path, node, {"world": str, "tower": str, **({"methods": list} if "methods" in node else {})})
     for kind in ("world", "tower"):
-        _require_known(kind, [node[kind]], list(content[f"{kind}s"]))
+        _require_known(kind, [node[kind]], content[f"{kind}s"])
     names = node.get("methods") or list(content["methods"])
-    _require_known("method", names, list(content["methods"]))
+    _require_known("method", names, content["methods"])
     shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
     methods: dict[str, tuple[str, ...]] = {}
     for name in names:
@@ -282,7 +279,7 @@ def _built(kind: type, values: Any, place: str) -> Any:
     return kind(**values)
 
 
-def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _require_known(kind: str, names: Sequence[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(f"there is no {kind} {name} in this lab: give one of {', '.join(known)}")
@@ -296,7 +293,8 @@ class LabData:
 
     @cached_property
     def world(self) -> EnumeratedWorld:
-        return self.settings.enumerated
+        captions = {field.name: getattr(self.settings, field.name) for field in fields(CaptionSettings)}
+        return EnumeratedWorld(self.settings.shapes, self.settings.colours, CaptionSettings(**captions))
 
     @cached_property
     def train(self) -> Split:
@@ -310,10 +308,6 @@ class LabData:
     def test(self) -> Split:
         return self._split(TEST, [*range(len(self.world.scenes))] * self.settings.test)
 
-    def tokens(self, tokenizer: Callable[[list[str]], Tensor]) -> Tensor:
-        """Return the tokenised captions of the training pairs, [n, L]."""
-        return tokenizer(self.world.captions)[self.train.captions]
-
     def _split(self, stream: int, scenes: list[int] | list[None]) -> Split:
         size = self.settings.image_size
         images, drawn = [], []
@@ -322,8 +316,8 @@ class LabData:
             scene, caption = self.world.draw(random, wanted)
             images.append(render(self.world.picture(scene, random), size, random))
             drawn.append((scene, caption))
-        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
         numbers = np.array(drawn)
+        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
         return Split(pixels, numbers[:, 0], numbers[:, 1])
 
 
@@ -338,13 +332,20 @@ def run_lab(lab: LabSettings, root: Path) -> None:
     everything = cells(lab, root)
     for cell in everything:
         cell.require_valid()
-    write_manifest(lab, everything, root)
-    while True:
-        if any(cell.work() for cell in everything):
-            continue
-        if all(cell.is_done() for cell in everything):
-            return
-        time.sleep(WAIT)
+    # What the page needs beside the runs: methods, their points, and what a score that is the PMI reaches.
+    comparisons = []
+    for part in lab.comparisons:
+        own = [cell for cell in everything if cell.comparison is part]
+        methods = [
+            {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points} for cell in own
+        ]
+        facts = {"name": part.name, "world": part.world_name, "tower": part.tower, "methods": methods}
+        comparisons.append({**facts, **oracle(own[0].data)})
+    described = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
+    io.write_json(root / MANIFEST, {**described, **lab.said})
+    while not all(cell.is_done() for cell in everything):
+        if not any(cell.work() for cell in everything):
+            time.sleep(WAIT)
 
 
 def cells(lab: LabSettings, root: Path) -> list[Cell]:
@@ -355,24 +356,6 @@ def cells(lab: LabSettings, root: Path) -> list[Cell]:
         for part in lab.comparisons
         for method in part.methods
     ]
-
-
-def write_manifest(lab: LabSettings, everything: Sequence[Cell], root: Path) -> None:
-    """Write what the page needs beside the runs: methods, their points, and what a score that is the PMI reaches."""
-    comparisons = [
-        {
-            "name": part.name, "world": part.world_name, "tower": part.tower,
-            "methods": [
-                {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points}
-                for cell in everything
-                if cell.comparison is part
-            ],
-            **oracle(next(cell.data for cell in everything if cell.comparison is part)),
-        }
-        for part in lab.comparisons
-    ]  # fmt: skip
-    described = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
-    io.write_json(root / MANIFEST, {**described, **lab.said})
 
 
 def oracle(data: LabData) -> dict[str, Any]:
@@ -450,27 +433,25 @@ class Cell:
             title = f"trial {number + 1} of {len(self.points)}"
             if self._train(self.trial(number), title, values, SEARCH_SEED, partial(self._passes, number)):
                 return True
-        winner = self.winner()
+        winner = self._winner() if self._is_searched() else None
         return winner is not None and any(
             self._train(self.seed(seed), f"seed {seed}", self.points[winner], seed) for seed in self.seeds
         )
 
-    def winner(self) -> int | None:
-        """Return the number of the trial with the best validation accuracy; None before all trials have ended."""
-        if not self._is_searched():
-            return None
-        records = {number: read_run(self.trial(number)) for number in range(len(self.points))}
-        reached = {number: record.metrics[BEST] for number, record in records.items() if is_whole(record)}
-        return max(reached, key=lambda number: (reached[number], -number), default=None)
-
     def is_done(self) -> bool:
         """Return True if nothing is left to train."""
-        if not self._is_searched():
-            return False
-        return self.winner() is None or all(is_finished(self.seed(seed)) for seed in self.seeds)
+        return self._is_searched() and (
+            self._winner() is None or all(is_finished(self.seed(seed)) for seed in self.seeds)
+        )
 
     def _is_searched(self) -> bool:
         return all(is_finished(self.trial(number)) for number in range(len(self.points)))
+
+    def _winner(self) -> int | None:
+        """Return the number of the trial with the best validation accuracy; None if no trial is whole."""
+        records = {number: read_run(self.trial(number)) for number in range(len(self.points))}
+        reached = {number: record.metrics[BEST] for number, record in records.items() if is_whole(record)}
+        return max(reached, key=lambda number: (reached[number], -number), default=None)
 
     def _passes(self, number: int, share: float, accuracy: float) -> bool:
         """Return True if a trial continues after a share of its training: at a rung, among the best of all trials."""
@@ -482,7 +463,7 @@ class Cell:
             if not run.exists():
                 continue
             # The accuracy at each rung that the other trial has reached, from its log and its results.
-            curve = [float(line[str(BEST)]) for line in TrainingLog.read(run).evaluations]
+            curve = list(read_curve(run).values())
             if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
                 curve.append(record.metrics[BEST])  # the rung at which it was stopped
             reached = {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}
@@ -490,12 +471,7 @@ class Cell:
         return all(passes(rung, accuracy, others, number, True, self.lab.search.keep) for rung in rungs)
 
     def _train(
-        self,
-        run: Path,
-        title: str,
-        values: Mapping[str, Value],
-        seed: int,
-        continues: Callable[[float, float], bool] = lambda share, accuracy: True,
+        self, run: Path, title: str, values: Mapping[str, Value], seed: int, continues: Continues | None = None
     ) -> bool:
         """Train a run unless it is finished or another process trains it; return True if it was trained."""
         if is_finished(run):
@@ -509,8 +485,8 @@ class Cell:
             record = train_run(run, self.space.overrides(values), self.data, seed, self.lab, continues)
         finally:
             os.close(lock)
-        said = record.training.get(ENDED_EARLY)
         accuracy = record.metrics.get(BEST if title.startswith("trial") else MetricKey("test", "", "", ACCURACY), 0.0)
+        said = record.training.get(ENDED_EARLY)
         said = said or f"accuracy {accuracy:.1f} %, {record.training['processor']:.1f} s of CPU time"
         say(f"{time.strftime('%H:%M:%S')}  {self.comparison.name}, {self.method}, {title}: {said}")
         return True
@@ -521,20 +497,13 @@ class StoppedEarlyError(Exception):
 
 
 def train_run(
-    run: Path,
-    overrides: Sequence[str],
-    data: LabData,
-    seed: int,
-    lab: LabSettings,
-    continues: Callable[[float, float], bool] = lambda share, accuracy: True,
+    run: Path, overrides: Sequence[str], data: LabData, seed: int, lab: LabSettings, continues: Continues | None
 ) -> RunRecord:
     """Train a model on the pairs of a world, judge it and write its run directory. Return the record.
 
     The metrics are those of both splits ("test/accuracy"), and of the scores before the first step ("start/mean").
     evaluation/outcomes.npz has the outcomes of the test samples by task. A training that diverged or was stopped has a
     record that says so.
-
-    continues: called with the share of the training that is done and the accuracy there; False stops the training.
     """
     line = (*overrides, f"seed={seed}")
     plain = settings_of(line, lab.trust)
@@ -548,7 +517,7 @@ def train_run(
     # A cosine head leaves the temperature to its objective: this factor turns its scores into logits.
     factor = score_factor(plain)
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
-    tokens = data.tokens(model.encoder.tokenizer)
+    tokens = model.encoder.tokenizer(data.world.captions)[data.train.captions]  # [n, L]
     sample = Batch(data.train.images[:batch], tokens[:batch], torch.arange(batch))
     # Copies: the objective has state for each sample.
     copies = deepcopy(model), deepcopy(objective)
@@ -561,7 +530,7 @@ def train_run(
         began, done = time.process_time(), done + 1
         measured = judge(trained, data.world, data.validation, factor).metrics
         evaluating += time.process_time() - began
-        if done < lab.evaluations and not continues(done / lab.evaluations, measured[ACCURACY]):
+        if done < lab.evaluations and continues and not continues(done / lab.evaluations, measured[ACCURACY]):
             metrics[str(BEST)] = measured[ACCURACY]
             raise StoppedEarlyError
         return _named("validation", measured)
@@ -627,16 +596,13 @@ def initial_scores(model: Model, objective: Objective, batch: Batch, progress: P
     rest = logits - logits.mean(0) - logits.mean(1, keepdim=True) + logits.mean()
     values = {
         "mean": float(logits.mean()), "deviation": float(logits.std()), "interaction": float(rest.std()),
-        "loss": float(loss.detach()), "encoder_gradient": _norm(model.encoder.parameters()),
-        "head_gradient": _norm(model.head.parameters()),
+        "loss": float(loss.detach()),
     }  # fmt: skip
+    for name, part in (("encoder", model.encoder), ("head", model.head)):
+        squares = [weight.grad.double().square().sum() for weight in part.parameters() if weight.grad is not None]
+        values[f"{name}_gradient"] = float(torch.stack(squares).sum().sqrt())
     model.zero_grad(set_to_none=True)
     return values
-
-
-def _norm(parameters: Iterable[nn.Parameter]) -> float:
-    gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return float(torch.sqrt(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()))
 
 
 class WordTokenizer(Part):
@@ -654,10 +620,9 @@ class WordTokenizer(Part):
         captions = as_captions(captions)
         rows = torch.zeros(len(captions), self.context_length, dtype=torch.int64)
         for row, caption in zip(rows, captions, strict=True):
-            unknown = [word for word in caption.split() if word not in self._ids]
-            if unknown:
+            words = caption.split()
+            if unknown := [word for word in words if word not in self._ids]:
                 raise ValueError(f"{caption!r} has a word that is not in the vocabulary: {unknown[0]}")
-            words = [self._ids[word] for word in caption.split()][: self.context_length - 2]
-            tokens = [self.start_token, *words, self.end_token]
-            row[: len(tokens)] = torch.tensor(tokens)
+            known = [self._ids[word] for word in words[: self.context_length - 2]]
+            row[: len(known) + 2] = torch.tensor([self.start_token, *known, self.end_token])
         return rows

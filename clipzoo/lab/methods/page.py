@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -29,15 +28,14 @@ from clipzoo.report.statistics import (
     Interval,
     adjusted,
     detectable_difference,
-    difference_over_seeds,
     over_seeds,
     paired_difference,
-    welch,
+    seeds_difference,
 )
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 
-PAGE, NOTES, OUTCOMES = "lab.md", "notes.txt", "outcomes.npz"
+PAGE, NOTES, OUTCOMES, LOG = "lab.md", "notes.txt", "outcomes.npz", "metrics.jsonl"
 MANIFEST = "lab.json"
 TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
          "text_to_image": "text to image"}  # fmt: skip
@@ -54,6 +52,8 @@ START = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "l
 METRICS = tuple(name for name in (*TASKS, *SIMILARITY) if name != "slope")
 """Metrics of which a claim can say that one method is better."""
 NUMBER = "Annotated[float, Range(at_least=-1e15, at_most=1e15)]"
+COST = "Annotated[float, Range(at_least=0, at_most=1e30)]"
+PERCENT = "Annotated[float, Range(at_least=0, at_most=100)]"
 FACTS = {"title": "str", "baseline": "str", "seeds": "Count", "trials": "Count", "comparisons": "list[dict]",
          "claims": "list[dict[str, str]]"}  # fmt: skip
 """Annotations of the values in lab.json, and of those of a comparison and of a method in it."""
@@ -68,6 +68,8 @@ PLANNED = (3, 5, 10, 20)
 """Numbers of seeds of the power analysis."""
 LINE = 0.3
 """Height of a method's line, in inches."""
+Rows = list[list[str | Cell]]
+T = TypeVar("T")
 
 
 def write_page(
@@ -83,72 +85,104 @@ def write_page(
         ConfigError: nothing is finished.
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
-    revisions = sorted({record.revision for record in lab.records}, key=str)
-    trained = ", ".join(name or "a revision that the records do not name" for name in revisions)
-    made = revision() or "a revision that is not known"
-    written = io.below(page.parent, f"{page.stem}/{NOTES}")
-    notes = io.read_text(written, io.MB).strip().split("\n\n") if written.exists() else []
-    first = Section(text=[*_lead(lab), Span(command, "command")])
-    last = Section(text=[f"Winners trained at {trained}; page made at {made}."])
-    sections = [
-        replace(section, figures=[replace(figure, file=f"{page.stem}/{figure.file}") for figure in section.figures])
-        for section in _sections(lab, notes)
-    ]
-    write(lab.facts["title"], [page, index], [first, *sections, last])
-    return page, index
-
-
-def _lead(lab: Lab) -> list[str]:
-    worlds = lab.comparisons[0].facts
-    stopped = ", stopped early at rungs" if lab.facts.get("rungs", True) else ""
-    text = [
-        f"Every method has the same search: {lab.facts['trials']} points of its ranges{stopped}, "
-        f"chosen on a validation split. The winner is trained with {lab.facts['seeds']} fresh seeds and judged "
+    facts, world = lab.facts, lab.comparisons[0].facts
+    records = lab.records
+    stopped = ", stopped early at rungs" if facts.get("rungs", True) else ""
+    lead = [
+        f"Every method has the same search: {facts['trials']} points of its ranges{stopped}, "
+        f"chosen on a validation split. The winner is trained with {facts['seeds']} fresh seeds and judged "
         "on a test split. The scenes show two objects; the probability of every caption given a scene is known, so "
         "that the pointwise mutual information (PMI) of every image and caption is exact "
-        f"({worlds['scenes']} scenes, {worlds['captions']} captions in the first world). Accuracy is the mean of "
+        f"({world['scenes']} scenes, {world['captions']} captions in the first world). Accuracy is the mean of "
         "three tasks: zero-shot (the best of the objects' names is in the scene) and the mean reciprocal rank of "
         "captions and of images. The PMI as a score is a reference, no bound: its equal scores share a mean rank, "
         "whose reciprocal is below the mean of the reciprocal ranks that scores without ties get. Numbers in brackets "
         "are 95 % intervals over seeds.",
     ]
-    planned = int(lab.facts["seeds"]) * sum(len(part["methods"]) for part in lab.facts["comparisons"])
-    if len(lab.records) < planned:
-        text.append(f"The lab is not finished: {len(lab.records)} of {planned} trainings of winners are done.")
-    return text
+    planned = int(facts["seeds"]) * sum(len(part["methods"]) for part in facts["comparisons"])
+    if len(records) < planned:
+        lead.append(f"The lab is not finished: {len(records)} of {planned} trainings of winners are done.")
+    revisions = sorted({record.revision for record in records}, key=str)
+    trained = ", ".join(name or "a revision that the records do not name" for name in revisions)
+    made = revision() or "a revision that is not known"
+    written = io.below(page.parent, f"{page.stem}/{NOTES}")
+    notes = io.read_text(written, io.MB).strip().split("\n\n") if written.exists() else []
+    sections = [
+        replace(section, figures=[replace(figure, file=f"{page.stem}/{figure.file}") for figure in section.figures])
+        for section in _sections(lab, notes)
+    ]
+    last = Section(text=[f"Winners trained at {trained}; page made at {made}."])
+    write(facts["title"], [page, index], [Section(text=[*lead, Span(command, "command")]), *sections, last])
+    return page, index
 
 
 def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     """Yield the sections of the page; files of figures are relative to the folder of its pictures."""
-    claims, found = verdicts(lab), from_baseline(lab)
-    if lab.facts.get("scales"):
-        yield from (part for compared in lab.comparisons for part in _scaling(compared))
+    claims, found, baseline = verdicts(lab), from_baseline(lab), lab.facts["baseline"]
+    scales = lab.facts.get("scales")
+    if scales:
+        for compared in lab.comparisons:
+            yield from _scaling(compared)
     if claims:
         yield Section("Which claims of the papers hold here", _said(claims), [claims_table(claims)])
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
     if found:
-        yield Section(
-            f"Differences from {lab.baseline}",
-            [_separated(found, lab.baseline)],
-            [differences_table(found)],
-            [Picture("differences with intervals", difference_figure(found, lab.baseline), file="differences.png")],
+        above, below = (
+            ", ".join(
+                f"{item.label} ({item.group})"
+                for item in found
+                if item.is_separated and sign * item.interval.estimate > 0
+            )
+            for sign in (1, -1)
         )
+        said = (
+            f"Separated after Holm's correction for all lines: above {baseline} {above or 'none'}; below "
+            f"{below or 'none'}. Intervals over seeds say what another training would reach; those over samples, of "
+            "outcomes averaged over the seeds, what another test split would. Detectable: by as many seeds, with 80 % "
+            "probability."
+        )
+        rows: Rows = [
+            [
+                item.group, item.label, f"{item.interval.estimate:+.1f}", _ends(item.interval), _ends(item.samples),
+                f"{item.p:.2g}", Cell("yes" if item.is_separated else "no", bold=item.is_separated),
+                f"{item.detectable:.1f}",
+            ]
+            for item in found
+        ]  # fmt: skip
+        labels = ["comparison", "method", "difference", "95 % over seeds", "95 % over samples", "p (Holm)",
+                  "separated", "detectable"]  # fmt: skip
+        picture = Picture("differences with intervals", difference_figure(found, baseline), file="differences.png")
+        yield Section(f"Differences from {baseline}", [said], [text_table(labels, rows, left=2, wrap=True)], [picture])
     for compared in lab.comparisons:
-        yield from itertools.islice(_compared(compared), 1 if lab.facts.get("scales") else None)
+        results, *others = _compared(compared)
+        yield results
+        yield from () if scales else others
     if found:
         yield Section(
             "What the seeds can show",
             ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
              f"probability, at the spread over seeds that was measured and the level {found[0].level:.2g}: 5 % divided "
-             f"by the {len(found)} differences from {lab.baseline}, which Holm's method asks of the smallest p. "
+             f"by the {len(found)} differences from {baseline}, which Holm's method asks of the smallest p. "
              "Larger p-values of the same table may pass at a less strict level."],
             [power_table(lab, found)],
         )  # fmt: skip
+    rows = []
+    for compared in lab.comparisons:
+        for method in compared.methods:
+            chosen = []
+            for key, value in method.winner.items():
+                short = key.removeprefix("optim.schedule.").removeprefix("head.").removeprefix("objective.")
+                chosen.append(f"{short}={value:.3g}" if isinstance(value, float) else f"{short}={value}")
+            best = f"{max(method.trials):.1f}" if method.trials else ""
+            finished = f"{len(method.trials)} of {lab.facts['trials']}"
+            seeds = str(len(method.seeds)) + (f", {method.failed} diverged" if method.failed else "")
+            rows.append([compared.name, method.name, finished, best, seeds, Cell(", ".join(chosen), code=True)])
+    labels = ["comparison", "method", "finished", "best, validation %", "seeds", "chosen"]
     yield Section(
         "What the searches chose",
         ["Trials that are not finished were stopped at a rung, or diverged."],
-        [searches_table(lab)],
+        [text_table(labels, rows, left=2, wrap=True)],
     )
 
 
@@ -157,15 +191,16 @@ def _scaling(compared: Compared) -> Iterator[Section]:
     trainings = []
     for method in compared.methods:
         for seed in method.seeds:
-            pairs = (line.partition("=") for line in seed.overrides if not line.startswith("seed="))
-            metrics = {key.metric: value for key, value in seed.metrics.items() if key.task == "test"}
+            record = seed.record
+            pairs = (line.partition("=") for line in record.overrides if not line.startswith("seed="))
+            metrics = {key.metric: value for key, value in record.metrics.items() if key.task == "test"}
             values = {
                 "test loss": metrics[LOSS], "error, accuracy": 100 - metrics[ACCURACY],
                 "distance from the PMI": metrics["error"],
             }  # fmt: skip
             settings = {key: yaml.safe_load(value) for key, _, value in pairs}
-            flops, samples = (float(seed.training[name]) for name in ("flops", "samples"))
-            trainings.append(Training(f"{method.name}, seed {seed.seed}", settings, flops, samples, values))
+            flops, samples = (float(record.training[name]) for name in ("flops", "samples"))
+            trainings.append(Training(f"{method.name}, seed {record.seed}", settings, flops, samples, values))
     oracle = compared.facts["oracle"]
     # No law can fall below what the PMI itself reaches.
     best = f"The PMI itself has a loss of {oracle[LOSS]:.2f} nats and an error of {100 - oracle[ACCURACY]:.1f} %."
@@ -185,38 +220,68 @@ def _scaling(compared: Compared) -> Iterator[Section]:
 
 def _compared(compared: Compared) -> Iterator[Section]:
     """Yield the results of a comparison, then its other sections."""
-    name, facts = compared.name, compared.facts
+    name, facts, methods = compared.name, compared.facts, compared.methods
     missing = [f"Not trained yet: {', '.join(compared.missing)}."] if compared.missing else []
+    best = {task: max(over_seeds(method.values(task)).estimate for method in methods) for task in TASKS}
+    rows: Rows = []
+    for method in methods:
+        intervals = {task: over_seeds(method.values(task)) for task in TASKS}
+        cells = [
+            Cell(_interval(item, ".1f", 0, 100), bold=item.estimate == best[task]) for task, item in intervals.items()
+        ]
+        rows.append([method.name, str(len(method.seeds)), *cells])
+    rows.append(["the PMI itself", "", *(f"{facts['oracle'][task]:.1f}" for task in TASKS)])
+    labels = ["method", "seeds", *(f"{title}, %" for title in TASKS.values())]
+    curves = [Picture(f"{name}: accuracy over training", curve_figure(compared), file=f"{name}/curves.png")]
     yield Section(
         f"World {facts['world']}, towers {facts['tower']}",
         [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
          f"{facts['chance']:.0f} % in zero-shot.", *missing],
-        [results_table(compared)],
-        [Picture(f"{name}: accuracy over training", curve_figure(compared), file=f"{name}/curves.png")]
-        if len(compared.methods[0].curves[0]) > 1 else (),
+        [text_table(labels, rows, left=1, wrap=True)],
+        curves if len(methods[0].steps) > 1 else (),
     )  # fmt: skip
 
+    rows = [
+        [method.name, *(_interval(over_seeds(method.values(metric)), ".2f") for metric in SIMILARITY)]
+        for method in methods
+    ]
+    rows.append(["the PMI itself", "1", "1", "0", "0"])
     yield Section(
         "Agreement with the pointwise mutual information",
         ["Scores of test images with all captions of the world, half of the weight on matched pairs and half on "
          "independent ones. A score is as good as the PMI up to a constant. The slope predicts the PMI from the score: "
          "1 is calibrated, below 1 the scores are too far apart."],
-        [similarity_table(compared)],
+        [text_table(["method", *SIMILARITY.values()], rows, left=1, wrap=True)],
         [Picture(f"{name}: agreement with the PMI", similarity_figure(compared), file=f"{name}/similarity.png")],
         level=3,
     )  # fmt: skip
+
+    rows = [
+        [method.name, *(f"{np.mean(method.values(key, 'start')):.3g}" for key in START)] for method in methods
+    ]  # fmt: skip
     yield Section(
         "Scores before the first step",
         ["Logits of a batch of training pairs: their mean and standard deviation, and the standard deviation of what "
          "is left without the means of images and of captions, which alone tells pairs apart; the loss, and the norm "
          "of its gradient. A large spread saturates the softmax, one near zero leaves nothing to learn from."],
-        [start_table(compared)],
+        [text_table(["method", *START.values()], rows, left=1, wrap=True)],
         level=3,
     )  # fmt: skip
+
+    front = pareto(methods, "flops")
+    rows = [
+        [
+            f"{method.name} *" if method in front else method.name, f"{method.cost('flops') / 1e9:,.0f}",
+            f"{method.cost('samples'):,.0f}", f"{method.cost('processor'):.1f}",
+            f"{over_seeds(method.values(ACCURACY)).estimate:.1f}",
+        ]
+        for method in sorted(methods, key=lambda method: method.cost("flops"))
+    ]  # fmt: skip
+    labels = ["method", "GFLOPs", "samples", "CPU seconds", "accuracy, %"]
     yield Section(
         "Accuracy against cost",
         ["A star marks methods that no method of fewer operations surpasses."],
-        [cost_table(compared, pareto(compared.methods, "flops"))],
+        [text_table(labels, rows, left=1, wrap=True)],
         [Picture(f"{name}: accuracy against cost", pareto_figure(compared), file=f"{name}/cost.png")],
         level=3,
     )
@@ -237,7 +302,7 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
     ]
     for item in claims:
         if item.measured is not None and item.measured.is_separated:
-            claim, holds = item.claim, item.gain > 0
+            claim, holds = item.claim, item.verdict == "holds"
             text.append(
                 f"{claim['better']} {'is better' if holds else 'is worse'} than {claim['than']} in "
                 f"{claim['comparison']} ({claim['metric'].replace('_', ' ')} {item.measured.interval.text}): "
@@ -246,57 +311,49 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
     return text
 
 
-def _separated(found: Sequence[Difference], baseline: str) -> str:
-    better = [item for item in found if item.is_separated and item.interval.estimate > 0]
-    worse = [item for item in found if item.is_separated and item.interval.estimate < 0]
+@dataclass(frozen=True)
+class Seed:
+    """A finished training of a winner with a fresh seed.
 
-    def listed(items: Sequence[Difference]) -> str:
-        return ", ".join(f"{item.label} ({item.group})" for item in items) or "none"
+    curve: accuracy on validation by step. outcomes: of the test samples by task, each [n] in [0, 1].
+    """
 
-    return (
-        f"Separated after Holm's correction for all lines: above {baseline} {listed(better)}; below {listed(worse)}. "
-        "Intervals over seeds say what another training would reach; those over samples, of outcomes averaged over the "
-        "seeds, what another test split would. Detectable: by as many seeds, with 80 % probability."
-    )
+    record: RunRecord
+    curve: Mapping[float, float]
+    outcomes: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Method:
     """A method of a comparison.
 
-    runs: run directories of the winner's finished trainings with fresh seeds, and their records. failed: number of its
-    trainings that diverged. winner: values of the searched keys. trials: accuracy on validation of each whole trial.
+    failed: number of trainings of the winner that diverged; the others are `seeds`. winner: values of the searched
+    keys. trials: accuracy on validation of each whole trial.
     """
 
     name: str
-    runs: Mapping[Path, RunRecord]
+    seeds: tuple[Seed, ...]
     failed: int
     winner: Mapping[str, Any]
     trials: tuple[float, ...]
 
-    @property
-    def seeds(self) -> list[RunRecord]:
-        return list(self.runs.values())
-
     def values(self, metric: str, split: str = "test") -> list[float]:
         """Return a metric of every seed."""
-        return [record.metrics[MetricKey(split, "", "", metric)] for record in self.seeds]
+        return [seed.record.metrics[MetricKey(split, "", "", metric)] for seed in self.seeds]
 
     def cost(self, name: str) -> float:
         """Return a mean cost of a training."""
-        return float(np.mean([record.training[name] for record in self.seeds]))
+        return float(np.mean([seed.record.training[name] for seed in self.seeds]))
 
-    @cached_property
-    def curves(self) -> list[list[tuple[float, float]]]:
-        """(step, accuracy on validation) during the training of each seed."""
-        logs = [TrainingLog.read(run).evaluations for run in self.runs]
-        return [[(float(line["step"]), float(line[str(BEST)])) for line in lines] for lines in logs]
+    @property
+    def steps(self) -> list[float]:
+        """Steps at which all seeds were evaluated."""
+        return sorted(set.intersection(*(set(seed.curve) for seed in self.seeds)))
 
     @cached_property
     def mean_outcomes(self) -> dict[str, np.ndarray]:
         """By task, the mean outcome of each test sample over the seeds, in [0, 1]."""
-        outcomes = [read_arrays(run / "evaluation" / OUTCOMES) for run in self.runs]
-        return {task: np.mean([seed[task] for seed in outcomes], axis=0) for task in outcomes[0]}
+        return {task: np.mean([seed.outcomes[task] for seed in self.seeds], axis=0) for task in self.seeds[0].outcomes}
 
 
 @dataclass(frozen=True)
@@ -324,13 +381,9 @@ class Lab:
     comparisons: tuple[Compared, ...]
 
     @property
-    def baseline(self) -> str:
-        return str(self.facts["baseline"])
-
-    @property
     def records(self) -> list[RunRecord]:
         """Records of all finished trainings of winners."""
-        return [record for part in self.comparisons for method in part.methods for record in method.seeds]
+        return [seed.record for part in self.comparisons for method in part.methods for seed in method.seeds]
 
 
 def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
@@ -346,45 +399,74 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     parts = []
     for node in facts["comparisons"]:
         require_kinds(path, node, COMPARISON)
-        require_kinds(path, node["oracle"], dict.fromkeys(TASKS, NUMBER))
+        require_kinds(path, node["oracle"], dict.fromkeys(TASKS, PERCENT) | {LOSS: NUMBER})
+        io.below(folder, node["name"])  # figures lie in a folder of this name
         for item in node["methods"]:
             require_kinds(path, item, METHOD)
         for name in (node["name"], *(item["name"] for item in node["methods"])):
             if len(name) > LONGEST_NAME:
                 raise io.DamagedFileError(path, f"has a name of {len(name)} letters, more than {LONGEST_NAME}")
-        methods = [_read_method(io.below(folder, item["folder"]), item, damage) for item in node["methods"]]
-        missing = tuple(method.name for method in methods if not method.runs)
-        parts.append(Compared(node["name"], node, tuple(method for method in methods if method.runs), missing))
-    if not any(part.methods for part in parts):
+        samples: dict[str, int] = {}
+        methods = [_read_method(io.below(folder, item["folder"]), item, samples, damage) for item in node["methods"]]
+        trained = tuple(method for method in methods if method.seeds)
+        if trained:
+            missing = tuple(method.name for method in methods if not method.seeds)
+            parts.append(Compared(node["name"], node, trained, missing))
+    if not parts:
         raise ConfigError(f"no winner of {folder} is trained yet: let clipzoo lab run on")
-    return Lab(facts, tuple(part for part in parts if part.methods))
+    return Lab(facts, tuple(parts))
 
 
-def _read_method(folder: Path, facts: Mapping[str, Any], damage: io.DamageLog) -> Method:
-    def read(kind: str) -> dict[Path, RunRecord]:
+def _read_method(folder: Path, facts: Mapping[str, Any], samples: dict[str, int], damage: io.DamageLog) -> Method:
+    def read(kind: str, read_one: Callable[[Path], T]) -> list[T]:
         runs = sorted(filter(is_finished, folder.glob(f"{kind}-*")), key=lambda run: (len(run.name), run.name))
-        records = {run: damage.read(partial(read_run, run), None) for run in runs}
-        return {run: record for run, record in records.items() if record is not None}
+        records = [damage.read(partial(read_one, run), None) for run in runs]
+        return [record for record in records if record is not None]
 
-    seeds, trials = read("seed"), read("trial")
-    whole = {run: record for run, record in seeds.items() if is_whole(record)}
-    lines = {line for record in seeds.values() for line in record.overrides}
+    seeds, trials = read("seed", partial(_read_seed, samples=samples)), read("trial", read_run)
+    whole = tuple(seed for seed in seeds if is_whole(seed.record))
+    lines = {line for seed in seeds for line in seed.record.overrides}
     winners = (point for point in facts["points"] if {f"{key}={value}" for key, value in point.items()} <= lines)
-    accuracies = tuple(record.metrics[BEST] for record in trials.values() if is_whole(record))
+    accuracies = tuple(record.metrics[BEST] for record in trials if is_whole(record))
     return Method(facts["name"], whole, len(seeds) - len(whole), next(winners, {}), accuracies)
+
+
+def _read_seed(run: Path, samples: dict[str, int]) -> Seed:
+    """Read a run. samples: numbers of outcomes by task, which all runs of a comparison share."""
+    record = read_run(run)
+    if not is_whole(record):
+        return Seed(record, {}, {})
+    path = run / "evaluation" / OUTCOMES
+    outcomes = read_arrays(path)
+    for task, values in outcomes.items():
+        if values.dtype.kind not in "fiu" or values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
+            raise io.DamagedFileError(path, f"has {task} that is not a list of numbers from 0 to 1")
+    counts = {task: len(values) for task, values in outcomes.items()}
+    if not counts or counts != (samples or counts):
+        raise io.DamagedFileError(path, f"has {counts or 'no'} outcomes, other runs {samples}")
+    samples.update(counts)
+    return Seed(record, read_curve(run), outcomes)
+
+
+def read_curve(run: Path) -> dict[float, float]:
+    """Return the accuracy on validation by step. Raises DamagedFileError for a number that is none of these."""
+    lines = [line for line in TrainingLog.read(run).evaluations if str(BEST) in line]
+    for line in lines:
+        require_kinds(run / LOG, line, {"step": "Count", str(BEST): PERCENT})
+    return {float(line["step"]): float(line[str(BEST)]) for line in lines}
 
 
 def read_run(run: Path) -> RunRecord:
     """Read the record of a trial or of a seed. Raises DamagedFileError, also for a number that the page needs."""
-    record, path = RunRecord.read(run), run / FILE
+    record = RunRecord.read(run)
     if is_whole(record):
-        numbers: dict[str, object] = {str(BEST): record.metrics.get(BEST)}
+        kinds = {str(BEST): PERCENT}
         if not run.name.startswith("trial"):
-            keys = [MetricKey("test", "", "", name) for name in (*TASKS, *SIMILARITY)]
-            keys += [MetricKey("start", "", "", name) for name in START]
-            numbers = {str(key): record.metrics.get(key) for key in keys}
-            numbers |= {name: record.training.get(name) for name in ("flops", "samples", "processor")}
-        require_kinds(path, numbers, dict.fromkeys(numbers, NUMBER))
+            kinds = {f"test/{name}": PERCENT if name in TASKS else NUMBER for name in (*TASKS, *SIMILARITY)}
+            kinds |= {f"start/{name}": NUMBER for name in START} | {f"test/{LOSS}": NUMBER}
+            kinds |= dict.fromkeys(("flops", "samples", "processor"), COST)
+        metrics = {str(key): value for key, value in record.metrics.items()}
+        require_kinds(run / FILE, metrics | dict(record.training), kinds)
     return record
 
 
@@ -393,26 +475,27 @@ def is_whole(record: RunRecord) -> bool:
     return ENDED_EARLY not in record.training
 
 
-def difference(compared: Compared, method: Method, other: Method, metric: str) -> Difference | None:
-    """Return method - other; None with fewer than two seeds on a side. p is not adjusted yet."""
-    after, before = method.values(metric), other.values(metric)
-    if min(len(after), len(before)) < 2:
+def difference(compared: Compared, name: str, other: str, metric: str) -> Difference | None:
+    """Return method `name` - method `other`, p not adjusted yet; None with fewer than two seeds of either."""
+    before, after = compared.method(other), compared.method(name)
+    if before is None or after is None or min(len(before.seeds), len(after.seeds)) < 2:
         return None
-    pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (after, before)])))
-    return Difference(
-        metric, compared.name, method.name, difference_over_seeds(before, after), welch(before, after),
-        deviation=pooled, seeds=min(len(after), len(before)), samples=_over_samples(method, other, metric),
-    )  # fmt: skip
+    outcomes, samples = (before.mean_outcomes, after.mean_outcomes), None
+    tasks = list(outcomes[1]) if metric == ACCURACY else [metric] if metric in outcomes[1] else []
+    if tasks:
+        # The paired bootstrap over test samples: all outcomes of one image, or of its caption, are one cluster.
+        clusters = np.concatenate([np.arange(len(outcomes[1][task])) for task in tasks])
+        first, second = (100 * np.concatenate([side[task] for task in tasks]) for side in outcomes)
+        samples = paired_difference(first, second, clusters)
+    return seeds_difference(metric, compared.name, name, before.values(metric), after.values(metric), samples)
 
 
 def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:
     """Return the differences of all methods from the baseline of their comparison, adjusted together."""
-    found = []
-    for compared in lab.comparisons:
-        base = compared.method(lab.baseline)
-        others = [method for method in compared.methods if method is not base]
-        found += [item for method in others if base and (item := difference(compared, method, base, metric))]
-    return adjusted(found)
+    baseline = lab.facts["baseline"]
+    pairs = [(compared, method.name) for compared in lab.comparisons for method in compared.methods]
+    found = [difference(compared, name, baseline, metric) for compared, name in pairs if name != baseline]
+    return adjusted([item for item in found if item])
 
 
 @dataclass(frozen=True)
@@ -423,19 +506,13 @@ class Verdict:
     measured: Difference | None
 
     @property
-    def gain(self) -> float:
-        """The difference, positive where it agrees with the claim."""
-        assert self.measured is not None
-        sign = -1 if self.claim["metric"] in LOWER_IS_BETTER else 1
-        return sign * self.measured.interval.estimate
-
-    @property
     def verdict(self) -> str:
         if self.measured is None:
             return "not measured yet"
         if not self.measured.is_separated:
             return "cannot tell"
-        return "holds" if self.gain > 0 else "the opposite holds"
+        is_higher = self.measured.interval.estimate > 0
+        return "holds" if is_higher != (self.claim["metric"] in LOWER_IS_BETTER) else "the opposite holds"
 
     @property
     def power(self) -> str:
@@ -454,153 +531,50 @@ class Verdict:
 def verdicts(lab: Lab) -> list[Verdict]:
     """Return the claims of a lab with their differences, adjusted for all claims together."""
     parts = {compared.name: compared for compared in lab.comparisons}
-    found: list[Difference | None] = []
-    for claim in lab.facts["claims"]:
-        compared = parts.get(claim["comparison"])
-        method, other = (compared.method(claim[side]) if compared else None for side in ("better", "than"))
-        found.append(difference(compared, method, other, claim["metric"]) if compared and method and other else None)
-    measured = iter(adjusted([item for item in found if item]))
-    return [
-        Verdict(claim, next(measured) if item else None) for claim, item in zip(lab.facts["claims"], found, strict=True)
-    ]
-
-
-def _over_samples(method: Method, other: Method, metric: str) -> Interval | None:
-    """Return the paired bootstrap interval over test samples of outcomes averaged over seeds."""
-    after, before = method.mean_outcomes, other.mean_outcomes
-    tasks = list(after) if metric == ACCURACY else [metric] if metric in after else []
-    if not tasks:
-        return None
-    # All outcomes of one image, or of its caption, are one cluster.
-    clusters = np.concatenate([np.arange(len(after[task])) for task in tasks])
-    first, second = (100 * np.concatenate([side[task] for task in tasks]) for side in (before, after))
-    return paired_difference(first, second, clusters)
-
-
-def results_table(compared: Compared) -> Table:
-    """Metrics of all methods with intervals over seeds, and what the PMI itself reaches."""
-    best = {metric: max(over_seeds(method.values(metric)).estimate for method in compared.methods) for metric in TASKS}
-    rows: list[list[str | Cell]] = []
-    for method in compared.methods:
-        intervals = {metric: over_seeds(method.values(metric)) for metric in TASKS}
-        cells = [
-            Cell(_interval(item, ".1f", 0, 100), bold=item.estimate == best[name]) for name, item in intervals.items()
-        ]
-        rows.append([method.name, str(len(method.seeds)), *cells])
-    oracle = compared.facts["oracle"]
-    rows.append(["the PMI itself", "", *(f"{oracle[metric]:.1f}" for metric in TASKS)])
-    return text_table(["method", "seeds", *(f"{name}, %" for name in TASKS.values())], rows, left=1, wrap=True)
-
-
-def similarity_table(compared: Compared) -> Table:
-    """Agreement of the scores with the PMI, with intervals over seeds."""
-    rows: list[list[str | Cell]] = [
-        [method.name, *(_interval(over_seeds(method.values(metric)), ".2f") for metric in SIMILARITY)]
-        for method in compared.methods
-    ]
-    rows.append(["the PMI itself", "1", "1", "0", "0"])
-    return text_table(["method", *SIMILARITY.values()], rows, left=1, wrap=True)
-
-
-def differences_table(found: Sequence[Difference]) -> Table:
-    """Differences from the baseline, each with its interval."""
-    labels = ["comparison", "method", "difference", "95 % over seeds", "95 % over samples", "p (Holm)", "separated",
-              "detectable"]  # fmt: skip
-    rows: list[list[str | Cell]] = [
-        [
-            item.group, item.label, f"{item.interval.estimate:+.1f}", _ends(item.interval),
-            "" if item.samples is None else _ends(item.samples), f"{item.p:.2g}",
-            Cell("yes" if item.is_separated else "no", bold=item.is_separated), f"{item.detectable:.1f}",
-        ]
-        for item in found
+    claims = lab.facts["claims"]
+    found = [
+        difference(parts[claim["comparison"]], claim["better"], claim["than"], claim["metric"])
+        if claim["comparison"] in parts else None
+        for claim in claims
     ]  # fmt: skip
-    return text_table(labels, rows, left=2, wrap=True)
+    measured = iter(adjusted([item for item in found if item]))
+    return [Verdict(claim, next(measured) if item else None) for claim, item in zip(claims, found, strict=True)]
 
 
 def claims_table(found: Sequence[Verdict]) -> Table:
     """The papers' claims and what was measured."""
-    rows: list[list[str | Cell]] = [
-        [
-            item.claim["says"], item.claim["source"], item.claim["comparison"],
-            f"{item.claim['better']} - {item.claim['than']}, {(TASKS | SIMILARITY)[item.claim['metric']]}",
-            "" if item.measured is None
-            else _interval(item.measured.interval, "+.1f" if item.claim["metric"] in TASKS else "+.3f"),
-            "" if item.measured is None else f"{item.measured.p:.2g}",
-            Cell(item.verdict, bold=item.measured is not None and item.measured.is_separated), item.power,
-        ]
-        for item in found
-    ]  # fmt: skip
+    rows: Rows = []
+    for item in found:
+        claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
+        if measured is not None:
+            numbers = [_interval(measured.interval, "+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
+        verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
+        pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
+        rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
     labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here", "power"]
     return text_table(labels, rows, left=len(labels), wrap=True)
 
 
-def cost_table(compared: Compared, front: Sequence[Method]) -> Table:
-    """Cost of a training and accuracy; a star marks methods that no cheaper one surpasses."""
-    rows: list[list[str | Cell]] = [
-        [
-            f"{method.name} *" if method in front else method.name, f"{method.cost('flops') / 1e9:,.0f}",
-            f"{method.cost('samples'):,.0f}", f"{method.cost('processor'):.1f}",
-            f"{over_seeds(method.values('accuracy')).estimate:.1f}",
-        ]
-        for method in sorted(compared.methods, key=lambda method: method.cost("flops"))
-    ]  # fmt: skip
-    return text_table(["method", "GFLOPs", "samples", "CPU seconds", "accuracy, %"], rows, left=1, wrap=True)
-
-
-def start_table(compared: Compared) -> Table:
-    """Scores of a batch before the first step, as means over the seeds."""
-    rows: list[list[str | Cell]] = [
-        [method.name, *(f"{np.mean(method.values(name, 'start')):.3g}" for name in START)]
-        for method in compared.methods
-    ]
-    return text_table(["method", *START.values()], rows, left=1, wrap=True)
-
-
-def searches_table(lab: Lab) -> Table:
-    """Settings that the search of each method chose."""
-    rows: list[list[str | Cell]] = []
-    for compared in lab.comparisons:
-        for method in compared.methods:
-            chosen = []
-            for key, value in method.winner.items():
-                short = key.removeprefix("optim.schedule.").removeprefix("head.").removeprefix("objective.")
-                chosen.append(f"{short}={value:.3g}" if isinstance(value, float) else f"{short}={value}")
-            best = f"{max(method.trials):.1f}" if method.trials else ""
-            finished = f"{len(method.trials)} of {lab.facts['trials']}"
-            seeds = str(len(method.seeds)) + (f", {method.failed} diverged" if method.failed else "")
-            rows.append([compared.name, method.name, finished, best, seeds, Cell(", ".join(chosen), code=True)])
-    labels = ["comparison", "method", "finished", "best, validation %", "seeds", "chosen"]
-    return text_table(labels, rows, left=2, wrap=True)
-
-
 def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
     """Smallest differences in accuracy that numbers of seeds show, at the spread of each comparison."""
-    rows: list[list[str | Cell]] = []
+    rows: Rows = []
     for compared in lab.comparisons:
         spreads = [item.deviation for item in found if item.group == compared.name and item.deviation is not None]
         if spreads:
             spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
             sizes = [f"{detectable_difference(spread, count, significance=found[0].level):.1f}" for count in PLANNED]
             rows.append([compared.name, f"{spread:.1f}", *sizes])
-    return text_table(
-        ["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)], rows, left=1, wrap=True
-    )
+    labels = ["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)]
+    return text_table(labels, rows, left=1, wrap=True)
 
 
 def pareto(methods: Sequence[Method], name: str) -> list[Method]:
     """Return the methods that no other one surpasses in accuracy at the same or a lower cost."""
-
-    def point(method: Method) -> tuple[float, float]:
-        return method.cost(name), -over_seeds(method.values("accuracy")).estimate
-
+    points = [(method.cost(name), over_seeds(method.values(ACCURACY)).estimate) for method in methods]
     return [
         method
-        for method in methods
-        if not any(
-            point(other) != point(method)
-            and all(theirs <= mine for theirs, mine in zip(point(other), point(method), strict=True))
-            for other in methods
-        )
+        for method, point in zip(methods, points, strict=True)
+        if not any(other != point and other[0] <= point[0] and other[1] >= point[1] for other in points)
     ]
 
 
@@ -611,36 +585,35 @@ def _interval(interval: Interval, form: str, least: float = -math.inf, most: flo
     return f"{interval.estimate:{form}} [{max(least, interval.low):{form}}, {min(most, interval.high):{form}}]"
 
 
-def _ends(interval: Interval) -> str:
-    return f"{interval.low:+.1f} to {interval.high:+.1f}"
+def _ends(interval: Interval | None) -> str:
+    return "" if interval is None else f"{interval.low:+.1f} to {interval.high:+.1f}"
 
 
 def difference_figure(found: Sequence[Difference], baseline: str) -> Figure:
     """Differences of all comparisons from the baseline; coloured where they are separated."""
     names = list(dict.fromkeys(item.group for item in found))
-    counts = [sum(item.group == name for item in found) for name in names]
+    groups = [[item for item in found if item.group == name] for name in names]
     figure = Figure(figsize=(9, LINE * len(found) + 0.62 * len(names) + 0.4), dpi=DPI, layout="constrained")
-    panels = figure.subplots(len(names), 1, squeeze=False, sharex=True, height_ratios=counts).flatten()
-    for panel, name in zip(panels, names, strict=True):
-        mine = [item for item in found if item.group == name]
-        for place, item in enumerate(mine):
+    panels = figure.subplots(len(names), 1, squeeze=False, sharex=True, height_ratios=list(map(len, groups))).flat
+    for panel, name, group in zip(panels, names, groups, strict=True):
+        for place, item in enumerate(group):
             shade = MUTED if not item.is_separated else RIGHT if item.interval.estimate > 0 else WRONG
             panel.plot([item.interval.low, item.interval.high], [place, place], color=shade, linewidth=2)
             panel.plot(item.interval.estimate, place, "o", color=shade, markersize=6)
-        _lines(panel, [item.label for item in mine])
+        _lines(panel, [item.label for item in group])
         panel.axvline(0, color=INK, linewidth=1)
         label(panel, name, size=9)
-    panels[-1].set_xlabel(f"accuracy less that of {baseline}, percent points (95 % over seeds)", fontsize=8)
+    panel.set_xlabel(f"accuracy less that of {baseline}, percent points (95 % over seeds)", fontsize=8)
     return figure
 
 
 def similarity_figure(compared: Compared) -> Figure:
     """How well scores follow the PMI: a panel for each measure, a line for each method, a dot for each seed."""
-    panels = (("rank_correlation", "rank correlation", 1.0), ("slope", "slope of the PMI on the score", 1.0),
-              ("error", "error, nats", 0.0))  # fmt: skip
+    measures = (("rank_correlation", "rank correlation", 1.0), ("slope", "slope of the PMI on the score", 1.0),
+                ("error", "error, nats", 0.0))  # fmt: skip
     methods = compared.methods
     figure = Figure(figsize=(11, LINE * len(methods) + 0.9), dpi=DPI, layout="constrained")
-    for panel, (metric, title, ideal) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+    for panel, (metric, title, ideal) in zip(figure.subplots(1, 3, sharey=True), measures, strict=True):
         for place, method in enumerate(methods):
             interval = over_seeds(method.values(metric))
             panel.plot(method.values(metric), [place] * len(method.seeds), "o", color=MUTED, markersize=4)
@@ -653,19 +626,19 @@ def similarity_figure(compared: Compared) -> Figure:
 
 
 def pareto_figure(compared: Compared) -> Figure:
-    """Accuracy against three costs of a training; a line joins the methods that no cheaper one surpasses."""
+    """Accuracy against two costs of a training; a line joins the methods that no cheaper one surpasses."""
     figure = Figure(figsize=(12, 4.0), dpi=DPI, layout="constrained")
     costs = (("flops", "GFLOPs of a training", 1e-9), ("processor", "CPU seconds of a training", 1.0))
     for panel, (name, title, factor) in zip(figure.subplots(1, 2, sharey=True), costs, strict=True):
         for number, method in enumerate(compared.methods):
-            interval = over_seeds(method.values("accuracy"))
+            interval = over_seeds(method.values(ACCURACY))
             half = interval.high - interval.estimate if np.isfinite(interval.high) else 0.0
             panel.errorbar(
                 factor * method.cost(name), interval.estimate, half, fmt="os^Dv"[number // 10], color=colour(number),
                 markersize=5, elinewidth=1, label=method.name,
             )  # fmt: skip
         front = sorted(pareto(compared.methods, name), key=lambda method: method.cost(name))
-        points = [(factor * method.cost(name), over_seeds(method.values("accuracy")).estimate) for method in front]
+        points = [(factor * method.cost(name), over_seeds(method.values(ACCURACY)).estimate) for method in front]
         panel.plot(*zip(*points, strict=True), color=INK, linewidth=1, zorder=0)
         label(panel, "", title, "accuracy, %")
         style(panel)
@@ -679,9 +652,9 @@ def curve_figure(compared: Compared) -> Figure:
     figure = Figure(figsize=(9, 4.0), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     for number, method in enumerate(compared.methods):
-        values = np.array([[value for _, value in curve] for curve in method.curves])
-        steps, means = np.array([step for step, _ in method.curves[0]]), values.mean(axis=0)
-        spreads = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+        steps = np.array(method.steps)
+        values = np.array([[seed.curve[step] for step in method.steps] for seed in method.seeds])
+        means, spreads = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
         panel.plot(steps, means, "os^Dv"[number // 10] + "-", color=colour(number), markersize=4, label=method.name)
         panel.fill_between(steps, means - spreads, means + spreads, color=colour(number), alpha=0.15, linewidth=0)
     label(panel, "", "step", "accuracy on validation, %")

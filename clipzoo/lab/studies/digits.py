@@ -12,22 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
-from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.errors import ConfigError, installation
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import LeNet
+from clipzoo.lab.studies.encoders import lenet
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import (
-    Check,
-    Claim,
-    Findings,
-    Row,
-    Study,
-    count_borne_out,
-    fit,
-    seeded,
-    select,
-)
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Batch, Progress
@@ -86,11 +75,18 @@ class Digits(Study):
         for seed in range(self.seed, self.seed + self.seeds):
             # The seed also splits scikit-learn's digits into train and test.
             train, held_out = load_digits(self.mnist, self.test_share, seed)
-            trained = {name: self._train(name, train, seed) for name in LOSSES}
+            trained = {
+                name: fit(
+                    lambda: lenet(LABELS), lambda: InnerProductHead(LABELS, LABELS, embed_width=None, temperature=1.0),
+                    Conditional(*lambdas), *train, steps=self.epochs * len(train[0]) // self.batch, batch=self.batch,
+                    rate=self.rate, seed=seed,
+                )
+                for name, lambdas in LOSSES.items()
+            }  # fmt: skip
             answers = {name: outputs_of(model, held_out[0]) for name, model in trained.items()}
             for name, model in trained.items():
                 offsets = outputs_of(model, train[0]).logsumexp(dim=0)
-                rows.append({**self._row(name, answers[name], offsets, held_out[1]), "seed": seed})
+                rows.append({"loss": name, **self._measure(answers[name], offsets, held_out[1]), "seed": seed})
             if seed == self.seed:
                 test, models, outputs = held_out, trained, answers
         check = Check(
@@ -110,37 +106,21 @@ class Digits(Study):
             f"and, trained on images given labels, {by_loss[IMAGE]['effective_images']:.1f} of them; "
             f"{count_borne_out(claims)}."
         )
-        drawings = {
-            "labels": self._draw_labels(outputs, test),
-            "images": self._draw_images(outputs, test[0]),
-        }
-        tables = {"losses": list(by_loss.values()), "trainings": rows}
-        return Findings(verdict, [check], claims, tables, drawings)
+        drawings = {"labels": self._draw_labels(outputs, test), "images": self._draw_images(outputs, test[0])}
+        return Findings(verdict, [check], claims, {"losses": list(by_loss.values()), "trainings": rows}, drawings)
 
-    def _train(self, name: str, train: Split, seed: int) -> Model:
-        lambda_u, lambda_v = LOSSES[name]
-        images, labels = train
-        encoder = seeded(lambda: LeNet(LABELS), seed)
-        head = InnerProductHead(LABELS, LABELS, embed_width=None, temperature=1.0)
-        steps = self.epochs * len(images) // self.batch
-        return fit(
-            encoder, head, Conditional(lambda_u, lambda_v), InMemoryDataset(images, labels), steps=steps,
-            batch=self.batch, rate=self.rate, seed=seed,
-        )  # fmt: skip
-
-    def _row(self, name: str, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
-        """Measure one model on the test split.
+    def _measure(self, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
+        """Measure the outputs [n, 10] of one model on the test split.
 
         The effective number of images of a label is e to the entropy of its distribution over images.
         """
         calibrated = outputs - offsets
-        weights = outputs.softmax(dim=0)
+        weights, probabilities = outputs.softmax(dim=0), outputs.softmax(dim=1)
         entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
         right = functional.one_hot(labels, LABELS).double()
-        probabilities = outputs.softmax(dim=1)
-        drawn = torch.multinomial(weights.mT, self.drawn, replacement=True, generator=self._generator())
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.multinomial(weights.mT, self.drawn, replacement=True, generator=generator)
         return {
-            "loss": name,
             "accuracy": float((outputs.argmax(dim=1) == labels).double().mean()),
             "log_loss": float(functional.cross_entropy(outputs, labels)),
             "label_entropy": float(-(probabilities * probabilities.clamp_min(1e-300).log()).sum(dim=1).mean()),
@@ -152,35 +132,28 @@ class Digits(Study):
             "different_of_drawn": sum(len(set(row.tolist())) for row in drawn) / LABELS,
         }
 
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
-
     def _claims(self, rows: Mapping[str, Row]) -> list[Claim]:
         def say(key: str, form: str = ".3f") -> str:
             return ", ".join(f"{name} {rows[name][key]:{form}}" for name in LOSSES)
 
-        others = (TWO, IMAGE)
+        best, others = rows[LABEL], (rows[TWO], rows[IMAGE])
         return [
             Claim(
                 "The loss of labels given images predicts the true label most accurately (figure 11).",
                 f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
-                all(
-                    rows[LABEL]["accuracy"] >= rows[other]["accuracy"]
-                    and rows[LABEL]["log_loss"] < rows[other]["log_loss"]
-                    for other in others
-                ),
+                all(best["accuracy"] >= row["accuracy"] and best["log_loss"] < row["log_loss"] for row in others),
             ),
             Claim(
                 "The two other losses leave probability on other labels.",
                 f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
-                all(rows[other]["label_entropy"] > rows[LABEL]["label_entropy"] for other in others),
+                all(row["label_entropy"] > best["label_entropy"] for row in others),
             ),
             Claim(
                 "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
                 "ones (figure 12).",
                 f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
                 f"{say('different_of_drawn', '.1f')}",
-                all(rows[other]["effective_images"] > 2 * rows[LABEL]["effective_images"] for other in others),
+                all(row["effective_images"] > 2 * best["effective_images"] for row in others),
             ),
             Claim(
                 "All images drawn belong to the label.",
@@ -194,26 +167,25 @@ class Digits(Study):
         images, labels = test
         probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
         wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
-        doubt = torch.stack(wrong).sum(dim=0)
         known = probabilities[LABEL].argmax(dim=1) == labels
-        chosen = torch.where(known, doubt, -1.0).argsort(descending=True)[: self.candidates]
+        doubt = torch.where(known, torch.stack(wrong).sum(dim=0), -1.0)
+        chosen = doubt.argsort(descending=True)[: self.candidates].tolist()
         figure, axes = panels(self.candidates, 4, 2.3, 1.8)
-        for line, index in enumerate(chosen.tolist()):
-            picture, *bars = axes[4 * line : 4 * line + 4]
+        for place, index in enumerate(chosen):
+            picture, *bars = axes[4 * place : 4 * place + 4]
             picture.imshow(images[index, 0], cmap="gray_r")
             picture.set(xticks=[], yticks=[], xlabel=f"label {int(labels[index])}")
             picture.spines[:].set_visible(False)
             for axis, (name, values) in zip(bars, probabilities.items(), strict=True):
                 axis.bar(range(LABELS), values[index], color=COLOURS[name])
-                axis.set(xticks=range(LABELS), yticks=[0, 0.5, 1], ylim=(0, 1.05), title=name if line == 0 else "")
+                axis.set(xticks=range(LABELS), yticks=[0, 0.5, 1], ylim=(0, 1.05), title=name if place == 0 else "")
                 axis.tick_params(labelsize=7)
                 axis.get_xticklabels()[int(labels[index])].set_fontweight("bold")
-                axis.set_xlabel("label" if line == self.candidates - 1 else "")
+                axis.set_xlabel("label" if index == chosen[-1] else "")
             bars[0].set_ylabel("probability")
-        return Drawing(
-            figure,
+        return figure, (
             "Figure 11: probabilities of the labels (bold: the right one) for the test images that the three losses "
-            "doubt most among those that the classifier knows.",
+            "doubt most among those that the classifier knows."
         )
 
     def _draw_images(self, outputs: Mapping[str, Tensor], images: Tensor) -> Drawing:
@@ -221,15 +193,13 @@ class Digits(Study):
         side = math.isqrt(self.drawn)
         for axis, (name, output) in zip(axes, outputs.items(), strict=True):
             weights = output[:, self.shown].softmax(dim=0)
-            drawn = torch.multinomial(weights, side * side, replacement=True, generator=self._generator())
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.multinomial(weights, side * side, replacement=True, generator=generator)
             tiles = functional.pad(images[drawn, 0], (2, 2, 2, 2))
-            mosaic = torch.cat([torch.cat(list(row), dim=1) for row in tiles.split(side)])
-            axis.imshow(mosaic, cmap="gray_r")
+            axis.imshow(torch.cat([torch.cat(list(row), dim=1) for row in tiles.split(side)]), cmap="gray_r")
             axis.set(xticks=[], yticks=[], title=name)
             axis.spines[:].set_visible(True)
-        return Drawing(
-            figure, f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
-        )
+        return figure, f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
 
 
 def outputs_of(model: Model, images: Tensor) -> Tensor:
@@ -256,11 +226,7 @@ def identity(model: Model, test: Split) -> tuple[float, float]:
 
 
 def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split, Split]:
-    """Load the train and test splits.
-
-    mnist: folder with torchvision's MNIST/raw; None for scikit-learn's digits. test_share: fraction of scikit-learn's
-    digits used for testing.
-    """
+    """Load the train and test splits: MNIST of the folder `mnist`, or scikit-learn's digits split by `seed`."""
     if mnist is not None:
         from torchvision.datasets import MNIST
 
@@ -275,15 +241,13 @@ def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split,
     try:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
-        raise ConfigError(
-            f"scikit-learn is not installed: {installation('studies')}, or set study.mnist=FOLDER"
-        ) from None
+        how = installation("studies")
+        raise ConfigError(f"scikit-learn is not installed: {how}, or set study.mnist=FOLDER") from None
     digits = bundled()
     small = torch.from_numpy(digits.images).float()[:, None] / 16
     # Enlarge to the size of MNIST so that both use the same network.
     images = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    held_out = round(test_share * len(images))
-    test_rows, train_rows = order[:held_out], order[held_out:]
+    train_rows, test_rows = order[round(test_share * len(images)) :], order[: round(test_share * len(images))]
     return (images[train_rows], labels[train_rows]), (images[test_rows], labels[test_rows])

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+Drawing = tuple[Figure, str]
+"""A figure and its caption."""
 # Okabe and Ito's palette, distinguishable with every form of colour vision.
 BLACK, ORANGE, BLUE, GREEN, VERMILION, PURPLE, SKY = (
     "#000000", "#e69f00", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
 )  # fmt: skip
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure with its caption."""
-
-    figure: Figure
-    caption: str
 
 
 def line(
@@ -43,8 +36,8 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its rows * columns axes, row by row. width, height: size of one panel in inches."""
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    for axis in axes.flat:
+    axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axis in axes:
         if rcParams["axes.spines.top"]:
             axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes.flat)
+    return figure, axes

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
-from clipzoo.lab.methods.judge import Agreement
+from clipzoo.lab.methods.judge import agreement
 from clipzoo.lab.studies.figures import Drawing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.optimizers import adam
-from clipzoo.training.parts import Dataset
 from clipzoo.training.settings import Computation, Precision
 from clipzoo.training.train import train
 from clipzoo.types import Part
@@ -42,8 +43,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        distance = abs(self.measured - self.expected)
-        return distance / abs(self.expected) if self.relative else distance
+        return abs(self.measured - self.expected) / (abs(self.expected) if self.relative else 1.0)
 
     @property
     def met(self) -> bool:
@@ -70,7 +70,7 @@ class Findings:
     checks: list[Check]
     claims: list[Claim]
     tables: Mapping[str, list[Row]]
-    drawings: Mapping[str, Drawing] = field(default_factory=dict)
+    drawings: Mapping[str, Drawing]
 
 
 class Study(Part, ABC):
@@ -91,46 +91,33 @@ class Study(Part, ABC):
 
 
 def fit(
-    encoder: Encoder,
-    head: Head,
+    encoder: Callable[[], Encoder],
+    head: Callable[[], Head],
     objective: Objective,
-    data: Dataset,
+    image: Tensor,
+    text: Tensor,
     *,
     steps: int,
     batch: int,
     rate: float,
     seed: int,
-    final_rate: float = 0.0,
     precision: Precision = "float32",
-    watch: Callable[[Model], Mapping[str, float]] | None = None,
-    epochs_between: float = 1.0,
     device: Literal["auto", "cpu"] = "cpu",
+    watch: Callable[[Model], Mapping[str, float]] | None = None,
 ) -> Model:
-    """Train with Adam for `steps` steps of `batch` pairs, the rate falling from `rate` to `final_rate` along a cosine.
+    """Train with Adam for `steps` steps of `batch` pairs, the rate falling from `rate` to 0 along a cosine.
 
-    watch: called with the model every `epochs_between` epochs and at the end.
+    encoder, head: called to build them; both draw their initial weights from `seed`. image, text: the two views of all
+    pairs. watch: called with the model after each epoch and at the end.
     """
-    return train(
-        Model(encoder, head),
-        objective,
-        data,
-        batch=batch,
-        steps=steps,
-        optimizer=adam(rate, final_rate),
-        evaluate=watch,
-        evaluate_every=epochs_between,
-        computation=Computation(precision=precision, tile=None, loss_limit=1e6),
-        device=device,
-        seed=seed,
-        log_every=steps,
-        quiet=True,
-    ).model
-
-
-def seeded(build: Callable[[], Any], seed: int) -> Any:
-    """Return `build()`, with initial weights drawn from `seed`."""
     torch.manual_seed(seed)
-    return build()
+    towers = encoder()
+    torch.manual_seed(seed)
+    return train(
+        Model(towers, head()), objective, InMemoryDataset(image, text), batch=batch, steps=steps,
+        optimizer=adam(rate), evaluate=watch, device=device, seed=seed, log_every=steps, quiet=True,
+        computation=Computation(precision=precision, tile=None, loss_limit=1e6),
+    ).model  # fmt: skip
 
 
 def all_scores(model: Model, items: int) -> Tensor:
@@ -153,9 +140,7 @@ def count_borne_out(claims: Sequence[Claim]) -> str:
     return f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out"
 
 
-def agreement_columns(found: Agreement) -> dict[str, float]:
-    """Return the columns of a table that say how well a score follows the PMI."""
-    return {
-        "rank_correlation": found.rank_correlation, "slope": found.slope, "mean_error": found.error,
-        "calibrated_error": found.calibrated_error,
-    }  # fmt: skip
+def pmi_agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:
+    """Return the columns of a table that say how well scores follow the PMI; see `clipzoo.lab.methods.judge`."""
+    names = {"error": "mean_error"}
+    return {names.get(name, name): value for name, value in agreement(scores, pmi, weights).items()}

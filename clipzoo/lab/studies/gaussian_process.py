@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from math import isqrt
 
 import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
-from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, SKY, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import (
-    Check,
-    Claim,
-    Findings,
-    Row,
-    Study,
-    count_borne_out,
-    count_met,
-    fit,
-    seeded,
-    select,
-)
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, count_met, fit, select
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, power
 from clipzoo.objectives.conditional import Conditional
 
@@ -93,109 +80,108 @@ class GaussianProcess(Study):
         for name, values in (("width", self.widths), ("batch", self.batches), ("samples", self.sizes)):
             for value in values:
                 setting = {"width": self.width, "batch": self.batch, "samples": self.samples, name: value}
-                key = setting["width"], min(setting["batch"], setting["samples"]), setting["samples"]
+                width, samples = setting["width"], setting["samples"]
+                key = width, min(setting["batch"], samples), samples
                 if key not in learned:
                     learned[key] = [self._learn(world, *key, self.seed + draw) for draw in range(self.seeds)]
-                rows.append({"varied": name, **setting, **self._errors(gaussian, setting["width"], learned[key])})
+                errors = torch.tensor([conditional_errors(gaussian, a) for a in learned[key]]).mean(dim=0)
+                least = (0.0, 0.0)
+                if width < self.coefficients:
+                    least = conditional_errors(gaussian, gaussian.two_sided(width))
+                measured = {U: float(errors[0]), V: float(errors[1]), f"least_{U}": least[0], f"least_{V}": least[1]}
+                rows.append({"varied": name, **setting, **measured})
+        by_width = select(rows, varied="width")
         checks = [
             Check(f"width {row['width']}: error of the mean of {mean}", row[key], row[f"least_{key}"], self.tolerance)
-            for row in select(rows, varied="width")
+            for row in by_width
             for key, mean in MEANS.items()
         ]
         claims = self._claims(rows)
-        by_width = {row["width"]: row for row in rows if row["varied"] == "width"}
-        best = by_width[self.coefficients]
+        best = select(by_width, width=self.coefficients)[-1]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
             f"{100 * best[V]:.2f} % (v given u) of their square; {count_met(checks)} and "
             f"{count_borne_out(claims)}."
         )
-        drawings = {
-            "process": self._draw_process(world, gaussian),
-            "errors": self._draw_errors(world, gaussian, rows, learned),
-        }
+        drawings = {"process": self._draw_process(world), "errors": self._draw_errors(world, rows, learned)}
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
     def _learn(self, world: ProcessWorld, width: int, batch: int, samples: int, seed: int) -> Tensor:
         """Train linear encoders and return A = G^T H in float64."""
         u, v = world.draw(samples, seed)
+        widths = world.places, world.coefficients
         # u in units of the noise suits the learning rate; this invertible map changes neither model.
-        encoder = Vectors(world.places, world.coefficients)
-        head = seeded(lambda: InnerProductHead(world.places, world.coefficients, width, temperature=1.0), seed)
-        fit(
-            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), InMemoryDataset(u / world.noise, v),
-            steps=self.steps, batch=batch, rate=self.rate, seed=seed,
+        model = fit(
+            lambda: Vectors(*widths), lambda: InnerProductHead(*widths, width, temperature=1.0),
+            Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=batch, rate=self.rate,
+            seed=seed,
         )  # fmt: skip
-        g, h = head.image_projection.detach().double(), head.text_projection.detach().double()
+        g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
         return g @ h.mT / world.noise
-
-    def _errors(self, gaussian: Gaussian, width: int, learned: list[Tensor]) -> dict[str, float]:
-        measured = torch.tensor([conditional_errors(gaussian, a) for a in learned]).mean(dim=0)
-        enough = width >= self.coefficients
-        least = (0.0, 0.0) if enough else conditional_errors(gaussian, gaussian.two_sided(width))
-        return {U: float(measured[0]), V: float(measured[1]), f"least_{U}": least[0], f"least_{V}": least[1]}
 
     def _claims(self, rows: list[Row]) -> list[Claim]:
         of = {name: select(rows, varied=name) for name in SWEEPS}
         small = [row for row in of["width"] if row["width"] <= self.coefficients]
         full, largest = small[-1], of["width"][-1]
+
+        def said(row: Row) -> str:
+            return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
+
         return [
             Claim(
                 f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
-                "; ".join(f"{row['width']}: {_percent(row)}" for row in small),
+                "; ".join(f"{row['width']}: {said(row)}" for row in small),
                 all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
             ),
             Claim(
                 "Larger widths do not improve them further.",
-                f"{_percent(full)} at {full['width']}, {_percent(largest)} at {largest['width']}",
+                f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
                 all(largest[key] > 0.8 * full[key] for key in (U, V)),
             ),
             *(
                 Claim(
                     f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
-                    f"from {_percent(of[name][0])} at {of[name][0][name]} to {_percent(of[name][-1])} at "
-                    f"{of[name][-1][name]}",
+                    f"from {said(of[name][0])} at {of[name][0][name]} to {said(of[name][-1])} at {of[name][-1][name]}",
                     all(of[name][-1][key] < 0.5 * of[name][0][key] for key in (U, V)),
                 )
                 for name, number in (("batch", 9), ("samples", 10))
             ),
         ]
 
-    def _draw_process(self, world: ProcessWorld, gaussian: Gaussian) -> Drawing:
-        u, v = (view[0].double() for view in world.draw(1, self.seed + 1000))
+    def _draw_process(self, world: ProcessWorld) -> Drawing:
+        gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
         x = torch.linspace(0, 1, 101, dtype=torch.float64)
-        paths = world.paths_given(v, x, self.paths, self.seed + 1)
-        means = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
         generator = torch.Generator().manual_seed(self.seed + 2)
-        figure, axes = panels(1, 3)
-        basis = world.basis(x)
-        rest = basis[:, world.coefficients :]
-        _band(axes[0], x, paths, basis[:, : world.coefficients] @ v, rest.square().sum(dim=1).sqrt())
-        places = world.grid, torch.arange(1, world.coefficients + 1)
-        for axis, at, mean, covariance in zip(
-            axes[1:], places, means, (gaussian.u_given_v, gaussian.v_given_u), strict=True
-        ):
+
+        def draws(mean: Tensor, covariance: Tensor) -> Tensor:
             noise = torch.randn(self.paths, len(mean), generator=generator, dtype=torch.float64)
-            drawn = mean + noise @ torch.linalg.cholesky(covariance).mT
-            _band(axis, at, drawn, mean, covariance.diag().sqrt())
-        for axis, title, label in zip(
-            axes, ("w given v", "u given v", "v given u"), ("x", "x", "coefficient"), strict=True
-        ):
-            axis.set(title=title, xlabel=label)
-        for axis, name in zip(axes, "wuv", strict=True):
-            axis.set_ylabel(name)
+            return mean + noise @ torch.linalg.cholesky(covariance).mT
+
+        basis = world.basis(x)
+        known, rest = basis[:, : world.coefficients], basis[:, world.coefficients :]
+        u_mean, v_mean = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
+        places, (u_given_v, v_given_u) = torch.arange(1, len(v) + 1), (gaussian.u_given_v, gaussian.v_given_u)
+        paths = world.paths_given(v, x, self.paths, self.seed + 1)
+        bands = {
+            "w given v": (x, paths, known @ v, rest.square().sum(dim=1).sqrt()),
+            "u given v": (world.grid, draws(u_mean, u_given_v), u_mean, u_given_v.diag().sqrt()),
+            "v given u": (places, draws(v_mean, v_given_u), v_mean, v_given_u.diag().sqrt()),
+        }
+        figure, axes = panels(1, 3)
+        for axis, (title, (at, drawn, mean, deviation)) in zip(axes, bands.items(), strict=True):
+            axis.plot(at, drawn.mT, color=SKY, linewidth=0.4, alpha=max(0.05, 1 / math.isqrt(len(drawn))))
+            axis.plot(at, mean, color=BLACK, linewidth=1.2)
+            for sign in (-1.96, 1.96):
+                axis.plot(at, mean + sign * deviation, "--", color=BLACK, linewidth=0.8)
+            axis.set(title=title, xlabel="coefficient" if axis is axes[2] else "x", ylabel=title[0])
         axes[2].set_xticks(range(1, world.coefficients + 1))
-        caption = f"Figure 7: {self.paths} draws, the conditional mean and 95 % intervals, given one v and one u."
-        return Drawing(figure, caption)
+        return figure, f"Figure 7: {self.paths} draws, the conditional mean and 95 % intervals, given one v and one u."
 
     def _draw_errors(
-        self,
-        world: ProcessWorld,
-        gaussian: Gaussian,
-        rows: list[Row],
-        learned: dict[tuple[int, int, int], list[Tensor]],
+        self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
     ) -> Drawing:
-        u, v = (view[0].double() for view in world.draw(1, self.seed + 1000))
+        gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
+        coefficients = range(1, len(v) + 1)
         figure, axes = panels(3, 3, height=2.4)
         for place, (name, label) in enumerate(SWEEPS.items()):
             mine = select(rows, varied=name)
@@ -204,11 +190,9 @@ class GaussianProcess(Study):
                 a = learned[row["width"], min(row["batch"], row["samples"]), row["samples"]][0]
                 shade = (0.85 * (1 - index / max(1, len(mine) - 1)),) * 2 + (1.0,)
                 left.plot(world.grid, gaussian.uu @ a @ v, color=shade, linewidth=1)
-                middle.plot(range(1, len(v) + 1), gaussian.vv @ a.mT @ u, color=shade, linewidth=1)
+                middle.plot(coefficients, gaussian.vv @ a.mT @ u, color=shade, linewidth=1)
             left.plot(world.grid, gaussian.uv @ v, "--", color=BLACK, linewidth=1)
-            middle.plot(
-                range(1, len(v) + 1), gaussian.uv.mT @ gaussian.uu.inverse() @ u, "--", color=BLACK, linewidth=1
-            )
+            middle.plot(coefficients, gaussian.uv.mT @ gaussian.uu.inverse() @ u, "--", color=BLACK, linewidth=1)
             values = [row[name] for row in mine]
             for (key, mean), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
                 line(right.plot, mine, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
@@ -219,26 +203,13 @@ class GaussianProcess(Study):
                 right.set_xscale("log")
                 ticks_at(right, values, fontsize=7)
             right.set(yscale="log", xlabel=label, ylabel="relative squared error", ylim=(1e-4, 1.5))
-            left.set_ylabel(f"by {label}")
-            left.set(title="mean of u given v" if place == 0 else "", xlabel="x")
+            left.set(title="mean of u given v" if place == 0 else "", xlabel="x", ylabel=f"by {label}")
             middle.set(title="mean of v given u" if place == 0 else "", xlabel="coefficient")
         axes[2].legend(frameon=False, fontsize=8)
-        return Drawing(
-            figure,
+        return figure, (
             "Figures 8, 9 and 10: the means for one v and one u (darker is larger, dashed the truth) and their errors "
-            "over width (dashed: closed form), batch and samples.",
+            "over width (dashed: closed form), batch and samples."
         )
-
-
-def _percent(row: Row) -> str:
-    return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
-
-
-def _band(axis, x: Tensor, draws: Tensor, mean: Tensor, deviation: Tensor) -> None:
-    axis.plot(x, draws.mT, color=SKY, linewidth=0.4, alpha=max(0.05, 1 / isqrt(len(draws))))
-    axis.plot(x, mean, color=BLACK, linewidth=1.2)
-    for sign in (-1.96, 1.96):
-        axis.plot(x, mean + sign * deviation, "--", color=BLACK, linewidth=0.8)
 
 
 @dataclass(frozen=True)
@@ -293,14 +264,12 @@ def conditional_errors(gaussian: Gaussian, a: Tensor) -> tuple[float, float]:
     The model tilts the product of the true marginals by exp(<u, A v>): its means are C_uu A v and C_vv A^T u. The
     expectation over the conditioning variable is exact.
     """
-    u_given_v = gaussian.uv @ gaussian.vv.inverse()
-    v_given_u = gaussian.uv.mT @ gaussian.uu.inverse()
+
+    def share(mean: Tensor, truth: Tensor, covariance: Tensor) -> float:
+        root = power(covariance, 0.5)
+        return float(((mean - truth) @ root).square().sum() / (truth @ root).square().sum())
+
     return (
-        _share(gaussian.uu @ a - u_given_v, u_given_v, gaussian.vv),
-        _share(gaussian.vv @ a.mT - v_given_u, v_given_u, gaussian.uu),
+        share(gaussian.uu @ a, gaussian.uv @ gaussian.vv.inverse(), gaussian.vv),
+        share(gaussian.vv @ a.mT, gaussian.uv.mT @ gaussian.uu.inverse(), gaussian.uu),
     )
-
-
-def _share(error: Tensor, mean: Tensor, covariance: Tensor) -> float:
-    root = power(covariance, 0.5)
-    return float((error @ root).square().sum() / (mean @ root).square().sum())

@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
-from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.vector import DistanceHead, InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import (
-    Check,
-    Claim,
-    Findings,
-    Row,
-    Study,
-    fit,
-    seeded,
-    select,
-)
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.joint import Joint
@@ -79,49 +69,32 @@ class GaussianTheorems(Study):
 
     def run(self) -> Findings:
         gaussian = with_correlations(self.correlations, self.n_u, self.n_v, self.seed)
-        ranks = range(1, len(self.correlations) + 1)
-        settings = {"samples": self.samples, "batch": self.batch, "steps": self.steps, "seed": self.seed}
+        full_rank = len(self.correlations)
         learned = {
-            (problem, rank): learn(problem, gaussian, rank, rate=self.rate, **settings)
+            (problem, rank): learn(problem, gaussian, rank, self.samples, self.batch, self.steps, self.rate, self.seed)
             for problem in COLOURS
-            for rank in ranks
+            for rank in range(1, full_rank + 1)
         }
-        checks, rows = [], []
-        for (problem, rank), encoders in learned.items():
-            new, row = self._compare(problem, gaussian, rank, encoders)
-            checks += new
-            rows.append(row)
-        full = {problem: learned[problem, max(ranks)] for problem in COLOURS}
-        models = {problem: gaussian.tilted(encoders.a, encoders.b, encoders.c) for problem, encoders in full.items()}
-        checks += self._corollaries(gaussian, full, models)
-        claims = _claims(gaussian, models)
-        worst = max(row["error_of_A"] for row in rows)
-        verdict = (
-            f"Training meets {sum(check.met for check in checks)} of {len(checks)} closed forms within tolerance; A is "
-            f"within {100 * worst:.1f} % of the optimum at every rank of all three problems."
-        )
-        drawings = {"theorems": _drawing(gaussian, learned, rows)}
-        return Findings(verdict, checks, claims, {"theorems": rows}, drawings)
+        checks: list[Check] = []
+        rows: list[Row] = []
+        for (problem, rank), trained in learned.items():
+            a, b, loss = optimum(problem, gaussian, rank)
+            errors = {"A": relative_error(gaussian.whitened(trained.a), gaussian.whitened(a))}
+            checks += [
+                Check(f"{problem}, rank {rank}: relative error of A", errors["A"], 0.0, self.tolerance),
+                Check(f"{problem}, rank {rank}: loss", trained.loss, loss, self.loss_tolerance),
+            ]
+            if b is not None:
+                errors["B"] = relative_error(gaussian.whitened_square(trained.b), gaussian.whitened_square(b))
+                checks.append(Check(f"{problem}, rank {rank}: relative error of B", errors["B"], 0.0, self.tolerance))
+            named = {f"error_of_{name}": error for name, error in errors.items()}
+            rows.append({"problem": problem, "rank": rank, **named, "loss": trained.loss, "least_loss": loss})
 
-    def _compare(self, problem: str, gaussian: Gaussian, rank: int, learned: Learned) -> tuple[list[Check], Row]:
-        a, b, loss = optimum(problem, gaussian, rank)
-        error_a = relative_error(gaussian.whitened(learned.a), gaussian.whitened(a))
-        where = f"{problem}, rank {rank}"
-        checks = [
-            Check(f"{where}: relative error of A", error_a, 0.0, self.tolerance),
-            Check(f"{where}: loss", learned.loss, loss, self.loss_tolerance),
-        ]
-        row: dict[str, str | int | float] = {"problem": problem, "rank": rank, "error_of_A": error_a}
-        if b is not None:
-            error_b = relative_error(gaussian.whitened_square(learned.b), gaussian.whitened_square(b))
-            checks.append(Check(f"{where}: relative error of B", error_b, 0.0, self.tolerance))
-            row["error_of_B"] = error_b
-        return checks, {**row, "loss": learned.loss, "least_loss": loss}
-
-    def _corollaries(self, gaussian: Gaussian, full: dict[str, Learned], models: dict[str, Gaussian]) -> list[Check]:
+        full = {problem: learned[problem, full_rank] for problem in COLOURS}
+        models = {problem: gaussian.tilted(trained.a, trained.b, trained.c) for problem, trained in full.items()}
         correlations = gaussian.canonical()[1]
         slope = gaussian.uv @ gaussian.vv.inverse()
-        measured = {
+        corollaries = {
             "5.2: mean of u given v, two-sided": (gaussian.uu @ full["two-sided"].a, slope),
             "5.4: mean of u given v, one-sided": (models["one-sided"].u_given_v @ full["one-sided"].a, slope),
             "5.4: covariance of u given v, one-sided": (models["one-sided"].u_given_v, gaussian.u_given_v),
@@ -130,19 +103,24 @@ class GaussianTheorems(Study):
             "5.7: marginal covariance of u, joint (55b)":
                 (models["joint"].uu, gaussian.marginal_of_u(shrunk(correlations))),
         }  # fmt: skip
-        return [
-            Check(f"corollary {name}: relative error", relative_error(*pair), 0.0, self.covariance_tolerance)
-            for name, pair in measured.items()
-        ]
+        for name, pair in corollaries.items():
+            quantity = f"corollary {name}: relative error"
+            checks.append(Check(quantity, relative_error(*pair), 0.0, self.covariance_tolerance))
+        worst = max(row["error_of_A"] for row in rows)
+        verdict = (
+            f"Training meets {sum(check.met for check in checks)} of {len(checks)} closed forms within tolerance; A is "
+            f"within {100 * worst:.1f} % of the optimum at every rank of all three problems."
+        )
+        drawings = {"theorems": _drawing(gaussian, full, rows)}
+        return Findings(verdict, checks, _claims(gaussian, models), {"theorems": rows}, drawings)
 
 
 def optimum(problem: str, gaussian: Gaussian, rank: int | None) -> tuple[Tensor, Tensor | None, float]:
     """Return A, B (None for problems without B) and the minimum of the loss."""
     s = gaussian.canonical()[1][:rank]
     if problem == "one-sided":
-        a, b = gaussian.one_sided(rank)
-        # At full rank, minus the mutual information.
-        return a, b, float(torch.log1p(-(s**2)).sum() / 2)
+        # At full rank the loss is minus the mutual information.
+        return *gaussian.one_sided(rank), float(torch.log1p(-(s**2)).sum() / 2)
     if problem == "joint":
         h = shrunk(s)
         return gaussian.joint(rank), None, -float((s * h + torch.log1p(-(h**2)) / 2).sum())
@@ -156,11 +134,10 @@ def relative_error(measured: Tensor, expected: Tensor) -> float:
 def _claims(gaussian: Gaussian, models: dict[str, Gaussian]) -> list[Claim]:
     two, one, joint = (models[problem] for problem in ("two-sided", "one-sided", "joint"))
     missed, met = (relative_error(model.u_given_v, gaussian.u_given_v) for model in (two, one))
-    gap = torch.linalg.eigvalsh(two.uu - joint.uu)
-    # Only the correlated directions: in all others both models keep the marginal.
-    least = float(gap.sort(descending=True).values[len(gaussian.canonical()[1]) - 1])
-    above = float(torch.linalg.eigvalsh(joint.uu - gaussian.uu).max())
     inflation = [relative_error(model.uu, gaussian.uu) for model in (two, joint)]
+    # Only the correlated directions: in all others both models keep the marginal.
+    gap = torch.linalg.eigvalsh(two.uu - joint.uu).sort(descending=True).values
+    least = float(gap[len(gaussian.canonical()[1]) - 1])
     return [
         Claim(
             "The two-sided loss with the inner product misses the conditional covariance of u given v; the one-sided "
@@ -173,20 +150,19 @@ def _claims(gaussian: Gaussian, models: dict[str, Gaussian]) -> list[Claim]:
             "correlated direction.",
             f"inflation {inflation[0]:.2f} two-sided, {inflation[1]:.2f} joint; least eigenvalue of their difference "
             f"{least:.3f}",
-            least > 0 and above > 0,
+            least > 0 and float(torch.linalg.eigvalsh(joint.uu - gaussian.uu).max()) > 0,
         ),
     ]
 
 
-def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: list[Row]) -> Drawing:
+def _drawing(gaussian: Gaussian, full: dict[str, Learned], rows: list[Row]) -> Drawing:
     figure, (curves, losses, errors) = panels(1, 3)
-    _, correlations, _ = gaussian.canonical()
+    correlations = gaussian.canonical()[1]
     grid = torch.linspace(0.01, 0.92, 100, dtype=torch.float64)
     forms = {"two-sided": grid, "one-sided": grid / (1 - grid**2), "joint": shrunk(grid)}
-    rank = len(correlations)
     for problem, colour in COLOURS.items():
         curves.plot(grid, forms[problem], color=colour, linewidth=1)
-        values = torch.linalg.svdvals(gaussian.whitened(learned[problem, rank].a))[:rank]
+        values = torch.linalg.svdvals(gaussian.whitened(full[problem].a))[: len(correlations)]
         curves.plot(correlations, values, "o", color=colour, markersize=5, label=problem)
         mine = select(rows, problem=problem)
         ranks = [row["rank"] for row in mine]
@@ -197,10 +173,9 @@ def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: 
     curves.legend(frameon=False)
     losses.set(xlabel="embedding width", ylabel="loss, nats", xticks=ranks)
     errors.set(xlabel="embedding width", ylabel="relative error of whitened A, %", xticks=ranks, ylim=(0, None))
-    return Drawing(
-        figure,
+    return figure, (
         "Left, at full width, and middle, at each width: lines are closed forms, points are trained. Right: how far "
-        "the trained A is from the closed form.",
+        "the trained A is from the closed form."
     )
 
 
@@ -214,7 +189,7 @@ class Gaussian:
 
     @property
     def covariance(self) -> Tensor:
-        return torch.cat([torch.cat([self.uu, self.uv], dim=1), torch.cat([self.uv.mT, self.vv], dim=1)])
+        return symmetric(self.uu, self.uv, self.vv)
 
     @property
     def u_given_v(self) -> Tensor:
@@ -241,7 +216,8 @@ class Gaussian:
     def one_sided(self, rank: int | None = None) -> tuple[Tensor, Tensor]:
         """A and B that minimise the loss of u given v with the distance (th. 5.3, whose (50b) needs -log|.|)."""
         root, (left, s, _) = power(self.uu, -0.5), self.canonical()
-        square = root @ left[:, :rank] @ torch.diag((s**2 / (1 - s**2))[:rank]) @ left[:, :rank].mT @ root
+        left, s = left[:, :rank], s[:rank]
+        square = root @ left @ torch.diag(s**2 / (1 - s**2)) @ left.mT @ root
         return self._spectral(lambda s: s / (1 - s**2), rank), square
 
     def whitened(self, matrix: Tensor) -> Tensor:
@@ -264,9 +240,7 @@ class Gaussian:
 
     def tilted(self, a: Tensor, b: Tensor, c: Tensor) -> Gaussian:
         """Normalised model exp(<u, A v> - <u, B u> / 2 - <v, C v> / 2) mu_u mu_v (eq. 40 and 47)."""
-        top = torch.cat([self.uu.inverse() + b, -a], dim=1)
-        bottom = torch.cat([-a.mT, self.vv.inverse() + c], dim=1)
-        covariance = torch.cat([top, bottom]).inverse()
+        covariance = symmetric(self.uu.inverse() + b, -a, self.vv.inverse() + c).inverse()
         split = len(self.uu)
         return Gaussian(covariance[:split, :split], covariance[:split, split:], covariance[split:, split:])
 
@@ -274,6 +248,11 @@ class Gaussian:
         left, s, right = self.canonical()
         middle = left[:, :rank] @ torch.diag(function(s[:rank])) @ right[:rank]
         return power(self.uu, -0.5) @ middle @ power(self.vv, -0.5)
+
+
+def symmetric(uu: Tensor, uv: Tensor, vv: Tensor) -> Tensor:
+    """[[uu, uv], [uv^T, vv]]"""
+    return torch.cat([torch.cat([uu, uv], dim=1), torch.cat([uv.mT, vv], dim=1)])
 
 
 def shrunk(s: Tensor) -> Tensor:
@@ -290,18 +269,11 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 def with_correlations(correlations: list[float], n_u: int, n_v: int, seed: int) -> Gaussian:
     """Gaussian with these canonical correlations and random marginals."""
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    def marginal(size: int) -> Tensor:
-        factor = normal(size, 2 * size)
-        return factor @ factor.mT / (2 * size)
-
-    count = len(correlations)
-    left, right = torch.linalg.qr(normal(n_u, n_u))[0], torch.linalg.qr(normal(n_v, n_v))[0]
-    uu, vv = marginal(n_u), marginal(n_v)
-    middle = left[:, :count] @ torch.diag(torch.tensor(correlations, dtype=torch.float64)) @ right[:, :count].mT
+    shapes = (n_u, n_u), (n_v, n_v), (n_u, 2 * n_u), (n_v, 2 * n_v)
+    left, right, u, v = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    uu, vv = (factor @ factor.mT / factor.shape[1] for factor in (u, v))
+    left, right = (torch.linalg.qr(factor)[0][:, : len(correlations)] for factor in (left, right))
+    middle = left @ torch.diag(torch.tensor(correlations, dtype=torch.float64)) @ right.mT
     return Gaussian(uu, power(uu, 0.5) @ middle @ power(vv, 0.5), vv)
 
 
@@ -312,11 +284,8 @@ def matched_sample(gaussian: Gaussian, samples: int, seed: int) -> tuple[Tensor,
     forms then come from training and not from sampling.
     """
     n_u = len(gaussian.uu)
-    dimensions = n_u + len(gaussian.vv)
-    uniform = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=seed).draw(
-        samples // 2, dtype=torch.float64
-    )
-    half = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
+    engine = torch.quasirandom.SobolEngine(n_u + len(gaussian.vv), scramble=True, seed=seed)
+    half = torch.special.ndtri(engine.draw(samples // 2, dtype=torch.float64).clamp(1e-9, 1 - 1e-9))
     normal = torch.cat([half, -half])
     second_moment = normal.mT @ normal / len(normal)
     matched = normal @ torch.linalg.cholesky(second_moment).inverse().mT
@@ -338,18 +307,20 @@ class Learned:
 
 
 def learn(
-    problem: str, gaussian: Gaussian, embed_width: int, *, samples: int, batch: int, steps: int, rate: float, seed: int
+    problem: str, gaussian: Gaussian, embed_width: int, samples: int, batch: int, steps: int, rate: float, seed: int
 ) -> Learned:
     """Train on a sample with exactly the covariance of the Gaussian; the loss is the mean over its batches."""
     head_class, objective = PROBLEMS[problem]
     u, v = matched_sample(gaussian, samples, seed)
-    encoder = Vectors(u.shape[1], v.shape[1])
-    head = seeded(lambda: head_class(u.shape[1], v.shape[1], embed_width, temperature=1.0), seed)
-    model = fit(encoder, head, objective, InMemoryDataset(u, v), steps=steps, batch=batch, rate=rate, seed=seed)
+    widths = u.shape[1], v.shape[1]
+    model = fit(
+        lambda: Vectors(*widths), lambda: head_class(*widths, embed_width, temperature=1.0), objective, u, v,
+        steps=steps, batch=batch, rate=rate, seed=seed,
+    )  # fmt: skip
     with torch.no_grad():
         parts = Batch(u, v, torch.arange(samples)).split(batch)
         losses = [objective(model(part), part, Progress(0, 1, samples, batch)).total for part in parts]
-    g, h = head.image_projection.detach().double(), head.text_projection.detach().double()
+    g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
     distance = float(head_class is DistanceHead)
     return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(torch.stack(losses).mean()))
 
@@ -361,7 +332,7 @@ def pmi_form(gaussian: Gaussian) -> Tensor:
 
 def score_form(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """M of the score <u, A v> - <u, B u> / 2 - <v, C v> / 2."""
-    return torch.cat([torch.cat([-b, a], dim=1), torch.cat([a.mT, -c], dim=1)]) / 2
+    return symmetric(-b, a, -c) / 2
 
 
 def exact_agreement(gaussian: Gaussian, form: Tensor) -> tuple[float, float, float]:

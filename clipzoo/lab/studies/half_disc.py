@@ -81,16 +81,7 @@ class HalfDisc(Study):
             tolerance = self.risk_tolerance * float(losses.std()) / self.risk_samples**0.5
             name = f"true risk, τ = {tau:g}, from {self.risk_samples} samples"
             checks.append(Check(name, float(losses.mean()), true_risk(tau), tolerance))
-        correlations = {row["found_by"]: row["correlation_of_logs"] for row in popularity}
-        claims = [
-            Claim(
-                "The optimum of problem (8) finds the true popularity up to a constant factor.",
-                "correlation of the logarithms: "
-                + ", ".join(f"{value:.3f} {name}" for name, value in correlations.items()),
-                popularity[0]["correlation_of_logs"] > 0.9,
-            ),
-            *self._claims_errors(rows),
-        ]
+        claims = self._claims(rows, popularity)
         last = select(rows, temperature=main)[-1]
         verdict = (
             f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
@@ -103,24 +94,24 @@ class HalfDisc(Study):
     def _errors(self, temperature: float, samples: int) -> Row:
         """Mean absolute errors of the risks and mean error terms, averaged over the draws."""
         truth = true_risk(temperature)
-        means = {key: 0.0 for key in ("GCL", "NUCLR", "MLE", "GCL_term", "NUCLR_term", "NUCLR_scaled_by_mean")}
+        means = dict.fromkeys(("GCL", "NUCLR", "MLE", "GCL_term", "NUCLR_term", "NUCLR_scaled_by_mean"), 0.0)
         for draw in range(self.draws):
             x, y = draw_pairs(samples, temperature, self.seed + draw)
             energies, exact = x @ y.mT, popularity(x, y, temperature)
             raw = estimated_popularity(energies, temperature, self.iterations)
-            scaled = raw * exact.max() / raw.max()
-            uniform = torch.full_like(exact, samples)
-            by_mean = raw * exact.mean() / raw.mean()
-            risks = {
-                "GCL": empirical_risk(energies, uniform, temperature),
-                "NUCLR": empirical_risk(energies, scaled, temperature),
-                "NUCLR_scaled_by_mean": empirical_risk(energies, by_mean, temperature),
-                "MLE": exact_risk(x, energies, temperature),
-            }
-            for name, risk in risks.items():
-                means[name] += abs(risk - truth) / self.draws
-            means["GCL_term"] += error_term(energies, uniform, exact, temperature) / self.draws
-            means["NUCLR_term"] += error_term(energies, scaled, exact, temperature) / self.draws
+            popularities = {
+                "GCL": torch.full_like(exact, samples), "NUCLR": raw * exact.max() / raw.max(),
+                "NUCLR_scaled_by_mean": raw * exact.mean() / raw.mean(),
+            }  # fmt: skip
+            for name, values in popularities.items():
+                means[name] += abs(empirical_risk(energies, values, temperature) - truth) / self.draws
+            exact_risk = float((temperature * log_partition(x, temperature) - energies.diagonal()).mean())
+            means["MLE"] += abs(exact_risk - truth) / self.draws
+            for name in ("GCL", "NUCLR"):
+                # The term of theorem 1 that an approximate popularity costs.
+                difference = (1 / popularities[name] - 1 / exact).abs()
+                term = (difference * ((energies - 1) / temperature).exp()).sum(dim=1).mean()
+                means[f"{name}_term"] += float(term) / self.draws
         return {"temperature": temperature, "n": samples, **means}
 
     def _popularity(self, temperature: float) -> tuple[list[Row], list[Check]]:
@@ -132,50 +123,52 @@ class HalfDisc(Study):
         small = learned_log_popularity(
             x, y, temperature, self.mini_batch, self.mini_steps, eta=self.mini_eta, momentum=0.9
         )
+        estimates = {
+            "problem (8), solved": fixed, "NUCLR, whole batches": whole,
+            f"NUCLR, batches of {self.mini_batch}": small,
+        }  # fmt: skip
         rows: list[Row] = [
             {
                 "found_by": name,
                 "correlation_of_logs": float(torch.corrcoef(torch.stack([exact, estimate]))[0, 1]),
                 "deviation_of_logs": float(((estimate - estimate.mean()) - (exact - exact.mean())).std()),
             }
-            for name, estimate in {
-                "problem (8), solved": fixed,
-                "NUCLR, whole batches": whole,
-                f"NUCLR, batches of {self.mini_batch}": small,
-            }.items()
+            for name, estimate in estimates.items()
         ]
-        gradient = popularity_gradient(x @ y.mT, temperature * fixed, temperature)
+        # The norm of the gradient of problem (8) at zeta.
+        attention = torch.softmax((x @ y.mT - temperature * fixed) / temperature, dim=1)
+        gradient = float((1 - attention.sum(dim=0)).norm() / self.shown)
         distance = float(((whole - whole.mean()) - (fixed - fixed.mean())).abs().max())
-        checks = [
+        return rows, [
             Check("gradient of problem (8) at the fixed point (9)", gradient, 0.0, self.gradient_tolerance),
             Check("log popularity by NUCLR's own steps, largest error", distance, 0.0, self.zeta_tolerance),
         ]
-        return rows, checks
 
-    def _claims_errors(self, rows: list[Row]) -> list[Claim]:
-        by = {(row["temperature"], row["n"]): row for row in rows}
+    def _claims(self, rows: list[Row], popularity: list[Row]) -> list[Claim]:
         (long, short), first, last = self.temperatures[:2], self.sizes[0], self.sizes[-1]
-
-        def value(temperature: float, n: int, key: str) -> float:
-            return float(by[temperature, n][key])
-
-        ends = {name: (value(long, first, name), value(long, last, name)) for name in METHODS}
-        long_tail = [value(long, last, key) / value(short, last, key) for key in ("GCL", "GCL_term")]
+        by = {(row["temperature"], row["n"]): row for row in rows}
+        ends = {name: (by[long, first][name], by[long, last][name]) for name in METHODS}
+        long_tail = [by[long, last][key] / by[short, last][key] for key in ("GCL", "GCL_term")]
         reduced = {
-            (tau, key): value(tau, last, f"NUCLR{key}") / value(tau, last, f"GCL{key}")
+            (tau, key): by[tau, last][f"NUCLR{key}"] / by[tau, last][f"GCL{key}"]
             for tau in self.temperatures
             for key in ("", "_term")
         }
         behind = [f"n = {row['n']}, τ = {row['temperature']:g}" for row in rows if row["NUCLR"] >= row["GCL"]]
         return [
             Claim(
+                "The optimum of problem (8) finds the true popularity up to a constant factor.",
+                "correlation of the logarithms: "
+                + ", ".join(f"{row['correlation_of_logs']:.3f} {row['found_by']}" for row in popularity),
+                popularity[0]["correlation_of_logs"] > 0.9,
+            ),
+            Claim(
                 "The uniform popularity of GCL leaves an error that does not diminish with n; NUCLR's is significantly "
                 "smaller and almost matches MLE as n grows.",
                 f"from n = {first} to {last}: "
                 + ", ".join(f"{name} {before:.4f} to {after:.4f}" for name, (before, after) in ends.items()),
                 ends["GCL"][1] > 0.5 * ends["GCL"][0]
-                and ends["NUCLR"][1] < 0.5 * ends["GCL"][1]
-                and ends["NUCLR"][1] < 2 * ends["MLE"][1],
+                and ends["NUCLR"][1] < min(0.5 * ends["GCL"][1], 2 * ends["MLE"][1]),
             ),
             Claim(
                 f"GCL's generalisation error and error term are worse in the long-tailed world (τ = {long:g}) than at "
@@ -203,21 +196,18 @@ class HalfDisc(Study):
             raw = estimated_popularity(x @ y.mT, temperature, self.iterations)
             estimate = raw * exact.max() / raw.max()
             if index == 0:
-                top = float(exact.max())
-                for axis, values, name in (
-                    (axes[0], exact, "true popularity"),
-                    (axes[1], estimate, "found popularity"),
-                ):
-                    dots = axis.scatter(y[:, 0], y[:, 1], c=values, cmap="viridis", s=28, vmin=0.0, vmax=top)
-                    axis.set(title=name, xlabel="y₁", ylabel="y₂", aspect="equal")
+                for axis, values, name in zip(axes, (exact, estimate), ("true", "found"), strict=False):
+                    dots = axis.scatter(
+                        y[:, 0], y[:, 1], c=values, cmap="viridis", s=28, vmin=0.0, vmax=float(exact.max())
+                    )
+                    axis.set(title=f"{name} popularity", xlabel="y₁", ylabel="y₂", aspect="equal")
                 figure.colorbar(dots, ax=axes[:2], shrink=0.8)
             axis = axes[2 + index]
             axis.plot(exact.sort(descending=True).values, color=BLACK, linewidth=3, label="true")
             axis.plot(estimate.sort(descending=True).values, color=BLUE, label="found")
             axis.set(title=f"τ = {temperature:g}", xlabel="rank", ylabel="popularity", ylim=(0, None))
             axis.legend(frameon=False)
-        caption = f"Figures 2 and 6: the popularity of n = {self.shown} samples, true and found; right: sorted."
-        return Drawing(figure, caption)
+        return figure, f"Figures 2 and 6: the popularity of n = {self.shown} samples, true and found; right: sorted."
 
 
 def learned_log_popularity(
@@ -243,23 +233,23 @@ def learned_log_popularity(
 
 def _draw_errors(rows: list[Row], temperatures: list[float]) -> Drawing:
     figure, axes = panels(2, len(temperatures))
-    for column, temperature in enumerate(temperatures):
+    upper, lower = axes[: len(temperatures)], axes[len(temperatures) :]
+    for temperature, above, below in zip(temperatures, upper, lower, strict=True):
         mine = select(rows, temperature=temperature)
         for name, colour in METHODS.items():
-            line(axes[column].loglog, mine, "n", name, "o-", color=colour, linewidth=1, label=name)
-        for name in ("GCL", "NUCLR"):
-            draw = axes[len(temperatures) + column].loglog
-            line(draw, mine, "n", f"{name}_term", "o-", color=METHODS[name], linewidth=1, label=name)
-        axes[column].set(title=f"τ = {temperature:g}", ylabel="generalisation error")
-        axes[len(temperatures) + column].set(xlabel="n", ylabel="error term of theorem 1")
+            line(above.loglog, mine, "n", name, "o-", color=colour, linewidth=1, label=name)
+            if name != "MLE":
+                line(below.loglog, mine, "n", f"{name}_term", "o-", color=colour, linewidth=1, label=name)
+        above.set(title=f"τ = {temperature:g}", ylabel="generalisation error")
+        below.set(xlabel="n", ylabel="error term of theorem 1")
     for axis in axes:
         ticks_at(axis, [row["n"] for row in mine], fontsize=8)
         low, high = axis.get_ylim()
         ticks = [tick for tick in TICKS if low <= tick <= high]
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    for axis in (axes[0], axes[len(temperatures)]):
-        axis.legend(frameon=False)
-    return Drawing(figure, "Figures 2 and 6: generalisation error, and the term that the popularity costs, over n.")
+    upper[0].legend(frameon=False)
+    lower[0].legend(frameon=False)
+    return figure, "Figures 2 and 6: generalisation error, and the term that the popularity costs, over n."
 
 
 def draw_pairs(samples: int, temperature: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -307,24 +297,7 @@ def estimated_popularity(energies: Tensor, temperature: float, iterations: int) 
     return estimate
 
 
-def popularity_gradient(energies: Tensor, zeta: Tensor, temperature: float) -> float:
-    """Norm of the gradient of problem 8 at zeta."""
-    attention = torch.softmax((energies - zeta) / temperature, dim=1)
-    return float((1 - attention.sum(dim=0)).norm() / len(zeta))
-
-
 def empirical_risk(energies: Tensor, popularity: Tensor, temperature: float) -> float:
     """Empirical risk, eq. 5: the integral over y is estimated by a sum over y_j with weights 1 / popularity."""
     log_integral = (energies / temperature - popularity.log()).logsumexp(dim=1)
     return float((temperature * log_integral - energies.diagonal()).mean())
-
-
-def exact_risk(x: Tensor, energies: Tensor, temperature: float) -> float:
-    """Risk of eq. 2 with the exact integral."""
-    return float((temperature * log_partition(x, temperature) - energies.diagonal()).mean())
-
-
-def error_term(energies: Tensor, approximate: Tensor, exact: Tensor, temperature: float) -> float:
-    """Error term of theorem 1 due to an approximate popularity."""
-    difference = (1 / approximate - 1 / exact).abs()
-    return float((difference * ((energies - 1) / temperature).exp()).sum(dim=1).mean())

@@ -13,28 +13,18 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipzoo.config.vocabulary import Count, Layers, NonNegative, Positive, Range, Rate, Scale, Seed
-from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.evaluation.scoring import positions, score_blocks
 from clipzoo.heads.vector import ClipHead
-from clipzoo.lab.studies.encoders import Trajectories
+from clipzoo.lab.studies.encoders import TrajectoryNetwork, Views
 from clipzoo.lab.studies.figures import BLUE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import (
-    Check,
-    Claim,
-    Findings,
-    Row,
-    Study,
-    count_borne_out,
-    fit,
-    seeded,
-    select,
-)
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Embedding, Part, concatenate
@@ -94,21 +84,41 @@ class Lagrangian(Study):
 
     def run(self) -> Findings:
         everything = self.flows.draw(self.samples + self.test_samples, self.seed)
-        paths = self.flows.trajectories(everything)
-        coefficients = self.flows.standardised(everything)
-        tracers = torch.from_numpy((paths - np.array(START)) / (paths - np.array(START)).std()).float()
-        split = {"train": slice(0, self.test_samples), "test": slice(self.samples, None)}
-        shown = {name: (coefficients[rows], tracers[rows]) for name, rows in split.items()}
+        test = everything[self.samples :]
+        shifted = self.flows.trajectories(everything) - np.array(START)
+        tracers = torch.from_numpy(shifted / shifted.std()).float()
+        # Real parts, then imaginary parts, scaled to unit variance: [n, 2 K].
+        parts = np.concatenate([everything.real, everything.imag], axis=1)
+        coefficients = torch.from_numpy(parts / parts.std()).float()
+        views = {
+            "train": (coefficients[: self.test_samples], tracers[: self.test_samples]),
+            "test": (coefficients[self.samples :], tracers[self.samples :]),
+        }
         rows: list[Row] = []
 
         def watch(model: Model) -> Mapping[str, float]:
             # Called after each epoch, and once more at the end.
-            for name, views in shown.items():
-                rows.append({"epoch": 1 + len(rows) // len(SPLITS), "split": name, **recalls(model, *views)})
+            for name, pairs in views.items():
+                rows.append({"epoch": 1 + len(rows) // len(SPLITS), "split": name, **recalls(model, *pairs)})
             return {}
 
-        model = self._train(coefficients[: self.samples], tracers[: self.samples], watch)
-        checks = self._checks(everything[split["test"]])
+        count = coefficients.shape[1]
+
+        def encoder() -> Views:
+            network = TrajectoryNetwork(self.flows.observations, self.width, self.layers, self.heads)
+            return Views(nn.Identity(), network, count, self.width)
+
+        def head() -> ClipHead:
+            head = ClipHead(count, self.width, count, self.temperature, self.max_scale, True)
+            # g_u is prescribed: the coefficients as they are.
+            head.image_projection.requires_grad_(False).copy_(torch.eye(count))
+            return head
+
+        model = fit(
+            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), coefficients[: self.samples],
+            tracers[: self.samples], steps=self.epochs * self.samples // self.batch, batch=self.batch, rate=self.rate,
+            seed=self.seed, precision=self.precision, device=self.device, watch=watch,
+        )  # fmt: skip
         last = rows[-1]
         claims = _claims(rows, self.test_samples)
         verdict = (
@@ -120,34 +130,18 @@ class Lagrangian(Study):
         drawings = {
             "flows": self._draw_flows(everything[:2]),
             "retrieval": _draw_retrieval(rows),
-            "example": self._draw_example(model, everything[split["test"]], shown["test"]),
+            "example": self._draw_example(model, test, views["test"]),
         }
-        return Findings(verdict, checks, claims, {"retrieval": rows}, drawings)
-
-    def _train(self, coefficients: Tensor, tracers: Tensor, watch) -> Model:
-        count = coefficients.shape[1]
-        encoder = seeded(
-            lambda: Trajectories(count, self.flows.observations, self.width, self.layers, self.heads), self.seed
-        )
-        head = seeded(lambda: ClipHead(count, self.width, count, self.temperature, self.max_scale, True), self.seed)
-        # g_u is prescribed: the coefficients as they are.
-        head.image_projection.requires_grad_(False).copy_(torch.eye(count))
-        steps = self.epochs * self.samples // self.batch
-        return fit(
-            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), InMemoryDataset(coefficients, tracers), steps=steps,
-            batch=self.batch, rate=self.rate, seed=self.seed, precision=self.precision, device=self.device,
-            watch=watch,
-        )  # fmt: skip
+        return Findings(verdict, self._checks(test), claims, {"retrieval": rows}, drawings)
 
     def _checks(self, coefficients: np.ndarray) -> list[Check]:
         some = coefficients[: self.compared_flows]
         distance = np.abs(self.flows.trajectories(some)[:, -1] - self.flows.stepped(some, self.compared_step)).max()
         steady = replace(self.flows, turn=0.0)
-        paths = steady.trajectories(some)
         changes = [
             np.abs(steady.potential(own, path, 0.0) - steady.potential(own, np.array(START), 0.0)).max()
             / np.sqrt((np.abs(own) ** 2).sum() / 2)
-            for own, path in zip(some, paths, strict=True)
+            for own, path in zip(some, steady.trajectories(some), strict=True)
         ]
         return [
             Check(
@@ -162,63 +156,58 @@ class Lagrangian(Study):
 
     def _draw_flows(self, coefficients: np.ndarray) -> Drawing:
         figure, axes = panels(1, 2, 3.4, 3.0)
-        for axis, own in zip(axes, coefficients, strict=True):
-            self._field(axis, own)
-            self._path(axis, own)
+        for axis, flow in zip(axes, coefficients, strict=True):
+            self._draw_path(axis, flow, flow)
             axis.set(xlabel="x₁", ylabel="x₂", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
-        return Drawing(
-            figure,
+        return figure, (
             "Figure 13: two potentials at t = 0 (high: yellow) and the trajectories of their tracers (white, from the "
-            "dot) on the periodic unit square.",
+            "dot) on the periodic unit square."
         )
 
     def _draw_example(self, model: Model, coefficients: np.ndarray, views: tuple[Tensor, Tensor]) -> Drawing:
         """Draw a test trajectory whose own flow is not ranked first, with the four flows ranked first."""
-        image, text = embedded(model, *views)
-        scores = torch.cat([block for _, block in score_blocks(model, image, text)]).mT.cpu()
+        scores = scores_of(model, *views).mT.cpu()
         order = positions(scores, torch.arange(len(scores)))
         missed = (order > 0).nonzero().flatten()
         query = int(missed[order[missed].argmin()]) if len(missed) else 0
         ranked = scores[query].argsort(descending=True)[:4].tolist()
+        titles = [f"found: {place}" + (" (its own)" if index == query else "") for place, index in enumerate(ranked, 1)]
         figure, axes = panels(1, 5, 2.3, 2.7)
-        for axis, index, title in zip(
-            axes, [query, *ranked], ["its own", *(f"found: {place + 1}" for place in range(4))], strict=True
-        ):
-            self._field(axis, coefficients[index])
-            self._path(axis, coefficients[query])
-            axis.set_title(title + (" (its own)" if index == query and title != "its own" else ""), fontsize=10)
-        return Drawing(
-            figure,
+        for axis, index, title in zip(axes, [query, *ranked], ["its own", *titles], strict=True):
+            self._draw_path(axis, coefficients[index], coefficients[query])
+            axis.set_title(title, fontsize=10)
+        return figure, (
             "Figure 15: a test trajectory (white) that does not find its own potential first, on that potential and on "
-            "the four that it finds.",
+            "the four that it finds."
         )
 
-    def _field(self, axis, coefficients: np.ndarray) -> None:
-        grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
-        axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(coefficients, grid, 0.0), 12, cmap="viridis")
-        axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
+    def _draw_path(self, axis: Axes, flow: np.ndarray, own: np.ndarray) -> None:
+        """Draw the potential of a flow and the densely sampled path of the tracer of another one, `own`.
 
-    def _path(self, axis, coefficients: np.ndarray) -> None:
-        """Draw the densely sampled path, wrapped to the unit square without lines across it."""
+        The path is wrapped to the unit square without lines across it.
+        """
+        grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
+        axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(flow, grid, 0.0), 12, cmap="viridis")
+        axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
         closely = replace(self.flows, observations=2000)
-        wrapped = np.concatenate([[START], closely.trajectories(coefficients[None])[0]]) % 1.0
+        wrapped = np.concatenate([[START], closely.trajectories(own[None])[0]]) % 1.0
         jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
         wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
         axis.plot(*wrapped.T, color="white", linewidth=1.5)
         axis.plot(*START, "o", color="white", markersize=4)
 
 
-def embedded(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 512) -> tuple[Embedding, Embedding]:
-    with torch.no_grad():
-        image: list[Embedding] = [model.encode_image(rows) for rows in coefficients.split(block)]
-        text: list[Embedding] = [model.encode_text(rows) for rows in tracers.split(block)]
-    return concatenate(image), concatenate(text)
+@torch.no_grad()
+def scores_of(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 512) -> Tensor:
+    """Scores of n flows with n trajectories, [n, n]."""
+    image: list[Embedding] = [model.encode_image(rows) for rows in coefficients.split(block)]
+    text: list[Embedding] = [model.encode_text(rows) for rows in tracers.split(block)]
+    return torch.cat([scores for _, scores in score_blocks(model, concatenate(image), concatenate(text))])
 
 
 def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, float]:
     """R@1 and R@5 in both directions among these pairs."""
-    image, text = embedded(model, coefficients, tracers)
-    scores = torch.cat([block for _, block in score_blocks(model, image, text)])
+    scores = scores_of(model, coefficients, tracers)
     own = torch.arange(len(scores), device=scores.device)
     return {
         f"{name}_at_{depth}": float((positions(matrix, own) < depth).double().mean())
@@ -229,7 +218,7 @@ def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, fl
 
 def _claims(rows: list[Row], candidates: int) -> list[Claim]:
     test = select(rows, split="test")
-    first, last = test[0], test[-1]
+    first, last, train_first, train_last = test[0], test[-1], rows[0], rows[-2]
     keys = [f"{direction}_at_{depth}" for direction in DIRECTIONS.values() for depth in (1, 5)]
 
     def said(row: Row, depth: int) -> str:
@@ -239,11 +228,11 @@ def _claims(rows: list[Row], candidates: int) -> list[Claim]:
         Claim(
             "Retrieval improves in both directions during training, on training and test data (figure 14).",
             f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {candidates}",
-            all(last[key] > first[key] for key in keys) and all(rows[-2][key] > rows[0][key] for key in keys),
+            all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
         ),
         Claim(
             "R@5 approaches 100 %.",
-            f"test R@5 {said(last, 5)}, training {said(rows[-2], 5)}",
+            f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
             all(last[key] > 0.95 for key in keys if key.endswith("5")),
         ),
         Claim(
@@ -257,8 +246,7 @@ def _claims(rows: list[Row], candidates: int) -> list[Claim]:
 def _draw_retrieval(rows: list[Row]) -> Drawing:
     figure, axes = panels(2, 2, 3.4, 2.4, sharex=True)
     for place, (title, direction) in enumerate(DIRECTIONS.items()):
-        for column, depth in enumerate((1, 5)):
-            axis = axes[2 * place + column]
+        for axis, depth in zip(axes[2 * place :], (1, 5), strict=False):
             for split, colour in SPLITS.items():
                 mine = select(rows, split=split)
                 line(axis.plot, mine, "epoch", f"{direction}_at_{depth}", "-", color=colour, label=split)
@@ -266,7 +254,7 @@ def _draw_retrieval(rows: list[Row]) -> Drawing:
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.title.set_fontsize(9)
     axes[0].legend(frameon=False)
-    return Drawing(figure, "Figure 14: retrieval accuracy during training.")
+    return figure, "Figure 14: retrieval accuracy during training."
 
 
 @dataclass(frozen=True)
@@ -349,8 +337,3 @@ class Flows(Part):
             fourth = self.velocity(coefficients, x + step * third, time + step)
             x = x + step / 6 * (first + 2 * second + 2 * third + fourth)
         return x
-
-    def standardised(self, coefficients: Complex) -> Tensor:
-        """Real parts, then imaginary parts, scaled to unit variance: [n, K] -> [n, 2 K] float32."""
-        both = np.concatenate([coefficients.real, coefficients.imag], axis=1)
-        return torch.from_numpy(both / both.std()).float()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
-from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
-from clipzoo.lab.methods.judge import agreement, pair_weights
+from clipzoo.lab.methods.judge import pair_weights
 from clipzoo.lab.studies.encoders import Lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, CYCLE, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import (
@@ -25,11 +22,10 @@ from clipzoo.lab.studies.framework import (
     Findings,
     Row,
     Study,
-    agreement_columns,
     all_scores,
     count_borne_out,
     fit,
-    seeded,
+    pmi_agreement,
     select,
 )
 from clipzoo.objectives.infonce import InfoNCE
@@ -43,20 +39,22 @@ COLOURS = {CLIP: VERMILION, KME: BLUE}
 class World:
     """r classes; item (i, j), i <= j, belongs half to class i and half to class j. Items are equally likely.
 
-    share: p(class | item), [m, r] with m = r (r + 1) / 2.
-    PMI(x, y) = log r sum_t p(t|x) p(t|y), -inf for disjoint items.
+    There are m = r (r + 1) / 2 items. PMI(x, y) = log r sum_t p(t|x) p(t|y), -inf for disjoint items.
     """
 
-    share: Tensor
+    classes: int
 
-    @property
+    @cached_property
     def pmi(self) -> Tensor:
-        return (self.share.shape[1] * self.share @ self.share.mT).log()
+        first, second = torch.triu_indices(self.classes, self.classes)
+        identity = torch.eye(self.classes, dtype=torch.float64)
+        share = (identity[first] + identity[second]) / 2  # p(class | item), [m, r]
+        return (self.classes * share @ share.mT).log()
 
     @property
     def joint(self) -> Tensor:
         """p(x, y), [m, m]."""
-        return self.pmi.exp() / len(self.share) ** 2
+        return self.pmi.exp() / len(self.pmi) ** 2
 
     @property
     def information(self) -> float:
@@ -66,13 +64,7 @@ class World:
         """Draw item numbers x and y, both [n]."""
         generator = torch.Generator().manual_seed(seed)
         cell = torch.multinomial(self.joint.flatten(), samples, replacement=True, generator=generator)
-        return cell // len(self.share), cell % len(self.share)
-
-
-def world(classes: int) -> World:
-    first, second = torch.triu_indices(classes, classes)
-    identity = torch.eye(classes, dtype=torch.float64)
-    return World((identity[first] + identity[second]) / 2)
+        return cell // len(self.pmi), cell % len(self.pmi)
 
 
 @dataclass(frozen=True)
@@ -121,54 +113,65 @@ class Mixture(Study):
             self._trained(kind, classes, width) for classes in self.classes for width in self.widths for kind in COLOURS
         ]
         built = [self._built(classes) for classes in self.classes]
+        most, narrow, widest = max(self.classes), min(self.widths), max(self.widths)
         checks = [
             Check(f"theorem 7's points, r = {r}, d = 2: largest error of exp PMI", error, 0.0, self.built_error)
             for r, error in zip(self.classes, built, strict=True)
         ]
-        widest = max(self.widths)
         for row in select(rows, head=KME, width=widest):
             name = f"loss of trained KME-CLIP, r = {row['classes']}, d = {widest}: -I"
             checks.append(Check(name, row["loss"], -row["information"], self.information_tolerance))
-        worlds = [world(classes) for classes in self.classes]
+        worlds = [World(classes) for classes in self.classes]
         exact = [agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here) for here in worlds]
         checks.append(Check("error of the PMI itself as a score", max(e["mean_error"] for e in exact), 0.0, 1e-9))
-        claims = [*self._claims(rows, built), agreement_claim(rows, max(self.classes), widest)]
-        gaps = {(row["head"], row["width"]): row["gap"] for row in select(rows, classes=max(self.classes))}
+        claims = self._claims(rows, built)
+        gaps = {(row["head"], row["width"]): row["gap"] for row in select(rows, classes=most)}
         verdict = (
-            f"With r = {max(self.classes)} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
+            f"With r = {most} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
             f"above its least value and KME-CLIP's {gaps[KME, widest]:.3f}; theorem 7's points hold exp PMI to "
-            f"{max(built):.1g} in two dimensions, while trained ones with d = {min(self.widths)} stay "
-            f"{gaps[KME, min(self.widths)]:.1f} nats above; "
+            f"{max(built):.1g} in two dimensions, while trained ones with d = {narrow} stay "
+            f"{gaps[KME, narrow]:.1f} nats above; "
             f"{count_borne_out(claims)}."
         )
-        drawings = {"errors": self._draw_errors(rows), "agreement": self._draw_agreement(rows)}
+        errors = {"gap": "loss above its least value, nats", "error_of_exp": "largest error of exp PMI",
+                  "error": "largest error of finite PMI"}  # fmt: skip
+        agreement = {"rank_correlation": "rank correlation", "slope": "slope of the PMI on the score",
+                     "mean_error": "error, nats"}  # fmt: skip
+        drawings = {
+            "errors": self._draw(
+                rows, errors, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.", {}
+            ),
+            "agreement": self._draw(
+                rows, agreement, "Agreement of the trained scores with the PMI; dotted: the PMI itself.",
+                {"rank_correlation": 1.0, "slope": 1.0, "mean_error": 0.0},
+            ),
+        }  # fmt: skip
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
     def _trained(self, kind: str, classes: int, width: int) -> Row:
-        here = world(classes)
-        items = len(here.share)
-        points = 2 if kind == KME else 1
-        encoder = seeded(lambda: Lookup(items, items, points, self.item_width), self.seed)
-        head = seeded(lambda: self._head(kind, width), self.seed)
-        data = InMemoryDataset(*here.draw(self.samples, self.seed))
-        objective = InfoNCE(image_to_text=0.5, text_to_image=0.5)
-        model = fit(encoder, head, objective, data, steps=self.steps, batch=self.batch, rate=self.rate, seed=self.seed)
+        here = World(classes)
+        items, wide = len(here.pmi), self.item_width
+
+        def head() -> Head:
+            if kind == CLIP:
+                return ClipHead(wide, wide, width, self.temperature, self.max_scale, True)
+            return KmeHead(wide, wide, width, self.gamma, None, "all")
+
+        model = fit(
+            lambda: Lookup(items, 2 if kind == KME else 1, wide), head,
+            InfoNCE(image_to_text=0.5, text_to_image=0.5), *here.draw(self.samples, self.seed), steps=self.steps,
+            batch=self.batch, rate=self.rate, seed=self.seed,
+        )  # fmt: skip
         scores = all_scores(model, items)
-        loss = population_loss(scores, here)
+        loss, (error, error_of_exp) = population_loss(scores, here), largest_errors(scores, here.pmi)
         return {
-            "head": kind, "classes": classes, "width": width, "error": largest_error(scores, here.pmi),
-            "error_of_exp": largest_error_of_exp(scores, here.pmi), **agreement_with_pmi(scores, here),
+            "head": kind, "classes": classes, "width": width, "error": error, "error_of_exp": error_of_exp,
+            **agreement_with_pmi(scores, here),
             "loss": loss, "information": here.information, "gap": loss + here.information,
         }  # fmt: skip
 
-    def _head(self, kind: str, width: int) -> Head:
-        if kind == CLIP:
-            return ClipHead(self.item_width, self.item_width, width, self.temperature, self.max_scale, True)
-        return KmeHead(self.item_width, self.item_width, width, self.gamma, None, "all")
-
     def _built(self, classes: int) -> float:
         """Error of theorem 7's points in two dimensions: v_t on a circle, two points of weight sqrt(r) / 2 per item."""
-        here = world(classes)
         angles = 2 * math.pi * torch.arange(classes, dtype=torch.float64) / classes
         circle = torch.stack([angles.cos(), angles.sin()], dim=1)
         first, second = torch.triu_indices(classes, classes)
@@ -183,26 +186,24 @@ class Mixture(Study):
                 side.weight_projection.copy_(torch.tensor([[0.0], [0.0], [1.0]]))
             features = Features(tokens[:, 0], tokens)
             scores = head.score(head.embed_image(features), head.embed_text(features))
-        return float((scores.exp() - here.pmi.exp()).abs().max())
+        return float((scores.exp() - World(classes).pmi.exp()).abs().max())
 
     def _claims(self, rows: list[Row], built: list[float]) -> list[Claim]:
-        def value(kind: str, classes: int, width: int, key: str) -> float:
-            return float(select(rows, head=kind, classes=classes, width=width)[0][key])
-
         few, many, narrow, wide = min(self.classes), max(self.classes), min(self.widths), max(self.widths)
-        clip = {r: value(CLIP, r, narrow, "gap") for r in (few, many)}
-        settings = [(r, d) for r in self.classes for d in self.widths]
+        clip, kme = ({(row["classes"], row["width"]): row for row in select(rows, head=kind)} for kind in (CLIP, KME))
         nearer = {
-            what: sum(value(KME, r, d, key) < value(CLIP, r, d, key) for r, d in settings)
+            what: sum(row[key] < clip[setting][key] for setting, row in kme.items())
             for what, key in (("loss", "gap"), ("exp PMI", "error_of_exp"), ("finite PMI", "error"))
         }
+        agreements = {CLIP: clip[many, wide], KME: kme[many, wide]}
         return [
             Claim(
                 "CLIP's similarity has difficulty in expressing the PMI when r is large; it needs more dimensions with "
                 "more classes (theorem 6).",
-                f"loss above the least at d = {narrow}: {clip[few]:.3f} for r = {few}, {clip[many]:.3f} for "
-                f"r = {many}; at d = {wide} and r = {many}: {value(CLIP, many, wide, 'gap'):.3f}",
-                clip[many] > clip[few] and value(CLIP, many, wide, "gap") < clip[many],
+                f"loss above the least at d = {narrow}: {clip[few, narrow]['gap']:.3f} for r = {few}, "
+                f"{clip[many, narrow]['gap']:.3f} for r = {many}; at d = {wide} and r = {many}: "
+                f"{clip[many, wide]['gap']:.3f}",
+                clip[many, narrow]["gap"] > max(clip[few, narrow]["gap"], clip[many, wide]["gap"]),
             ),
             Claim(
                 "KME-CLIP holds it with two points an item in two dimensions for any number of classes (theorem 7).",
@@ -212,35 +213,33 @@ class Mixture(Study):
             ),
             Claim(
                 f"(Not in the paper.) Training finds such points with d = {narrow}.",
-                f"trained at d = {narrow}: {value(KME, many, narrow, 'gap'):.3f} above the least for r = {many}",
-                value(KME, many, narrow, "gap") < 0.1,
+                f"trained at d = {narrow}: {kme[many, narrow]['gap']:.3f} above the least for r = {many}",
+                kme[many, narrow]["gap"] < 0.1,
             ),
             Claim(
                 "(Not in the paper.) Trained KME-CLIP is nearer to the PMI than CLIP for every r and d, by loss and by "
                 "its largest errors.",
                 "nearer by "
                 + ", by ".join(f"{what} in {count}" for what, count in nearer.items())
-                + f" of {len(settings)} pairs of r and d",
-                all(count == len(settings) for count in nearer.values()),
+                + f" of {len(kme)} pairs of r and d",
+                all(count == len(kme) for count in nearer.values()),
+            ),
+            # With one training each: no interval, and no statement about other seeds.
+            Claim(
+                f"(Not in the paper.) KME-CLIP's score follows the PMI more closely than CLIP's: higher rank "
+                f"correlation and lower error for r = {many}, d = {wide}, in one training each.",
+                "; ".join(
+                    f"{name} rank correlation {row['rank_correlation']:.3f}, slope {row['slope']:.2f}, error "
+                    f"{row['mean_error']:.2f} nats"
+                    for name, row in agreements.items()
+                ),
+                agreements[KME]["rank_correlation"] > agreements[CLIP]["rank_correlation"]
+                and agreements[KME]["mean_error"] < agreements[CLIP]["mean_error"],
             ),
         ]
 
-    def _draw_agreement(self, rows: list[Row]) -> Drawing:
-        measures = {"rank_correlation": "rank correlation", "slope": "slope of the PMI on the score",
-                    "mean_error": "error, nats"}  # fmt: skip
-        figure, axes = self._over_widths(rows, measures, "linear")
-        for axis, key in zip(axes, measures, strict=True):
-            axis.axhline(0.0 if key == "mean_error" else 1.0, color=BLACK, linewidth=0.8, linestyle=":")
-        return Drawing(figure, "Agreement of the trained scores with the PMI; dotted: the PMI itself.")
-
-    def _draw_errors(self, rows: list[Row]) -> Drawing:
-        measures = {"gap": "loss above its least value, nats", "error_of_exp": "largest error of exp PMI",
-                    "error": "largest error of finite PMI"}  # fmt: skip
-        figure, _ = self._over_widths(rows, measures, "log")
-        return Drawing(figure, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.")
-
-    def _over_widths(self, rows: list[Row], measures: Mapping[str, str], yscale: str) -> tuple[Figure, list[Axes]]:
-        """Draw measures over the embedding width, a line for each head and number of classes."""
+    def _draw(self, rows: list[Row], measures: dict[str, str], caption: str, exact: dict[str, float]) -> Drawing:
+        """Draw measures over the embedding width. exact: of the PMI itself; without it the measures are logarithmic."""
         figure, axes = panels(1, 3, 3.6, 3.2)
         for axis, (key, title) in zip(axes, measures.items(), strict=True):
             for index, classes in enumerate(self.classes):
@@ -248,15 +247,16 @@ class Mixture(Study):
                     mine = select(rows, head=kind, classes=classes)
                     line(axis.plot, mine, "width", key, "o-" if kind == KME else "s--", color=CYCLE[index],
                          linewidth=1, markersize=4, label=f"{kind}, r = {classes}")  # fmt: skip
-            axis.set(xlabel="embedding width d", ylabel=title, xscale="log", yscale=yscale)
+            axis.set(xlabel="embedding width d", ylabel=title, xscale="log", yscale="linear" if exact else "log")
             ticks_at(axis, self.widths, minor=False)
+            if exact:
+                axis.axhline(exact[key], color=BLACK, linewidth=0.8, linestyle=":")
         axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return figure, axes
+        return figure, caption
 
 
 def agreement_with_pmi(scores: Tensor, here: World) -> dict[str, float]:
-    """How well the scores of all items follow the PMI; see `clipzoo.lab.methods.judge`."""
-    return agreement_columns(agreement(scores.numpy(), here.pmi.numpy(), pair_weights(here.joint.numpy())))
+    return pmi_agreement(scores.numpy(), here.pmi.numpy(), pair_weights(here.joint.numpy()))
 
 
 def population_loss(scores: Tensor, here: World) -> float:
@@ -266,28 +266,11 @@ def population_loss(scores: Tensor, here: World) -> float:
     return float((rows.mean() + columns.mean()) / 2 - (here.joint * scores).sum())
 
 
-def largest_error_of_exp(scores: Tensor, pmi: Tensor) -> float:
-    """max |exp S - exp PMI| with exp S scaled to mean 1, the mean of exp PMI (as in the proof of theorem 7)."""
-    return float((torch.softmax(scores.flatten(), dim=0) * scores.numel() - pmi.exp().flatten()).abs().max())
+def largest_errors(scores: Tensor, pmi: Tensor) -> tuple[float, float]:
+    """max |S - PMI - c| over finite PMI with the best constant c, which is half the range, and max |exp S - exp PMI|.
 
-
-def largest_error(scores: Tensor, pmi: Tensor) -> float:
-    """max |S - PMI - c| over finite PMI with the best constant c, which is half the range."""
+    exp S is scaled to mean 1, the mean of exp PMI (as in the proof of theorem 7).
+    """
     difference = (scores - pmi)[pmi.isfinite()]
-    return float(difference.max() - difference.min()) / 2
-
-
-def agreement_claim(rows: list[Row], classes: int, width: int) -> Claim:
-    """With one training each: no interval, and no statement about other seeds."""
-    of = {row["head"]: row for row in select(rows, classes=classes, width=width)}
-    shown = [
-        f"{name} rank correlation {row['rank_correlation']:.3f}, slope {row['slope']:.2f}, error "
-        f"{row['mean_error']:.2f} nats"
-        for name, row in of.items()
-    ]
-    return Claim(
-        f"(Not in the paper.) KME-CLIP's score follows the PMI more closely than CLIP's: higher rank correlation and "
-        f"lower error for r = {classes}, d = {width}, in one training each.",
-        "; ".join(shown),
-        of[KME]["rank_correlation"] > of[CLIP]["rank_correlation"] and of[KME]["mean_error"] < of[CLIP]["mean_error"],
-    )
+    ratio = torch.softmax(scores.flatten(), dim=0) * scores.numel()
+    return float(difference.max() - difference.min()) / 2, float((ratio - pmi.exp().flatten()).abs().max())

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed, Weight
-from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead
 from clipzoo.lab.studies.encoders import Lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import (
-    Check,
-    Claim,
-    Findings,
-    Row,
-    Study,
-    all_scores,
-    count_borne_out,
-    fit,
-    seeded,
-    select,
-)
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, all_scores, count_borne_out, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Loss, Progress, Similarity
@@ -86,131 +76,115 @@ class Rank(Study):
         rows: list[Row] = []
         for width in self.inner_widths:
             build = partial(InnerProductHead, self.item_width, self.item_width, width, temperature=1.0)
-            scores = all_scores(self._fitted(planted, seeded(build, self.seed), 1, self.rate), self.items)
-            rows.append({
-                "head": INNER, "width": width, "points": 1, "numbers": width,
-                **_errors(scores, planted), "bound": least_error(planted, width),
-            })  # fmt: skip
-        best: tuple[float, Model, int] | None = None
-        for width in self.wpse_widths:
-            for points in self.points:
-                model = self._fitted(planted, self._wpse(width), points, self.wpse_rate)
-                model.head.resample(0)
-                errors = _errors(all_scores(model, self.items), planted)
-                numbers = points * (width + 1)
-                row: Row = {"head": WPSE, "width": width, "points": points, "numbers": numbers, **errors}
-                rows.append(row)
-                if best is None or row["error"] < best[0]:
-                    best = row["error"], model, width
-        assert best is not None
-        feature_rows = self._feature_errors(planted, *best[1:])
-        checks = [
-            Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
-                  self.tolerance, relative=True)
-            for row in select(rows, head=INNER)
-        ]  # fmt: skip
-        claims = self._claims(planted, rows)
-        lowest = min(select(rows, head=WPSE), key=lambda row: float(row["error"]))
-        held = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= lowest["error"])
-        verdict = (
-            f"WPSE with {lowest['points']} points in {lowest['width']} dimensions fits the planted matrix to "
-            f"{lowest['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
-            f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
-            f"{count_borne_out(claims)}."
-        )
-        drawings = {"rank": self._draw(planted, rows, feature_rows)}
-        return Findings(verdict, checks, claims, {"errors": rows, "features": feature_rows}, drawings)
+            model = self._fitted(planted, build, 1, self.rate)
+            errors = _errors(all_scores(model, self.items), planted)
+            bound = least_error(planted, width)
+            rows.append({"head": INNER, "width": width, "points": 1, "numbers": width, **errors, "bound": bound})
+        models: dict[tuple[int, int], Model] = {}
+        for width, points in product(self.wpse_widths, self.points):
+            wpse = partial(self._wpse, width, self.evaluation_features)
+            models[width, points] = model = self._fitted(planted, wpse, points, self.wpse_rate)
+            model.head.resample(0)
+            errors = _errors(all_scores(model, self.items), planted)
+            rows.append({"head": WPSE, "width": width, "points": points, "numbers": points * (width + 1), **errors})
+        best = min(select(rows, head=WPSE), key=lambda row: row["error"])
 
-    def _fitted(self, planted: Tensor, head: Head, points: int, rate: float) -> Model:
-        """Fit with all items in one batch, so that a step covers the whole matrix."""
-        everything = torch.arange(self.items)
-        encoder = seeded(lambda: Lookup(self.items, self.items, points, self.item_width), self.seed)
-        return fit(
-            encoder, head, MatrixFit(planted), InMemoryDataset(everything, everything), steps=self.steps,
-            batch=self.items, rate=rate, seed=self.seed,
-        )  # fmt: skip
-
-    def _wpse(self, width: int, evaluation_features: int | None = None) -> WpseHead:
-        def build() -> WpseHead:
-            return WpseHead(
-                self.item_width, self.item_width, width, alpha=(self.alpha[0], self.alpha[1]),
-                kernel=GaussianKernel(self.kernel_width), features=self.features,
-                evaluation_features=evaluation_features or self.evaluation_features, weights="signed",
-                weight_bound=100.0, reduction="mean", image_points=None, text_points="all", temperature=0.07,
-                min_scale=1.0, max_scale=100.0, seed=self.seed,
-            )  # fmt: skip
-
-        return seeded(build, self.seed)
-
-    def _feature_errors(self, planted: Tensor, model: Model, width: int) -> list[Row]:
-        """Error of the best WPSE to the planted matrix when evaluated with D random features."""
-        rows: list[Row] = []
+        # The best WPSE, evaluated with fewer random features.
+        model = models[best["width"], best["points"]]
+        by_features: list[Row] = []
         for count in self.small_features:
-            head = self._wpse(width, evaluation_features=count)
+            head = self._wpse(best["width"], count)
             head.load_state_dict(model.head.state_dict())
             again = Model(model.encoder, head).eval()
             total = 0.0
             for draw in range(self.evaluation_draws):
                 head.resample(draw)
                 total += _errors(all_scores(again, self.items), planted)["error"] ** 2
-            rows.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
-        return rows
+            by_features.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
+        checks = [
+            Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
+                  self.tolerance, relative=True)
+            for row in select(rows, head=INNER)
+        ]  # fmt: skip
+        claims = self._claims(planted, rows)
+        held = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= best["error"])
+        verdict = (
+            f"WPSE with {best['points']} points in {best['width']} dimensions fits the planted matrix to "
+            f"{best['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
+            f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
+            f"{count_borne_out(claims)}."
+        )
+        drawings = {"rank": self._draw(planted, rows, by_features)}
+        return Findings(verdict, checks, claims, {"errors": rows, "features": by_features}, drawings)
+
+    def _fitted(self, planted: Tensor, head: Callable[[], Head], points: int, rate: float) -> Model:
+        """Fit with all items in one batch, so that a step covers the whole matrix."""
+        everything = torch.arange(self.items)
+        return fit(
+            lambda: Lookup(self.items, points, self.item_width), head, MatrixFit(planted), everything,
+            everything, steps=self.steps, batch=self.items, rate=rate, seed=self.seed,
+        )  # fmt: skip
+
+    def _wpse(self, width: int, evaluation_features: int) -> WpseHead:
+        return WpseHead(
+            self.item_width, self.item_width, width, alpha=(self.alpha[0], self.alpha[1]),
+            kernel=GaussianKernel(self.kernel_width), features=self.features, evaluation_features=evaluation_features,
+            weights="signed", weight_bound=100.0, reduction="mean", image_points=None, text_points="all",
+            temperature=0.07, min_scale=1.0, max_scale=100.0, seed=self.seed,
+        )  # fmt: skip
 
     def _claims(self, planted: Tensor, rows: list[Row]) -> list[Claim]:
-        inner = {int(row["width"]): row for row in select(rows, head=INNER)}
+        inner = {row["width"]: row for row in select(rows, head=INNER)}
         sets = select(rows, head=WPSE)
-        same_width = [(row, inner[int(row["width"])]) for row in sets if int(row["width"]) in inner]
-        best = {width: min(float(row["error"]) for row in sets if row["width"] == width) for width in self.wpse_widths}
+        best = {width: min(row["error"] for row in select(sets, width=width)) for width in self.wpse_widths}
+        same_width = [width for width in self.wpse_widths if width in inner]
+        undercut = max(0.0, max(1 - row["error"] / row["bound"] for row in inner.values()))
         # With as many dimensions as items the inner product can represent any matrix.
         equal = [(row, least_error(planted, min(row["numbers"], self.items))) for row in sets]
+        nearer = [row["error"] < bound for row, bound in equal]
         best_set, best_bound = min(equal, key=lambda pair: pair[0]["error"])
         return [
             Claim(
                 "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
-                "largest share of its bound that a trained one undercuts: "
-                f"{max(0.0, max(1 - float(row['error']) / float(row['bound']) for row in inner.values())):.4f}",
-                all(float(row["error"]) >= 0.999 * float(row["bound"]) for row in inner.values()),
+                f"largest share of its bound that a trained one undercuts: {undercut:.4f}",
+                all(row["error"] >= 0.999 * row["bound"] for row in inner.values()),
             ),
             Claim(
                 "Weighted point sets approximate it better than the inner product of the same dimension can.",
-                ", ".join(f"d = {width}: {best[width]:.3f} for {float(inner[width]['bound']):.3f}"
-                          for width in self.wpse_widths if width in inner),
-                all(best[int(row["width"])] < float(bound["bound"]) for row, bound in same_width),
+                ", ".join(f"d = {width}: {best[width]:.3f} for {inner[width]['bound']:.3f}" for width in same_width),
+                all(best[width] < inner[width]["bound"] for width in same_width),
             ),
             Claim(
                 "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
-                f"nearer than the inner product's closed form in "
-                f"{sum(row['error'] < bound for row, bound in equal)} of {len(equal)} settings; {best_set['points']} "
-                f"points, d = {best_set['width']}, {best_set['numbers']} numbers: {best_set['error']:.3f}, "
-                f"closed form {best_bound:.3g}",
-                all(row["error"] < bound for row, bound in equal),
+                f"nearer than the inner product's closed form in {sum(nearer)} of {len(equal)} settings; "
+                f"{best_set['points']} points, d = {best_set['width']}, {best_set['numbers']} numbers: "
+                f"{best_set['error']:.3f}, closed form {best_bound:.3g}",
+                all(nearer),
             ),
-        ]  # fmt: skip
+        ]
 
-    def _draw(self, planted: Tensor, rows: list[Row], feature_rows: list[Row]) -> Drawing:
+    def _draw(self, planted: Tensor, rows: list[Row], by_features: list[Row]) -> Drawing:
         figure, (picture, errors, features) = panels(1, 3, 3.6, 3)
         image = picture.imshow(planted, cmap="viridis")
         picture.set(title="planted PMI", xlabel="text item", ylabel="image item")
         figure.colorbar(image, ax=picture, shrink=0.8)
         widths = range(1, self.items - 1)
-        errors.semilogy(
-            widths, [least_error(planted, width) for width in widths], color=BLACK, linewidth=1, label="closed form"
-        )
+        bounds = [least_error(planted, width) for width in widths]
+        errors.semilogy(widths, bounds, color=BLACK, linewidth=1, label="closed form")
         line(errors.semilogy, select(rows, head=INNER), "width", "error", "o", color=VERMILION, label=INNER)
         for index, count in enumerate(self.points):
             colour, name = (BLUE, GREEN, PURPLE)[index % 3], f"{WPSE}, {count} points"
             mine = select(rows, head=WPSE, points=count)
             line(errors.semilogy, mine, "width", "error", "s--", color=colour, linewidth=1, label=name)
         errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(4e-3, None))
-        errors.legend(frameon=False, fontsize=7)
-        line(features.loglog, feature_rows, "features", "error", "o-", color=BLUE)
+        line(features.loglog, by_features, "features", "error", "o-", color=BLUE)
         limit = min(row["error"] for row in select(rows, head=WPSE))
         features.axhline(limit, color=BLACK, linestyle="--", linewidth=1, label=f"D = {self.evaluation_features}")
-        features.legend(frameon=False, fontsize=7)
         features.set(xlabel="random features D in evaluation", ylabel="error of the best WPSE")
-        return Drawing(
-            figure, "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
-        )
+        for axis in (errors, features):
+            axis.legend(frameon=False, fontsize=7)
+        caption = "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
+        return figure, caption
 
 
 class MatrixFit(Objective):

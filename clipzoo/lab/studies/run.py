@@ -8,7 +8,6 @@ clipzoo studies folder=studies jobs=1               write to another folder, one
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import AnyNumber
 from clipzoo.distributed.launch import exit_on_error, say
 from clipzoo.errors import ConfigError
-from clipzoo.io import folder_name
 from clipzoo.io.text import draw, markdown_text
 from clipzoo.runs.identity import with_variables
 
@@ -65,7 +63,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"folder={plain['folder']} cannot be created: {error.strerror}") from None
         name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
         if name is not None:
-            return 0 if run_one(folder_name(name, "study"), plain, trusted_names(arguments)) else 1
+            return 0 if run_one(io.folder_name(name, "study"), plain, trusted_names(arguments)) else 1
         # Ending this process ends the studies that it starts.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         return 0 if run_all(plain) else 1
@@ -86,6 +84,7 @@ def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
     torch.set_num_threads(1)
     say(f"{name}: {study.title}; settings: conf/study/{name}.yaml, results: {folder / name}")
     began, used = time.perf_counter(), time.process_time()
+    findings = None
     try:
         findings = study.run()
     except ConfigError:
@@ -95,14 +94,13 @@ def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
         # The page names the failure of one study; the other studies continue.
         traceback.print_exc()
         write_failure(folder / name, f"{type(error).__name__}: {error}")
-        write_page(folder, plain["studies"])
-        return False
-    settings = {key: value for key, value in plain["study"].items() if key != "_target_"}
-    seconds = {"clock": time.perf_counter() - began, "processor": time.process_time() - used}
-    write_findings(folder / name, study, findings, settings, seconds)
+    else:
+        settings = {key: value for key, value in plain["study"].items() if key != "_target_"}
+        seconds = {"clock": time.perf_counter() - began, "processor": time.process_time() - used}
+        write_findings(folder / name, study, findings, settings, seconds)
+        say(f"{name}: {findings.verdict}")
     write_page(folder, plain["studies"])
-    say(f"{name}: {findings.verdict}")
-    return True
+    return findings is not None
 
 
 def run_all(plain: dict[str, Any]) -> bool:
@@ -113,8 +111,7 @@ def run_all(plain: dict[str, Any]) -> bool:
     def run(name: str) -> bool:
         began = time.perf_counter()
         command = [sys.executable, "-m", "clipzoo.cli", "studies", f"study={name}", f"folder={folder}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(command, env=environment) as process:
+        with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
             processes.append(process)
             code = process.wait()
         if code in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
@@ -142,40 +139,35 @@ def run_all(plain: dict[str, Any]) -> bool:
 
 def write_findings(
     folder: Path, study: Study, findings: Findings, settings: Mapping[str, Any], seconds: Mapping[str, float]
-) -> dict[str, Any]:
-    """Write <table>.csv, <figure>.png and result.json, each file atomically. Returns the content of result.json.
+) -> None:
+    """Write <table>.csv, <figure>.png and result.json, each file atomically.
 
     seconds: duration of the study, wall time as "clock" and CPU time as "processor".
     """
+    import pandas as pd
+
     for name, rows in findings.tables.items():
-        text = StringIO()
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
-        io.write_whole(folder / f"{name}.csv", text.getvalue())
-    for name, drawing in findings.drawings.items():
+        shown = [
+            {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
+        ]
+        io.write_whole(folder / f"{name}.csv", pd.DataFrame(shown, dtype=object).to_csv(index=False))
+    for name, (figure, _) in findings.drawings.items():
         drawn = BytesIO()
-        draw(drawing.figure, drawn, dpi=110)
+        draw(figure, drawn, dpi=110)
         # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
         with Image.open(drawn) as image, io.whole(folder / f"{name}.png") as file:
             image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     content = {
-        "title": study.title,
-        "source": study.source,
-        "question": study.question,
-        "differs": list(study.differs),
+        **{key: getattr(study, key) for key in ("title", "source", "question", "differs")},
         "verdict": findings.verdict,
         "checks": [{**asdict(check), "error": check.error, "met": bool(check.met)} for check in findings.checks],
         "claims": [{**asdict(claim), "borne_out": bool(claim.borne_out)} for claim in findings.claims],
-        "figures": {name: drawing.caption for name, drawing in findings.drawings.items()},
-        "tables": {name: [dict(row) for row in rows] for name, rows in findings.tables.items()},
-        "settings": dict(settings),
+        "figures": {name: caption for name, (_, caption) in findings.drawings.items()},
+        "tables": findings.tables,
+        "settings": settings,
         "seconds": {kind: round(value) for kind, value in seconds.items()},
     }
     io.write_whole(folder / RESULT, json.dumps(content, indent=1, default=float))
-    return content
 
 
 def write_failure(folder: Path, reason: str) -> None:
@@ -217,26 +209,8 @@ def write_page(folder: Path, names: list[str]) -> Path:
     others = sorted(path.parent.name for path in folder.glob(f"*/{RESULT}") if path.parent.name not in names)
     read = {name: read_result(folder / name) for name in [*names, *others]}
     results = {name: result for name, result in read.items() if result is not None}
-    text = Template((TEMPLATES / "studies.md.j2").read_text(), trim_blocks=True, keep_trailing_newline=True).render(
-        results=results, count=_count, share=_share, duration=_duration, one_line=_line
-    )
+    template = Template((TEMPLATES / "studies.md.j2").read_text(), trim_blocks=True, keep_trailing_newline=True)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "README.md"
-    io.write_whole(path, text)
+    io.write_whole(path, template.render(results=results, markdown_text=markdown_text))
     return path
-
-
-def _share(value: float, is_relative: bool) -> str:
-    return f"{100 * value:.3g} %" if is_relative else f"{value:.3g}"
-
-
-def _count(entries: list[Mapping[str, Any]], key: str) -> str:
-    return f"{sum(entry[key] for entry in entries)} of {len(entries)}" if entries else ""
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds} s" if seconds < 100 else f"{seconds / 60:.1f} min"
-
-
-def _line(text: str) -> str:
-    return markdown_text(" ".join(text.split()))

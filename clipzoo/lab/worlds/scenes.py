@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -96,8 +96,28 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
     """Draw a scene. fixed: shape, colour or texture of all things, or `count` (a word) of a group."""
     kind = kind or str(random.choice(["single", "group", "pair"], p=[0.6, 0.2, 0.2]))
     background = _choose(random, BACKGROUNDS)
-    draw = {"single": _single, "group": _group, "pair": _pair}[kind]
-    return Scene(kind, background, draw(random, fixed))
+    if kind == "single":
+        size = _choose(random, SIZES)
+        radius = random.uniform(*SINGLE_RADIUS[size])
+        things = [_thing(random, fixed, size, random.uniform(radius, 1 - radius, 2), radius)]
+    elif kind == "group":
+        # One to five things that differ only in place and tilt; at least two if the count is not fixed.
+        count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
+        radius = random.uniform(*GROUP_RADIUS)
+        centre, *centres = _separate_centres(random, count, radius)
+        first = _thing(random, fixed, "small", centre, radius)
+        things = [first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres)]
+    else:
+        # Two things that differ in shape and colour; the first is left of or above the second.
+        radius = random.uniform(*PAIR_RADIUS)
+        along = random.uniform(radius, 0.5 - radius, 2) + np.array([0.0, 0.5])
+        across = 0.5 + random.uniform(-1, 1, 2) * (0.3 - radius)
+        places = np.stack((along, across) if random.random() >= 0.5 else (across, along), axis=1)
+        first, second = (_thing(random, fixed, "small", place, radius) for place in places)
+        while second.shape == first.shape or second.colour == first.colour:
+            second = _thing(random, {}, "small", places[1], radius)
+        things = [first, second]
+    return Scene(kind, background, tuple(things))
 
 
 def sample_quadrants(
@@ -116,39 +136,8 @@ def sample_quadrants(
         radius = random.uniform(*QUADRANT_RADIUS)
         y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
         look = {"shape": shape, "colour": colour, "texture": _choose(random, tuple(textures))}
-        things.append(_thing(random, look, "small", x, y, radius))
+        things.append(_thing(random, look, "small", (x, y), radius))
     return Scene("pair" if len(things) == 2 else "group", _choose(random, tuple(backgrounds)), tuple(things))
-
-
-def _single(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
-    size = _choose(random, SIZES)
-    radius = random.uniform(*SINGLE_RADIUS[size])
-    x, y = random.uniform(radius, 1 - radius, 2)
-    return (_thing(random, fixed, size, x, y, radius),)
-
-
-def _group(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
-    """One to five things that differ only in place and tilt; at least two if the count is not fixed."""
-    count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
-    radius = random.uniform(*GROUP_RADIUS)
-    centres = _separate_centres(random, count, radius)
-    first = _thing(random, fixed, "small", *centres[0], radius)
-    return (first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres[1:]))
-
-
-def _pair(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
-    """Two things that differ in shape and colour; the first is left of or above the second."""
-    radius = random.uniform(*PAIR_RADIUS)
-    along = random.uniform(radius, 0.5 - radius, 2) + np.array([0.0, 0.5])
-    across = 0.5 + random.uniform(-1, 1, 2) * (0.3 - radius)
-    places = list(zip(along, across, strict=True))
-    if random.random() < 0.5:
-        places = [(y, x) for x, y in places]
-    first = _thing(random, fixed, "small", *places[0], radius)
-    second = _thing(random, fixed, "small", *places[1], radius)
-    while second.shape == first.shape or second.colour == first.colour:
-        second = _thing(random, {}, "small", *places[1], radius)
-    return first, second
 
 
 def _separate_centres(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
@@ -163,25 +152,22 @@ def _separate_centres(random: np.random.Generator, count: int, radius: float) ->
                 return centres
 
 
-def _thing(random: np.random.Generator, fixed: dict[str, str], size: str, x: float, y: float, radius: float) -> Thing:
-    return Thing(
-        shape=fixed.get("shape") or _choose(random, SHAPES),
-        colour=fixed.get("colour") or _choose(random, COLOURS),
-        texture=fixed.get("texture") or _choose(random, TEXTURES),
-        size=size,
-        x=float(x),
-        y=float(y),
-        radius=float(radius),
-        tilt=_tilt(random),
-    )
+def _thing(
+    random: np.random.Generator, fixed: dict[str, str], size: str, place: Iterable[float], radius: float
+) -> Thing:
+    shape = fixed.get("shape") or _choose(random, SHAPES)
+    colour = fixed.get("colour") or _choose(random, COLOURS)
+    texture = fixed.get("texture") or _choose(random, TEXTURES)
+    x, y = map(float, place)
+    return Thing(shape, colour, texture, size, x, y, float(radius), _tilt(random))
 
 
 def _tilt(random: np.random.Generator) -> float:
     return float(random.uniform(-LARGEST_TILT, LARGEST_TILT))
 
 
-def _choose(random: np.random.Generator, words: tuple[str, ...]) -> str:
-    return words[int(random.integers(len(words)))]
+def _choose(random: np.random.Generator, items: Sequence[Item]) -> Item:
+    return items[int(random.integers(len(items)))]
 
 
 def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> str:
@@ -189,8 +175,34 @@ def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> s
 
     detail: factor on the probability that an attribute is mentioned; 1 in training.
     """
-    writer = _Writer(random, detail)
-    return {"single": writer.single, "group": writer.group, "pair": writer.pair}[scene.kind](scene)
+    first, *others = scene.things
+
+    def mentions(weight: float) -> bool:
+        return bool(random.random() < min(1.0, weight * detail))
+
+    if scene.kind == "single":
+        number = "one" if random.random() < 0.2 else "a"
+        phrase = _noun_phrase(random, first, number, mentions, size=mentions(0.2))
+        if mentions(0.2):
+            phrase = f"{phrase} {_position(first)}"
+    elif scene.kind == "group":
+        number = COUNTS[len(others)]
+        phrase = _noun_phrase(random, first, number, mentions, size=False)
+        if random.random() < 0.15:
+            phrase = f"a group of {phrase}"
+    else:
+        number = "a"
+        beside = abs(others[0].x - first.x) > abs(others[0].y - first.y)
+        relations = (_BESIDE if beside else _STACKED) if mentions(0.85) else _TOGETHER
+        relation = _choose(random, relations)
+        phrase = relation.format(*(_noun_phrase(random, thing, "a", mentions, size=False) for thing in scene.things))
+    if mentions(0.25):
+        place = _choose(random, _PLACES[scene.background])
+        phrase = f"{place}, {phrase}" if random.random() < 0.2 else f"{phrase} {place}"
+    if phrase.split()[0] in ("on", "in", "at", "under"):
+        return phrase
+    there = "there is {}" if number in ("a", "one") else "there are {}"
+    return _choose(random, (*_OPENINGS, there)).format(phrase)
 
 
 def write_captions(scene: Scene, random: np.random.Generator, detail: float, count: int) -> list[str]:
@@ -201,77 +213,32 @@ def write_captions(scene: Scene, random: np.random.Generator, detail: float, cou
     return list(captions)
 
 
-@dataclass(frozen=True)
-class _Writer:
-    random: np.random.Generator
-    detail: float
-
-    def single(self, scene: Scene) -> str:
-        thing = scene.things[0]
-        number = "one" if self._chance(0.2) else "a"
-        phrase = self._noun_phrase(thing, number, size=self._mentions(0.2))
-        if self._mentions(0.2):
-            phrase = f"{phrase} {_position(thing)}"
-        return self._with_opening(self._with_place(phrase, scene), "there is {}")
-
-    def group(self, scene: Scene) -> str:
-        number = COUNTS[len(scene.things) - 1]
-        phrase = self._noun_phrase(scene.things[0], number, size=False)
-        if self._chance(0.15):
-            phrase = f"a group of {phrase}"
-        return self._with_opening(self._with_place(phrase, scene), "there is {}" if number == "one" else "there are {}")
-
-    def pair(self, scene: Scene) -> str:
-        first, second = scene.things
-        beside = abs(second.x - first.x) > abs(second.y - first.y)
-        relations = (_BESIDE if beside else _STACKED) if self._mentions(0.85) else _TOGETHER
-        phrases = (self._noun_phrase(thing, "a", size=False) for thing in (first, second))
-        return self._with_opening(self._with_place(self._choose(relations).format(*phrases), scene), "there is {}")
-
-    def _noun_phrase(self, thing: Thing, number: str, size: bool) -> str:
-        """Mention at least one of colour, texture and shape."""
-        plural = number not in ("a", "one")
-        colour, texture, shape = self._mentions(0.5), self._mentions(0.3), self._mentions(0.95)
-        if not (colour or texture or shape):
-            colour, texture, shape = np.eye(3, dtype=bool)[self.random.integers(3)]
-        if number == "a" and colour and not (texture or shape or size) and self._chance(0.5):
-            return f"something {thing.colour}"
-        noun = _plural(thing.shape) if plural else thing.shape
-        if not shape:
-            noun = self._choose(_GENERIC_NOUNS) + ("s" if plural else "")
-        after = ""
-        if colour and self._chance(0.15):
-            colour, after = False, f" in {thing.colour}"
-        elif texture and self._chance(0.15):
-            texture, after = False, f" that {'are' if plural else 'is'} {thing.texture}"
-        words = [thing.texture] * bool(texture) + [thing.colour] * bool(colour)
-        if len(words) == 2 and self._chance(0.3):
-            words = words[::-1]
-        if size:
-            words.insert(0, self._choose(_SIZES[thing.size]))
-        words.append(noun)
-        article = "an" if number == "a" and words[0][0] in "aeiou" else number
-        return f"{article} {' '.join(words)}{after}"
-
-    def _with_place(self, phrase: str, scene: Scene) -> str:
-        if not self._mentions(0.25):
-            return phrase
-        place = self._choose(_PLACES[scene.background])
-        return f"{place}, {phrase}" if self._chance(0.2) else f"{phrase} {place}"
-
-    def _with_opening(self, phrase: str, there: str) -> str:
-        if phrase.split()[0] in ("on", "in", "at", "under"):
-            return phrase
-        return self._choose((*_OPENINGS, there)).format(phrase)
-
-    def _mentions(self, weight: float) -> bool:
-        return self._chance(min(1.0, weight * self.detail))
-
-    def _chance(self, probability: float) -> bool:
-        return bool(self.random.random() < probability)
-
-    def _choose(self, items: tuple[Item, ...]) -> Item:
-        return items[int(self.random.integers(len(items)))]
+def _noun_phrase(
+    random: np.random.Generator, thing: Thing, number: str, mentions: Callable[[float], bool], size: bool
+) -> str:
+    """Mention at least one of colour, texture and shape. mentions: draws whether something of a weight is mentioned."""
+    plural = number not in ("a", "one")
+    colour, texture, shape = mentions(0.5), mentions(0.3), mentions(0.95)
+    if not (colour or texture or shape):
+        colour, texture, shape = np.eye(3, dtype=bool)[random.integers(3)]
+    if number == "a" and colour and not (texture or shape or size) and random.random() < 0.5:
+        return f"something {thing.colour}"
+    noun = thing.shape if shape else _choose(random, _GENERIC_NOUNS)
+    if plural:
+        noun += "es" if noun.endswith("s") else "s"
+    after = ""
+    if colour and random.random() < 0.15:
+        colour, after = False, f" in {thing.colour}"
+    elif texture and random.random() < 0.15:
+        texture, after = False, f" that {'are' if plural else 'is'} {thing.texture}"
+    words = [thing.texture] * bool(texture) + [thing.colour] * bool(colour)
+    if len(words) == 2 and random.random() < 0.3:
+        words = words[::-1]
+    if size:
+        words.insert(0, _choose(random, _SIZES[thing.size]))
+    words.append(noun)
+    article = "an" if number == "a" and words[0][0] in "aeiou" else number
+    return f"{article} {' '.join(words)}{after}"
 
 
 def _position(thing: Thing) -> str:
@@ -285,10 +252,6 @@ def _position(thing: Thing) -> str:
     if across == "centre":
         return f"at the {down}"
     return f"in the {down} {across}"
-
-
-def _plural(noun: str) -> str:
-    return noun + ("es" if noun.endswith("s") else "s")
 
 
 def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
@@ -319,27 +282,25 @@ def _background(name: str, size: int, random: np.random.Generator) -> Array:
         rows, columns = random.integers(0, size, (2, max(4, size * size // 260)))
         canvas[rows, columns] = 225
     elif name == "brick":
-        canvas[_mortar(size, random)] += 46
+        # Joints of a wall of about seven courses.
+        course, joint = max(6, size // 7), max(1, size // 60)
+        y, x = np.mgrid[:size, :size] + random.integers(0, course, 2)[:, None, None]
+        shifted = x + (y // course % 2) * course
+        canvas[(y % course < joint) | (shifted % (2 * course) < joint)] += 46
     elif name == "grass":
         blades = random.standard_normal((size // 8 + 1, size), np.float32) * 10
         canvas += np.repeat(blades, 8, axis=0)[:size, :, None]
     return canvas
 
 
-def _mortar(size: int, random: np.random.Generator) -> Array:
-    """Return the joints of a brick wall of about seven courses, bool [size, size]."""
-    course, joint = max(6, size // 7), max(1, size // 60)
-    y, x = np.mgrid[:size, :size] + random.integers(0, course, 2)[:, None, None]
-    shifted = x + (y // course % 2) * course
-    return (y % course < joint) | (shifted % (2 * course) < joint)
-
-
 def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.random.Generator) -> None:
     """Blend a thing into the canvas, with a rim that contrasts with the background."""
     reach = thing.radius * 1.12 + 2 / size
-    left, right = _span(thing.x, reach, size)
-    top, bottom = _span(thing.y, reach, size)
-    y, x = np.mgrid[top:bottom, left:right].astype(np.float32)
+    columns, rows = (
+        slice(max(0, int((centre - reach) * size)), min(size, int((centre + reach) * size) + 1))
+        for centre in (thing.x, thing.y)
+    )
+    y, x = np.mgrid[rows, columns].astype(np.float32)
     x, y = ((x + 0.5) / size - thing.x) / thing.radius, ((y + 0.5) / size - thing.y) / thing.radius
     cosine, sine = np.cos(np.float32(thing.tilt)), np.sin(np.float32(thing.tilt))
     u, v = cosine * x + sine * y, cosine * y - sine * x
@@ -352,15 +313,11 @@ def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.rando
     amount = _TEXTURES[thing.texture](u, v, distance, pixels, random.uniform(0, 1, 2).astype(np.float32))
     paint = main + (second - main) * amount[:, :, None]
 
-    patch = canvas[top:bottom, left:right]
+    patch = canvas[rows, columns]
     rim_shade = np.float32(40) if float(patch.mean()) > 110 else np.float32(200)
     rim = (0.7 * _coverage(distance - 1.6 / pixels, pixels))[:, :, None]
     patch += (rim_shade - patch) * rim
     patch += (paint - patch) * _coverage(distance, pixels)[:, :, None]
-
-
-def _span(centre: float, reach: float, size: int) -> tuple[int, int]:
-    return max(0, int((centre - reach) * size)), min(size, int((centre + reach) * size) + 1)
 
 
 def _coverage(distance: Array, pixels: float) -> Array:

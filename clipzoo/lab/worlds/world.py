@@ -33,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipzoo.cli.arguments import Progress, number_in, output_folder
-from clipzoo.config.vocabulary import Processes, Range, Seed
+from clipzoo.config.schema import checked
+from clipzoo.config.vocabulary import Probability, Processes, Range, Seed
 from clipzoo.data.children import map_in_children
 from clipzoo.evaluation.datasets import tar
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
@@ -93,12 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, meaning in WORLD_OPTIONS:
         kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, WORLD_COUNT))
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
-    parser.add_argument(
-        "--captions",
-        choices=(NATURAL, *VARIANTS),
-        default=NATURAL,
-        help="content of the captions (default: %(default)s)",
-    )
+    what = "content of the captions (default: %(default)s)"
+    parser.add_argument("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=what)
     parser.set_defaults(run=run)
 
 
@@ -118,12 +115,18 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
     ConfigError if `root` holds anything else.
     """
-    everything = parts(parameters)
-    total = sum(part.images for part in everything)
+    starts = range(0, parameters.train, parameters.shard)
+    # The longest first.
+    writers: list[Callable[[Path], int]] = [
+        *(partial(_write_classification, parameters, name) for name in CLASSIFICATION),
+        *(partial(_write_shard, parameters, number) for number in range(len(starts))),
+        partial(_write_scenes, parameters),
+    ]
+    total = len(CLASSIFICATION) * (parameters.probe + parameters.test) + parameters.train + parameters.scenes
 
     def write(folder: Path) -> None:
         done, task = 0, partial(_write, folder)
-        for images in map(task, everything) if processes <= 1 else map_in_children(task, everything, processes, 1):
+        for images in map(task, writers) if processes <= 1 else map_in_children(task, writers, processes, 1):
             done += images
             progress(done, total)
 
@@ -153,43 +156,21 @@ class WorldParameters:
     captions: str = "natural"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A file or folder of a world. write: writes it below a folder. images: their number."""
-
-    write: Callable[[Path], object]
-    images: int
+def _write(folder: Path, writer: Callable[[Path], int]) -> int:
+    """Write a file or folder of a world below `folder`; return its number of images, as all writers do."""
+    return writer(folder)
 
 
-def parts(parameters: WorldParameters) -> list[Part]:
-    """Return all parts, the longest first."""
-    starts = range(0, parameters.train, parameters.shard)
-    return [
-        *(
-            Part(partial(_write_classification, parameters, name), parameters.probe + parameters.test)
-            for name in CLASSIFICATION
-        ),
-        *(
-            Part(partial(_write_shard, parameters, number), min(parameters.shard, parameters.train - start))
-            for number, start in enumerate(starts)
-        ),
-        Part(partial(_write_scenes, parameters), parameters.scenes),
-    ]
-
-
-def _write(folder: Path, part: Part) -> int:
-    part.write(folder)
-    return part.images
-
-
-def _write_shard(parameters: WorldParameters, number: int, folder: Path) -> None:
+def _write_shard(parameters: WorldParameters, number: int, folder: Path) -> int:
     from webdataset.writer import TarWriter  # imports torch
 
+    count = min(parameters.shard, parameters.train - number * parameters.shard)
     path = folder / "train" / f"{number:05d}.tar"
     path.parent.mkdir(exist_ok=True)
     with TarWriter(str(path), mtime=0) as writer:
-        for position in range(min(parameters.shard, parameters.train - number * parameters.shard)):
+        for position in range(count):
             writer.write(training_sample(parameters, number, position))
+    return count
 
 
 def training_sample(parameters: WorldParameters, shard: int, position: int) -> dict[str, str | bytes]:
@@ -208,7 +189,7 @@ def training_sample(parameters: WorldParameters, shard: int, position: int) -> d
     return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
 
 
-def _write_classification(parameters: WorldParameters, name: str, folder: Path) -> None:
+def _write_classification(parameters: WorldParameters, name: str, folder: Path) -> int:
     """Write a classification dataset with equally many images of all classes, in turn."""
     attribute, values, kind, templates = CLASSIFICATION[name]
 
@@ -220,21 +201,20 @@ def _write_classification(parameters: WorldParameters, name: str, folder: Path) 
             yield encode_jpeg(render(scene, parameters.image_size, random)), label
 
     write_classification(
-        folder / "downstream" / name,
-        class_names=list(values),
-        templates=list(templates),
-        metric="top1",
+        folder / "downstream" / name, class_names=list(values), templates=list(templates), metric="top1",
         recipe=f"generated scenes, classified by {attribute}; train and test from separate random streams",
         splits={"train": examples("train", parameters.probe), "test": examples("test", parameters.test)},
-    )
+    )  # fmt: skip
+    return parameters.probe + parameters.test
 
 
-def _write_scenes(parameters: WorldParameters, folder: Path) -> None:
+def _write_scenes(parameters: WorldParameters, folder: Path) -> int:
     write_retrieval(
         folder / "downstream" / "scenes",
         recipe=f"generated scenes from a random stream of their own, {CAPTIONS_PER_SCENE} captions each",
         examples=(retrieval_example(parameters, index) for index in range(parameters.scenes)),
     )
+    return parameters.scenes
 
 
 def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, list[str]]:
@@ -246,7 +226,7 @@ def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, l
     else:
         world = _enumerated(parameters.captions)
         place, _ = world.draw(random)
-        matched = list(world.matched_captions(place))
+        matched = list(world.matched[place])
         captions = [matched[index] for index in random.permutation(len(matched))[:CAPTIONS_PER_SCENE]]
         scene = world.picture(place, random)
     return encode_jpeg(render(scene, parameters.image_size, random)), captions
@@ -263,6 +243,7 @@ def _random(parameters: WorldParameters, stream: str, index: int) -> np.random.G
     return np.random.default_rng([parameters.seed, STREAMS.index(stream), index])
 
 
+@checked
 @dataclass(frozen=True)
 class CaptionSettings:
     """How captions of scenes are drawn.
@@ -275,18 +256,11 @@ class CaptionSettings:
         finite.
     """
 
-    several: float = 0.5
-    partial: float = 0.2
-    openings: int = 1
+    several: Probability = 0.5
+    partial: Probability = 0.2
+    openings: Annotated[int, Range(at_least=1, at_most=4)] = 1
     popularity: float = 0.0
-    unmatched: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name in ("several", "partial", "unmatched"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a probability, not {getattr(self, name)}")
-        if not 1 <= self.openings <= len(OPENINGS):
-            raise ValueError(f"openings is a number from 1 to {len(OPENINGS)}, not {self.openings}")
+    unmatched: Probability = 0.05
 
 
 VARIANTS = {
@@ -301,18 +275,14 @@ VARIANTS = {
 determine their scene: their positives saturate InfoNCE."""
 
 
+@checked
 @dataclass(frozen=True)
 class EnumeratedWorld:
     """All scenes of the first `shapes` shapes and `colours` colours, with the captions that they can have."""
 
-    shapes: int
-    colours: int
+    shapes: Annotated[int, Range(at_least=2, at_most=10)]
+    colours: Annotated[int, Range(at_least=2, at_most=10)]
     settings: CaptionSettings
-
-    def __post_init__(self) -> None:
-        for name, values in (("shapes", SHAPES), ("colours", COLOURS)):
-            if not 2 <= getattr(self, name) <= len(values):
-                raise ValueError(f"{name} is a number from 2 to {len(values)}, not {getattr(self, name)}")
 
     @cached_property
     def objects(self) -> list[Object]:
@@ -336,17 +306,21 @@ class EnumeratedWorld:
         return weights / weights.sum()
 
     @cached_property
+    def matched(self) -> list[dict[str, float]]:
+        """By scene: the captions that describe it, with their probabilities."""
+        return [_descriptions(scene, self.settings) for scene in self.scenes]
+
+    @cached_property
     def captions(self) -> list[str]:
         """All captions that any scene can have."""
-        return list(dict.fromkeys(caption for table in self._matched for caption in table))
+        return list(dict.fromkeys(caption for table in self.matched for caption in table))
 
     @cached_property
     def caption_given_scene(self) -> Floats:
         """p(caption | scene), [s, c]; an unmatched caption is drawn for a scene of the whole distribution."""
         matched = np.zeros((len(self.scenes), len(self.captions)))
-        for row, table in zip(matched, self._matched, strict=True):
-            for caption, probability in table.items():
-                row[self._caption_places[caption]] = probability
+        for row, table in zip(matched, self.matched, strict=True):
+            row[[self._caption_places[caption] for caption in table]] = list(table.values())
         share = self.settings.unmatched
         return (1 - share) * matched + share * (self.scene_probability @ matched)
 
@@ -371,12 +345,8 @@ class EnumeratedWorld:
         """Draw a scene, unless it is given, and a caption of it; return their indices."""
         place = self._draw_scene(random) if scene is None else scene
         described = self._draw_scene(random) if random.random() < self.settings.unmatched else place
-        captions, probabilities = zip(*self._matched[described].items(), strict=True)
+        captions, probabilities = zip(*self.matched[described].items(), strict=True)
         return place, self._caption_places[captions[random.choice(len(captions), p=probabilities)]]
-
-    def matched_captions(self, scene: int) -> dict[str, float]:
-        """Return the captions that describe a scene, with their probabilities."""
-        return dict(self._matched[scene])
 
     def picture(self, scene: int, random: np.random.Generator) -> Scene:
         """Draw the places and tilts of the objects of a scene; its render draws everything else."""
@@ -392,11 +362,6 @@ class EnumeratedWorld:
     @cached_property
     def _caption_places(self) -> dict[str, int]:
         return {caption: place for place, caption in enumerate(self.captions)}
-
-    @cached_property
-    def _matched(self) -> list[dict[str, float]]:
-        """By scene: the captions that describe it, with their probabilities."""
-        return [_descriptions(scene, self.settings) for scene in self.scenes]
 
 
 def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> dict[str, float]:

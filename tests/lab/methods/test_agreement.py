@@ -9,7 +9,7 @@ from scipy import stats
 
 from clipzoo.lab.methods.judge import agreement, pair_weights
 from clipzoo.lab.studies.gaussian_theorems import exact_agreement, pmi_form, score_form, with_correlations
-from clipzoo.lab.studies.mixture import agreement_with_pmi, world
+from clipzoo.lab.studies.mixture import World, agreement_with_pmi
 from clipzoo.lab.worlds.world import VARIANTS, EnumeratedWorld
 
 WORLD = EnumeratedWorld(4, 3, VARIANTS["mixed"])
@@ -20,37 +20,37 @@ WEIGHTS = pair_weights(JOINT)
 @pytest.mark.parametrize("constant", [0.0, -7.5])
 def test_a_score_that_is_the_pmi_up_to_a_constant_has_error_zero(constant: float) -> None:
     found = agreement(WORLD.pmi + constant, WORLD.pmi, WEIGHTS)
-    assert found.error == pytest.approx(0, abs=1e-12)
-    assert found.slope == found.rank_correlation == pytest.approx(1)
+    assert found["error"] == pytest.approx(0, abs=1e-12)
+    assert found["slope"] == found["rank_correlation"] == pytest.approx(1)
 
 
 def test_scores_twice_too_far_apart_have_slope_one_half_and_no_error_after_calibration() -> None:
     found = agreement(2 * WORLD.pmi + 1, WORLD.pmi, WEIGHTS)
-    assert found.slope == pytest.approx(0.5)
-    assert found.calibrated_error == pytest.approx(0, abs=1e-6)
-    assert found.error > 0.5
+    assert found["slope"] == pytest.approx(0.5)
+    assert found["calibrated_error"] == pytest.approx(0, abs=1e-6)
+    assert found["error"] > 0.5
 
 
 def test_equal_weights_give_scipys_rank_correlation_and_line() -> None:
     random = np.random.default_rng(0)
     scores, pmi = random.normal(size=(2, 50))
     found = agreement(scores, pmi, np.ones(50))
-    assert found.rank_correlation == pytest.approx(stats.spearmanr(scores, pmi).statistic)
-    assert found.slope == pytest.approx(stats.linregress(scores, pmi).slope)
+    assert found["rank_correlation"] == pytest.approx(stats.spearmanr(scores, pmi).statistic)
+    assert found["slope"] == pytest.approx(stats.linregress(scores, pmi).slope)
 
 
 def test_impossible_pairs_count_for_the_rank_correlation_alone() -> None:
     world = EnumeratedWorld(4, 3, VARIANTS["saturating"])
     weights = pair_weights(world.scene_probability[:, None] * world.caption_given_scene)
     found = agreement(np.where(np.isfinite(world.pmi), world.pmi, -50.0), world.pmi, weights)
-    assert found.error == pytest.approx(0, abs=1e-12)
-    assert found.rank_correlation == pytest.approx(1)
+    assert found["error"] == pytest.approx(0, abs=1e-12)
+    assert found["rank_correlation"] == pytest.approx(1)
 
 
 def test_a_constant_score_follows_nothing() -> None:
     found = agreement(np.zeros_like(WORLD.pmi), WORLD.pmi, WEIGHTS)
-    assert (found.rank_correlation, found.slope) == pytest.approx((0, 0), abs=1e-9)
-    assert found.error == pytest.approx(found.calibrated_error)
+    assert (found["rank_correlation"], found["slope"]) == pytest.approx((0, 0), abs=1e-9)
+    assert found["error"] == pytest.approx(found["calibrated_error"])
 
 
 def test_half_of_the_weight_lies_on_matched_pairs_and_half_on_independent_ones() -> None:
@@ -60,7 +60,7 @@ def test_half_of_the_weight_lies_on_matched_pairs_and_half_on_independent_ones()
 
 
 def test_a_score_that_is_the_pmi_of_the_mixture_world_has_error_zero() -> None:
-    here = world(4)
+    here = World(4)
     found = agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here)
     assert found["mean_error"] == pytest.approx(0, abs=1e-12)
     assert found["rank_correlation"] == found["slope"] == pytest.approx(1)
@@ -83,4 +83,4 @@ def test_the_pmi_of_gaussians_has_error_zero_and_other_scores_the_agreement_of_s
     pmi = both.log_prob(pairs) - first.log_prob(pairs[:, :3]) - second.log_prob(pairs[:, 3:])
     scores = (pairs @ form * pairs).sum(1)
     found, exact = agreement(scores, pmi, np.ones(len(pmi))), exact_agreement(gaussian, form)
-    assert (found.slope, found.error, found.calibrated_error) == pytest.approx(exact, rel=0.02)
+    assert (found["slope"], found["error"], found["calibrated_error"]) == pytest.approx(exact, rel=0.02)

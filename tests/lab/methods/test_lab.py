@@ -44,6 +44,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import Process
 
 WARMUP = "optim.schedule.warmup_steps"
+DEFAULT = (ROOT / "conf" / "lab" / "default.yaml").read_text()
 TINY = "trainer.steps=4", f"{WARMUP}=1"
 
 
@@ -86,11 +87,18 @@ def test_a_lab_whose_process_changes_after_every_training_has_the_trainings_of_o
     assert records(tmp_path / "one") == records(tmp_path / "many") != {}
     assert one_cell(lab, tmp_path / "many").is_done()
     assert len(list((tmp_path / "many").rglob("seed-*/results.json"))) == 1
+    # Trainings are ordinary run directories.
+    for run in (cell.trial(0), cell.seed(1)):
+        assert config_of(run)["data"]["shapes"] == 2 and is_finished(run)
+        assert len(TrainingLog.read(run).evaluations) == lab.evaluations
+        assert results_of(run)["training/steps"] == 4
+        model = clipzoo.load(run)
+        assert model.encode_text(model.encoder.tokenizer(["a red circle"])) is not None
 
 
 @pytest.mark.slow
 def test_a_killed_lab_goes_on_with_the_same_trainings(tmp_path):
-    text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
+    text = DEFAULT
     for before, after in (("trials: 8", "trials: 2"), ("seeds: 5", "seeds: 2"), ("steps=200", "steps=20"),
                           ("train: 4000", "train: 200"), ("shapes: 5, colours: 5", "shapes: 3, colours: 3"),
                           ("warmup_steps=10,40,100", "warmup_steps=1,2")):  # fmt: skip
@@ -139,9 +147,8 @@ def test_all_methods_search_the_same_ranges_of_the_optimizer():
     ],
 )
 def test_a_wrong_lab_is_one_message(change, message, tmp_path):
-    text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
-    assert change[0] in text
-    (tmp_path / "mine.yaml").write_text(text.replace(*change))
+    assert change[0] in DEFAULT
+    (tmp_path / "mine.yaml").write_text(DEFAULT.replace(*change))
     with pytest.raises(ConfigError, match=message):
         read_settings(str(tmp_path / "mine.yaml"))
 
@@ -149,16 +156,15 @@ def test_a_wrong_lab_is_one_message(change, message, tmp_path):
 @pytest.mark.parametrize("key", KINDS)
 @pytest.mark.parametrize("value", [None, 1e30, True, [[]], {1: 2}, [{"a": 1}], {"x": {"y": [1]}}])
 def test_a_lab_with_a_value_of_another_type_is_refused(tmp_path, key, value):
-    content = yaml.safe_load((ROOT / "conf" / "lab" / "default.yaml").read_text())
+    content = yaml.safe_load(DEFAULT)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**content, key: value}))
     with pytest.raises(ConfigError):
         read_settings(str(tmp_path / "mine.yaml"))
 
 
 def test_a_rung_written_as_a_decimal_is_a_multiple_of_one_over_the_evaluations(tmp_path):
-    text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
     assert 0.58 * 50 < 29, "rounding changes it"
-    changed = re.sub(r"evaluations: \d+", "evaluations: 50", text.replace("rungs: [0.25, 0.5]", "rungs: [0.58]"))
+    changed = re.sub(r"evaluations: \d+", "evaluations: 50", DEFAULT.replace("rungs: [0.25, 0.5]", "rungs: [0.58]"))
     (tmp_path / "mine.yaml").write_text(changed)
     assert list(read_settings(str(tmp_path / "mine.yaml")).search.rungs) == [0.58]
 
@@ -251,20 +257,6 @@ def test_scores_of_cosine_heads_are_divided_by_the_temperature_of_the_objective(
 def test_the_remedies_are_off_by_default():
     for head, key, value in (("wpse", "initial_weight", None), ("cloob", "hopfield_start", 0)):
         assert compose(["data=demo", f"head={head}"])["head"][key] == value
-
-
-@pytest.mark.medium
-def test_a_training_of_a_lab_is_an_ordinary_run_directory(lab, tmp_path):
-    cell = one_cell(lab, tmp_path)
-    while cell.work():
-        pass
-    for run in (cell.trial(0), cell.seed(1)):
-        assert config_of(run)["data"]["shapes"] == 2 and is_finished(run)
-        assert len(TrainingLog.read(run).evaluations) == lab.evaluations
-        assert results_of(run)["training/steps"] == 4
-        model = clipzoo.load(run)
-        assert model.encode_text(model.encoder.tokenizer(["a red circle"])) is not None
-    assert not cell.work()
 
 
 @pytest.mark.medium

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clipzoo.errors import ConfigError
@@ -58,6 +61,72 @@ def test_a_diverged_training_is_counted_and_a_damaged_record_left_out(folder):
     assert (len(compared.method("better").seeds), compared.method("better").failed) == (4, 1)
     assert len(compared.method("worse").seeds) == 4 and len(compared.method("close").seeds) == 3
     assert compared.missing == ("untrained",)
+
+
+FUZZ = [None, True, -1, [], {}, [None], "", "../up", "x" * 300, 10**400, float("nan"), 1e308, {"a": 1}]
+"""Values that are put at every place of the files of a lab."""
+
+
+def places(node: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    """Yield the places of all values in a JSON file, and the values; of lists only the first one."""
+    if place:
+        yield place, node
+    for key in node if isinstance(node, dict) else range(len(node[:1])) if isinstance(node, list) else ():
+        yield from places(node[key], (*place, key))
+
+
+def kind(value: object) -> type:
+    return float if type(value) is int else type(value)
+
+
+def changed(content: dict, place: tuple[str | int, ...], value: object) -> str:
+    """The JSON text of `content` with another value at a place."""
+    content = node = json.loads(json.dumps(content))
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize("every", [41, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_any_value_in_the_files_of_a_lab_is_read_or_is_one_message_with_file_and_key(folder, every, caplog):
+    for method in ("worse", "close"):
+        shutil.rmtree(folder / method)
+    run, faults = folder / "CLIP" / "seed-1", []
+    for path in (folder / "lab.json", run / "results.json", run / "metrics.jsonl"):
+        intact = path.read_text()
+        content = json.loads(intact.splitlines()[0])
+        cases = [(place, was, value) for place, was in places(content) for value in FUZZ]
+        for place, was, value in cases[::every]:
+            path.write_text(changed(content, place, value) + intact[len(intact.splitlines()[0]) :])
+            caplog.clear()
+            refused = path.name == "lab.json" and "points" not in place and place != ("name",)
+            try:
+                lab = read_lab(folder)
+                from_baseline(lab), verdicts(lab), [method.steps for method in lab.comparisons[0].methods]
+            except ConfigError as error:
+                if path.name != "lab.json" or str(folder) not in str(error) or "\n" in str(error):
+                    faults.append((place, value, str(error)))
+            except Exception as error:
+                faults.append((place, value, repr(error)))
+            else:
+                faults += [(place, value, line) for line in caplog.messages if str(path) not in line]
+                if refused and not (kind(value) is kind(was) and value == value):
+                    faults.append((place, value, "is accepted"))
+        path.write_text(intact)
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    "arrays", [{}, {"zero_shot": np.ones(3)}, {"zero_shot": np.ones((50, 2))}, {"zero_shot": np.full(50, np.nan)},
+               {"zero_shot": np.array(["a"] * 50)}, {"zero_shot": np.ones(50), "other": np.ones(4)}]
+)  # fmt: skip
+def test_a_run_with_outcomes_of_other_samples_is_left_out_with_a_warning(folder, arrays, caplog):
+    path = folder / "CLIP" / "seed-2" / "evaluation" / "outcomes.npz"
+    np.savez(path, **arrays)
+    (compared,) = read_lab(folder).comparisons
+    assert len(compared.method("CLIP").seeds) == 4
+    assert len(caplog.messages) == 1 and str(path) in caplog.messages[0]
 
 
 def test_a_folder_without_a_lab_is_one_message(tmp_path):

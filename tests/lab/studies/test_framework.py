@@ -16,7 +16,6 @@ from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.lab.studies.figures import Drawing
 from clipzoo.lab.studies.framework import Check, Claim, Findings, Study
 from clipzoo.lab.studies.run import main, read_result, write_failure, write_findings, write_page
 
@@ -29,8 +28,16 @@ class Example(Study):
     def run(self) -> Findings:
         checks = [Check("one", 1.02, 1.0, 0.05, relative=True), Check("two", 2.5, 2.0, 0.1)]
         claims = [Claim("It rains.", "0 mm", borne_out=False)]
-        drawings = {"picture": Drawing(Figure(), "A picture.")}
-        return Findings("It depends.", checks, claims, {"rain": [{"day": 1, "mm": 0.0}]}, drawings)
+        tables = {"rain": [{"day": 1, "mm": 0.0}]}
+        return Findings("It depends.", checks, claims, tables, {"picture": (Figure(), "A picture.")})
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """A folder of studies with the results of one."""
+    study = Example()
+    write_findings(tmp_path / "example", study, study.run(), {"draws": 3}, {"clock": 130.0, "processor": 60.0})
+    return tmp_path
 
 
 @pytest.mark.medium
@@ -67,32 +74,24 @@ def test_a_check_is_met_within_its_tolerance_and_not_beyond() -> None:
     assert not Check("", float("nan"), 0.0, 1.0).met
 
 
-def test_the_record_holds_the_results(tmp_path: Path) -> None:
-    study = Example()
-    write_findings(tmp_path / "example", study, study.run(), {"draws": 3}, {"clock": 1.4, "processor": 0.6})
-    result = read_result(tmp_path / "example")
+def test_the_record_and_the_page_hold_met_unmet_and_failed_results(example: Path) -> None:
+    result = read_result(example / "example")
     assert result is not None
     assert [check["met"] for check in result["checks"]] == [True, False]
     assert result["settings"] == {"draws": 3}
-    assert list(csv.DictReader((tmp_path / "example/rain.csv").open())) == [{"day": "1", "mm": "0"}]
-    assert (tmp_path / "example/picture.png").read_bytes().startswith(b"\x89PNG")
-    assert not list((tmp_path / "example").glob(".*")), "temporary files are left"
-
-
-def test_the_page_lists_met_unmet_and_failed_claims(tmp_path: Path) -> None:
-    study = Example()
-    write_findings(tmp_path / "example", study, study.run(), {}, {"clock": 130.0, "processor": 60.0})
-    write_failure(tmp_path / "broken", "ValueError: no | such\nthing")
-    text = write_page(tmp_path, ["broken", "example", "never_run"]).read_text()
+    assert list(csv.DictReader((example / "example/rain.csv").open())) == [{"day": "1", "mm": "0"}]
+    assert (example / "example/picture.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((example / "example").glob(".*")), "temporary files are left"
+    write_failure(example / "broken", "ValueError: no | such\nthing")
+    text = write_page(example, ["broken", "example", "never_run"]).read_text()
     assert "| 1 of 2 | 0 of 1 | It depends. |" in text
     assert "| It rains. | 0 mm | **no** |" in text
     assert "| two | 2.5 | 2 | 0.5 | 0.1 | **no** |" in text
     assert "**failed**: ValueError: no \\| such thing" in text
     assert "never_run" not in text
     assert "CPU time 60 s, wall time 2.2 min" in text
-    for line in text.splitlines():
-        if line.startswith("!["):
-            assert (tmp_path / line.split("](")[1].rstrip(")")).exists()
+    pictures = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert pictures and all((example / picture).exists() for picture in pictures)
 
 
 def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -120,15 +119,14 @@ def test_invalid_studies_and_folders_are_refused_before_a_study_runs(override: s
     assert capsys.readouterr().err.startswith(f"clipzoo: {message}")
 
 
-def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(tmp_path: Path, capsys) -> None:
-    study = Example()
-    write_findings(tmp_path / "digits", study, study.run(), {}, {"clock": 1.0, "processor": 1.0})
+def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(example: Path, capsys) -> None:
+    (example / "example").rename(example / "digits")
     with pytest.raises(SystemExit) as left:
-        main(["study=digits", f"study.mnist={tmp_path}/nowhere", f"folder={tmp_path}"])
+        main(["study=digits", f"study.mnist={example}/nowhere", f"folder={example}"])
     assert left.value.code == 2
     said = capsys.readouterr().err
     assert "nowhere does not contain MNIST" in said and "Traceback" not in said
-    result = read_result(tmp_path / "digits")
+    result = read_result(example / "digits")
     assert result is not None and result["verdict"] == "It depends."
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from clipzoo.config.compose import compose
-from clipzoo.errors import ConfigError
 from clipzoo.lab.studies import half_disc
 from clipzoo.lab.studies.digits import load_digits
 from clipzoo.lab.studies.gaussian_process import ProcessWorld, conditional_errors
@@ -21,7 +20,7 @@ from clipzoo.lab.studies.gaussian_theorems import (
     with_correlations,
 )
 from clipzoo.lab.studies.lagrangian import START, Flows
-from clipzoo.lab.studies.mixture import largest_error_of_exp, population_loss, world
+from clipzoo.lab.studies.mixture import World, largest_errors, population_loss
 from clipzoo.lab.studies.mutual_information import correlated
 from clipzoo.lab.studies.rank import least_error, planted_pmi
 from clipzoo.lab.studies.run import main, read_result
@@ -66,17 +65,12 @@ def test_a_tiny_study_comes_to_its_end_and_is_on_the_page(name: str, tmp_path) -
         assert closed and all(check["met"] for check in closed), closed
 
 
-def plane() -> Gaussian:
-    return Gaussian(*(torch.tensor([[variance]], dtype=torch.float64) for variance in (1.5, 1.0, 1.5)))
-
-
 def test_the_two_dimensional_example_has_the_papers_optima() -> None:
-    a, b = plane().one_sided()
-    assert [float(value) for value in (plane().two_sided(), plane().joint(), a, b)] == pytest.approx(
-        [4 / 9, 1 / 3, 0.8, 8 / 15]
-    )
+    plane = Gaussian(*(torch.tensor([[variance]], dtype=torch.float64) for variance in (1.5, 1.0, 1.5)))
+    optima = [float(value) for value in (plane.two_sided(), plane.joint(), *plane.one_sided())]
+    assert optima == pytest.approx([4 / 9, 1 / 3, 0.8, 8 / 15])
     zero = torch.zeros(1, 1, dtype=torch.float64)
-    variances = [float(plane().tilted(tilt, zero, zero).uu) for tilt in (plane().two_sided(), plane().joint())]
+    variances = [float(plane.tilted(tilt, zero, zero).uu) for tilt in (plane.two_sided(), plane.joint())]
     assert variances == pytest.approx([2.7, 2.0])
 
 
@@ -154,12 +148,12 @@ def test_the_popularity_found_is_a_stationary_point() -> None:
 
 
 def test_the_mixture_worlds_pmi_has_the_least_loss() -> None:
-    here = world(4)
+    here = World(4)
     pmi = here.pmi.clamp_min(-50.0)
     assert float(here.joint.sum()) == pytest.approx(1.0)
     assert population_loss(pmi, here) == pytest.approx(-here.information, abs=1e-9)
     # A constant in the scores changes nothing; e^-50 represents no density.
-    assert largest_error_of_exp(pmi + 3, here.pmi) == pytest.approx(0.0, abs=1e-9)
+    assert largest_errors(pmi + 3, here.pmi)[1] == pytest.approx(0.0, abs=1e-9)
     other = pmi + 0.1 * torch.randn(pmi.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert population_loss(other, here) > -here.information
 
@@ -224,8 +218,3 @@ def test_digits_are_split_once_and_look_like_mnist() -> None:
     assert len(images) + len(others) == 1797 and len(others) == 449
     assert 0 <= float(images.min()) < float(images.max()) <= 1
     assert set(labels.tolist()) == set(other_labels.tolist()) == set(range(10))
-
-
-def test_a_folder_without_mnist_is_named(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"study\.mnist=.* does not contain MNIST"):
-        load_digits(str(tmp_path), 0.25, seed=0)

@@ -68,18 +68,15 @@ def dataset(tmp_path_factory) -> Path:
 
 
 def test_emoji_have_unicodes_order_names_with_of_for_countries_and_no_skin_tones():
-    emoji = read_emoji(json.dumps(ENTRIES).encode(), json.dumps(NAMES).encode())
+    names = json.dumps(NAMES).encode()
+    emoji = read_emoji(json.dumps(ENTRIES).encode(), names)
     assert [(one.name, one.group, one.picture) for one in emoji] == [
         ("red heart", "Smileys & Emotion", "2764-fe0f.png"),
         ("pizza", "Food & Drink", "1f355.png"),
         ("flag of France", "Flags", "1f1eb-1f1f7.png"),
     ]
-
-
-def test_a_picture_with_a_path_for_its_name_is_refused():
-    entry = {**ENTRIES[2], "image": "../../pizza.png"}
     with pytest.raises(ConfigError, match="is not the name of a picture"):
-        read_emoji(json.dumps([entry]).encode(), json.dumps(NAMES).encode())
+        read_emoji(json.dumps([{**ENTRIES[2], "image": "../../pizza.png"}]).encode(), names)
 
 
 def test_a_file_that_a_package_lacks_is_named(tmp_path):
@@ -116,12 +113,12 @@ def test_the_experiments_differ_in_the_head_alone(head):
     assert {key for key in clip if clip[key] != other[key]} <= {"name", "head", "about", "optim"}
 
 
-def install_npm(folder: Path, script: str, monkeypatch) -> None:
-    """Put a program npm on the path, and no other."""
-    folder.mkdir()
-    (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "npm").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
+def install_npm(folder: Path, monkeypatch, *lines: str) -> None:
+    """Put a shell script named npm on the path, and no other program."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "npm").write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    (folder / "bin" / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "bin"))
 
 
 def test_an_intact_file_is_not_fetched_again(tmp_path, monkeypatch):
@@ -131,8 +128,8 @@ def test_an_intact_file_is_not_fetched_again(tmp_path, monkeypatch):
 
 
 def test_npm_gets_the_missing_packages_by_name_and_version(tmp_path, monkeypatch):
-    install_npm(tmp_path / "bin", f'[ "$1 $2 $3" = "pack pictures@1.2.3 --pack-destination" ] || exit 1\n'
-                f'printf "{CONTENT.decode()}" > "$4/pictures-1.2.3.tgz"', monkeypatch)  # fmt: skip
+    install_npm(tmp_path, monkeypatch, '[ "$1 $2 $3" = "pack pictures@1.2.3 --pack-destination" ] || exit 1',
+                f'printf "{CONTENT.decode()}" > "$4/pictures-1.2.3.tgz"')  # fmt: skip
     said: list[str] = []
     (tmp_path / "npm").mkdir()
     (tmp_path / "npm" / "pictures-1.2.3.tgz").write_bytes(CONTENT[:9])
@@ -140,23 +137,24 @@ def test_npm_gets_the_missing_packages_by_name_and_version(tmp_path, monkeypatch
     assert said == [f"npm fetches pictures@1.2.3 to {tmp_path / 'npm'}"]
 
 
-def test_without_npm_the_message_names_the_files_that_are_missing(tmp_path, monkeypatch):
+NPM_ERRORS = ("warn a setting", "error code ENOTFOUND", "error syscall getaddrinfo", "error FetchError: no such host",
+              "error at x")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (None, r"npm, .* is not installed: install Node\.js .* or put pictures-1\.2\.3\.tgz "),
+        (
+            [*(f"echo 'npm {line}' >&2" for line in NPM_ERRORS), "exit 1"],
+            r"^npm cannot fetch pictures@1\.2\.3: FetchError: no such host$",
+        ),
+        (['printf other > "$4/pictures-1.2.3.tgz"'], r"pictures-1\.2\.3\.tgz is not pictures 1\.2\.3: its SHA-512"),
+    ],
+)
+def test_a_missing_npm_an_error_of_it_and_another_digest_are_one_message(tmp_path, monkeypatch, lines, message):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=r"npm, .* is not installed: install Node\.js .* or put pictures-1\.2\.3\.tgz "
-    ):
-        fetch([PACKAGE], tmp_path / "npm", pytest.fail)
-
-
-def test_an_error_of_npm_is_its_first_sentence(tmp_path, monkeypatch):
-    lines = ("warn a setting", "error code ENOTFOUND", "error syscall getaddrinfo", "error FetchError: no such host",
-             "error at x")  # fmt: skip
-    install_npm(tmp_path / "bin", "\n".join(f"echo 'npm {line}' >&2" for line in lines) + "\nexit 1", monkeypatch)
-    with pytest.raises(ConfigError, match=r"^npm cannot fetch pictures@1\.2\.3: FetchError: no such host$"):
-        fetch([PACKAGE], tmp_path / "npm", lambda text: None)
-
-
-def test_a_file_with_another_digest_is_refused(tmp_path, monkeypatch):
-    install_npm(tmp_path / "bin", 'printf other > "$4/pictures-1.2.3.tgz"', monkeypatch)
-    with pytest.raises(ConfigError, match=r"pictures-1\.2\.3\.tgz is not pictures 1\.2\.3: its SHA-512"):
+    if lines:
+        install_npm(tmp_path, monkeypatch, *lines)
+    with pytest.raises(ConfigError, match=message):
         fetch([PACKAGE], tmp_path / "npm", lambda text: None)

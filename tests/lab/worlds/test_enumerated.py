@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from clipzoo.errors import ConfigError
 from clipzoo.lab.worlds.world import (
     NATURAL,
     OPENINGS,
@@ -118,10 +119,14 @@ def test_the_command_offers_all_variants() -> None:
         assert parser.parse_args(["--captions", name]).captions == name
 
 
-def test_settings_outside_their_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="several is a probability, not 2"):
-        CaptionSettings(several=2)
-    with pytest.raises(ValueError, match="openings is a number from 1 to 4, not 5"):
-        CaptionSettings(openings=5)
-    with pytest.raises(ValueError, match="shapes is a number from 2 to 10, not 1"):
-        EnumeratedWorld(1, 2, SMALL)
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: CaptionSettings(several=2), "several must be .* not 2"),
+        (lambda: CaptionSettings(openings=5), "openings must be a whole number from 1 to 4, not 5"),
+        (lambda: EnumeratedWorld(1, 2, SMALL), "shapes must be a whole number from 2 to 10, not 1"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(build, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()

@@ -25,6 +25,7 @@ from clipzoo.lab.worlds.scenes import (
     COUNTS,
     SHAPES,
     TEXTURES,
+    Array,
     Scene,
     Thing,
     render,
@@ -109,15 +110,6 @@ def test_an_interrupted_generation_leaves_no_files_and_can_be_repeated(tmp_path:
     assert make(root)
     assert files(root) == files(small)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["demo"]
-
-
-def test_a_damaged_world_is_generated_again(tmp_path: Path, small: Path) -> None:
-    root = tmp_path / "demo"
-    make(root)
-    shard = root / "train/00001.tar"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    assert make(root)
-    assert files(root) == files(small)
 
 
 def test_other_parameters_replace_the_world(tmp_path: Path) -> None:
@@ -220,51 +212,43 @@ def test_things_are_inside_the_image_and_do_not_overlap() -> None:
                 assert min(gaps) > first.radius + scene.things[0].radius
 
 
-def single(shape: str, colour: str, texture: str = "plain", background: str = "snow") -> Scene:
-    return Scene("single", background, (Thing(shape, colour, texture, "large", 0.5, 0.5, 0.4, 0.0),))
+def painted(thing: str, colour: str, seed: int, size: int = 64, texture: str = "plain", place: str = "snow") -> Array:
+    """Return the pixels [size, size, 3] of a large thing."""
+    scene = Scene("single", place, (Thing(thing, colour, texture, "large", 0.5, 0.5, 0.4, 0.0),))
+    return render(scene, size, np.random.default_rng(seed))
 
 
-def silhouette(shape: str) -> np.ndarray:
+def silhouette(shape: str) -> Array:
     """Return the pixels [64, 64] that a black thing covers on sand; its rim is brighter."""
-    return render(single(shape, "black", background="sand"), 64, np.random.default_rng(0)).max(axis=-1) < 65
+    return painted(shape, "black", 0, place="sand").max(axis=-1) < 65
 
 
-def test_silhouettes_of_different_shapes_differ() -> None:
+def test_silhouettes_of_different_shapes_differ_and_symmetric_ones_are_symmetric() -> None:
     masks = {shape: silhouette(shape) for shape in SHAPES}
-    for first in SHAPES:
-        assert 0.05 < masks[first].mean() < 0.6
-        for second in SHAPES:
-            overlap = (masks[first] & masks[second]).sum() / (masks[first] | masks[second]).sum()
-            assert overlap < 0.85 or first == second, (first, second)
-
-
-def test_symmetric_shapes_have_symmetric_silhouettes() -> None:
-    for shape in set(SHAPES) - {"crescent"}:
-        mask = silhouette(shape)
-        assert (mask != mask[:, ::-1]).sum() <= 0.03 * mask.sum(), shape
-    for shape in ("circle", "square", "cross", "ring", "diamond"):
-        mask = silhouette(shape)
-        assert (mask != mask[::-1]).sum() <= 0.03 * mask.sum(), shape
-
-
-def test_a_disc_has_the_area_of_its_radius() -> None:
+    for shape, mask in masks.items():
+        assert 0.05 < mask.mean() < 0.6
+        for other in set(SHAPES) - {shape}:
+            assert (mask & masks[other]).sum() / (mask | masks[other]).sum() < 0.85, (shape, other)
+        if shape != "crescent":
+            assert (mask != mask[:, ::-1]).sum() <= 0.03 * mask.sum(), shape
+        if shape in ("circle", "square", "cross", "ring", "diamond"):
+            assert (mask != mask[::-1]).sum() <= 0.03 * mask.sum(), shape
     # The circle's radius is 0.9 of the thing's.
-    assert silhouette("circle").sum() == pytest.approx(np.pi * (0.9 * 0.4 * 64) ** 2, rel=0.04)
+    assert masks["circle"].sum() == pytest.approx(np.pi * (0.9 * 0.4 * 64) ** 2, rel=0.04)
 
 
 def test_the_painted_colour_is_nearest_to_the_named_one() -> None:
-    means = {
-        colour: render(single("square", colour), 48, np.random.default_rng(1))[18:30, 18:30].mean(axis=(0, 1))
-        for colour in COLOURS
-    }
+    def middle(colour: str, seed: int) -> Array:
+        return painted("square", colour, seed, size=48)[18:30, 18:30].mean(axis=(0, 1))
+
+    means = {colour: middle(colour, 1) for colour in COLOURS}
     for index in range(30):
         for colour in COLOURS:
-            patch = render(single("square", colour), 48, np.random.default_rng(100 + index))[18:30, 18:30]
-            distance = {other: np.abs(patch.mean(axis=(0, 1)) - mean).max() for other, mean in means.items()}
-            assert min(distance, key=lambda other: distance[other]) == colour
+            patch = middle(colour, 100 + index)
+            assert min(means, key=lambda other: np.abs(patch - means[other]).max()) == colour
 
 
 def test_only_plain_things_have_a_single_shade() -> None:
     for texture in TEXTURES:
-        patch = render(single("square", "red", texture), 64, np.random.default_rng(2))[14:50, 14:50].mean(axis=-1)
+        patch = painted("square", "red", 2, texture=texture)[14:50, 14:50].mean(axis=-1)
         assert (patch.std() > 15) == (texture != "plain"), texture
