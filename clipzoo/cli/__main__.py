@@ -21,7 +21,7 @@ from clipzoo.distributed.launch import exit_on_error, handle_until_the_run_begin
 OVERRIDE_COMMANDS = {
     "train": ("cli.train", "train a model, or resume its run"),
     "evaluate": ("cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
-    "launch": ("cli.sweep", "list, submit, run or tabulate the points of a sweep"),
+    "launch": ("cli.launch", "list, submit, run or tabulate the points of a sweep"),
     "plan": ("plan.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
     "studies": ("lab.studies.run", "run the papers' small experiments"),
 }

@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
     with same_on_all_ranks():
         line = read_command_line(arguments)
     if line.search is not None:
-        from clipzoo.cli.sweep import run_search
+        from clipzoo.cli.trials import run_search
 
         return run_search(*line.search)
     if not line.needs_hydra:
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> None:
     if line.options.multirun:
         from clipzoo.runs.sweep import require_results
 
-        print(by_name("clipzoo.report.pages.write_sweep")(line.lines), flush=True)
+        print(import_module("clipzoo.report.pages").write_sweep(line.lines), flush=True)
         require_results(line.lines)
 
 
@@ -161,7 +161,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
         points = search[1].corner_lines()
     configurations = [compose(point, complete=not shows(options)) for point in points]
     for row in {plain["row"] for plain in configurations} - {None}:
-        by_name("clipzoo.report.published.require_row")(row)
+        import_module("clipzoo.report.published").require_row(row)
     if is_sweep and search is None:
         from clipzoo.runs.sweep import points as points_of
 
@@ -172,12 +172,6 @@ def read_command_line(arguments: list[str]) -> CommandLine:
 def shows(options: Namespace) -> bool:
     """Return True if Hydra shows something instead of a training."""
     return any((options.cfg, options.help, options.hydra_help, options.info, options.version, options.shell_completion))
-
-
-def by_name(name: str) -> Any:
-    """Return a function of `clipzoo.report`, which a training imports only when it writes a page."""
-    module, _, function = name.rpartition(".")
-    return getattr(import_module(module), function)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
@@ -232,7 +226,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.build import build_model, build_parts, found_in_model
-    from clipzoo.cli.sweep import hooks
+    from clipzoo.cli.trials import hooks
     from clipzoo.data.captions import described as described_captions
     from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
@@ -297,7 +291,8 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         def finish() -> None:
             write_examples(samples, dataset, folder / "evaluation" / "samples")
             results = record.results(folder, plain, experiment, lines, cost, metrics)
-            by_name("clipzoo.report.pages.write_report")(folder, results)
+            # By name: a training imports nothing of the report before it ends.
+            import_module("clipzoo.report.pages").write_report(folder, results)
             parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
             parts.logger.close()
             if any(name.endswith("lora_A") for name in model.state_dict()):

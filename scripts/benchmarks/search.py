@@ -21,9 +21,8 @@ from typing import Any
 
 from benchmarks import cpu_seconds, publish
 from clipzoo.cli.arguments import Parser
-from clipzoo.cli.sweep import search_of
 from clipzoo.report.trials import Trials
-from clipzoo.runs.search import Study, Trial, study_folder
+from clipzoo.runs.search import Study, Trial, search_of, study_folder
 
 COMMON = [
     "experiment=demo/clip", "name=null", "data.workers=0", "head=wpse", "head.embed_width=32", "head.features=128",

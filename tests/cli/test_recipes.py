@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clipzoo.cli import sweep
+from clipzoo.cli import launch
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
@@ -25,7 +25,7 @@ NODES = ["--nodes", "4", "--min-nodes", "2", "--gpus", "8"]
 
 
 def rendered(capsys: pytest.CaptureFixture[str], kind: str, *options: str) -> str:
-    sweep.main(["--to", kind, *options, *OVERRIDES])
+    launch.main(["--to", kind, *options, *OVERRIDES])
     return capsys.readouterr().out
 
 
@@ -107,7 +107,7 @@ def test_a_task_of_skypilot_finds_its_first_node(capsys):
 )
 def test_a_launch_that_cannot_run_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        sweep.main(["--to", *words])
+        launch.main(["--to", *words])
 
 
 SEARCH = ["head=wpse", SHARDS, "head.kernel.width=interval(0.25,2)", "search.sampler=tpe", "search.trials=9",
@@ -125,7 +125,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("words", "command", "array"), COMMANDS, ids=lambda words: words[0] if words else "")
 def test_a_batch_script_asks_for_the_nodes_and_starts_the_command(words, command, array, capsys, tmp_path):
-    sweep.main(["--to", "slurm", *words, "--nodes", "4", "--gpus", "2"])
+    launch.main(["--to", "slurm", *words, "--nodes", "4", "--gpus", "2"])
     script = capsys.readouterr().out
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, re.MULTILINE))
     asked = [options[name] for name in ("nodes", "gpus-per-node", "ntasks-per-node", "mem", "cpus-per-task")]
@@ -139,17 +139,17 @@ def test_a_batch_script_asks_for_the_nodes_and_starts_the_command(words, command
     assert done.stdout.splitlines() == ["-m", "clipzoo.distributed.launch", *command, "seed=7"]
 
 
-@pytest.mark.parametrize("name", sweep.SCRIPTS)
+@pytest.mark.parametrize("name", launch.SCRIPTS)
 def test_batch_scripts_without_overrides_are_those_of_the_checkout_and_state_their_memory(name, capsys):
-    sweep.main(["--to", "slurm", name])
+    launch.main(["--to", "slurm", name])
     script = capsys.readouterr().out
     assert script == (ROOT / "slurm" / f"{name}.sbatch").read_text()
     numbers = dict(re.findall(r"^#SBATCH --([\w-]+)=(\d+)", script, re.MULTILINE))
-    assert int(numbers["mem"]) == sweep.MEMORY * int(numbers["ntasks-per-node"])
+    assert int(numbers["mem"]) == launch.MEMORY * int(numbers["ntasks-per-node"])
 
 
 def test_a_batch_script_for_the_cpu_asks_for_no_gpus(capsys):
-    sweep.main(["--to", "slurm", "train", *OVERRIDES, "trainer.device=cpu"])
+    launch.main(["--to", "slurm", "train", *OVERRIDES, "trainer.device=cpu"])
     assert "#SBATCH --gpus-per-node=0\n#SBATCH --ntasks-per-node=8\n" in capsys.readouterr().out
 
 
@@ -157,10 +157,10 @@ def test_a_batch_script_for_the_cpu_asks_for_no_gpus(capsys):
 def test_a_file_that_is_there_is_not_overwritten_by_another_one(kind, tmp_path, capsys):
     file = tmp_path / "job"
     for _ in range(2):
-        sweep.main(["--to", *kind, "--output", str(file), *OVERRIDES])
+        launch.main(["--to", *kind, "--output", str(file), *OVERRIDES])
     written = file.read_text()
     with pytest.raises(ConfigError, match="exists"):
-        sweep.main(["--to", *kind, "--output", str(file), *OVERRIDES, "seed=3"])
+        launch.main(["--to", *kind, "--output", str(file), *OVERRIDES, "seed=3"])
     assert file.read_text() == written and capsys.readouterr().out == f"{file}\n" * 2
 
 
@@ -169,7 +169,7 @@ def test_the_script_of_torchrun_trains_on_two_hosts(tiny_shards, tmp_path, capsy
     """Two processes of the same script, as two hosts would run it."""
     settings = overrides(tiny_shards, tmp_path, "objective=infonce", "name=run")
     rendezvous = ["--nodes", "2", "--gpus", "1", "--host", "127.0.0.1", "--port", str(free_port())]
-    sweep.main(["--to", "torchrun", *rendezvous, *settings])
+    launch.main(["--to", "torchrun", *rendezvous, *settings])
     script = tmp_path / "run.sh"
     script.write_text(capsys.readouterr().out)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -188,5 +188,5 @@ def test_options_for_sbatch_may_have_the_names_of_own_options(tmp_path, monkeypa
     sbatch.write_text('#!/bin/sh\nprintf "%s " "$@"\n')
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    sweep.main(["--submit", "--sbatch", "--nodes=2 --time=1", "encoder=tiny", "data.shards=a.tar", "seed=0,1"])
+    launch.main(["--submit", "--sbatch", "--nodes=2 --time=1", "encoder=tiny", "data.shards=a.tar", "seed=0,1"])
     assert capfd.readouterr().out.startswith("--array=0-1 --nodes=2 --time=1 slurm/sweep.sbatch encoder=tiny ")

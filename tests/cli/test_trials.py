@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.cli import sweep
+from clipzoo.cli import trials
 from clipzoo.cli.train import read_command_line
 from clipzoo.errors import ConfigError
-from clipzoo.runs.search import Study, Trial, study_folder
+from clipzoo.runs.search import Study, Trial, search_of, study_folder
 from tests.support.disks import fill, small_disk
 from tests.support.evaluation_sets import write_sets
 from tests.support.paths import ROOT
@@ -52,9 +52,9 @@ def test_a_wrong_search_is_one_message(lines, words):
 
 def test_a_launcher_that_is_not_there_is_one_message_before_the_first_trial(tmp_path):
     lines = [*TPE, "search.minimize=loss", PEAK, "encoder=tiny", "data.shards=a.tar", f"runs={tmp_path}"]
-    search = sweep.search_of([*lines, "search.launcher='nosuch -n 2'"])
+    search = search_of([*lines, "search.launcher='nosuch -n 2'"])
     with pytest.raises(ConfigError, match="search.launcher: there is no command nosuch"):
-        sweep.run_search(*search)
+        trials.run_search(*search)
     assert not any(tmp_path.iterdir())
 
 
@@ -64,11 +64,11 @@ def test_the_documented_search_file_states_a_search(tmp_path, monkeypatch):
     (tmp_path / "search" / "mine.yaml").write_text(content)
     monkeypatch.setenv("CLIPZOO_CONFIG_DIR", str(tmp_path))
     lines = ["data=cc3m", "eval=wpse", "head=wpse", "search=mine", "search.trials=7"]
-    search, space = sweep.search_of(lines)
+    search, space = search_of(lines)
     settings = search.sampler, search.trials, search.metrics, search.rungs
     assert settings == ("tpe", 7, ["zero_shot/*/top1"], [0.11, 0.33])
     assert list(space.dimensions) == ["head.kernel.width", "optim.schedule.peak"]
-    assert sweep.search_of(["head=wpse", "search=wpse", "data=cc3m"]) is None
+    assert search_of(["head=wpse", "search=wpse", "data=cc3m"]) is None
 
 
 def lines_of(shards: str, folder: Path, *changes: str) -> list[str]:
@@ -80,7 +80,7 @@ def lines_of(shards: str, folder: Path, *changes: str) -> list[str]:
 
 
 def study_of(lines: list[str]) -> Study:
-    search, space = sweep.search_of(lines)
+    search, space = search_of(lines)
     return Study(study_folder(search, space), search, space)
 
 

@@ -145,8 +145,8 @@ TABLES = "a table of the user's own names images anywhere on the disk; they are 
 OPTIONS = "options of the command line, in folders of configurations"
 RECIPES = "names that clipzoo's recipes and studies write in the code"
 TRUSTED = {
-    ("cli/sweep.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
-    ("cli/sweep.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("cli/launch.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("cli/launch.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
     ("config/schema.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
     ("config/groups.py", "folder / group / f'{option}.yaml'"): OPTIONS,
     ("config/groups.py", "folder / group"): OPTIONS,
@@ -251,7 +251,7 @@ READERS = {
     "evaluation/probe.py": CACHE,
     "ops/tiles.py": OWN,
     "training/checkpoint_files.py": WEIGHTS,
-    "cli/sweep.py": OWN,
+    "cli/launch.py": OWN,
     "config/listing.py": OWN,
     "runs/sweep.py": OWN,
     "data/loader.py": OWN,

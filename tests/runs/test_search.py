@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.cli.sweep import main as launch
+from clipzoo.cli.launch import main as launch
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError

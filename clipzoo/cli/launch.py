@@ -1,41 +1,26 @@
-"""Sweeps and searches: `clipzoo launch`, and the trials of a search, each trained in a separate process."""
+"""`clipzoo launch`: the points of a sweep, and files that start a training on several machines."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import math
 import os
 import re
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clipzoo import io
 from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors, word
+from clipzoo.cli.trials import show_search
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
-from clipzoo.distributed import launch
-from clipzoo.distributed.launch import EXIT_CODE, say
-from clipzoo.errors import CHECKOUT, ConfigError, TrainingError, number_of
+from clipzoo.errors import CHECKOUT, ConfigError, TrainingError
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.lock import RunLock
-from clipzoo.runs.search import Search, Space, State, Study, Trial, measured, results_of, search_of, study_folder
-
-if TYPE_CHECKING:
-    from clipzoo.distributed.watchdog import Watchdog
-    from clipzoo.distributed.world import World
-    from clipzoo.training.parts import Hook
-    from clipzoo.types import Progress
+from clipzoo.runs.search import Study, search_of, study_folder
 
 LAUNCH = """\
 Run a sweep without a resident process: each point is a job of a SLURM array; afterwards, tabulate the points.
@@ -66,11 +51,6 @@ TEMPLATES = _IN_CHECKOUT if _IN_CHECKOUT.is_dir() else CONF.with_name("launch")
 RECIPES = ("torchrun", "kubernetes", "pytorchjob", "skypilot")
 NAME = re.compile("[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
 """Names that Kubernetes allows, with room for the index of a pod."""
-VARIABLE = "CLIPZOO_TRIAL"
-"""Environment variable of a trial's process: the folder of its study, its number and the settings of the search."""
-PR_SET_PDEATHSIG = 1
-KILLS = 3
-"""Number of kills of a trial's process after which the trial counts as failed."""
 
 
 def main(arguments: list[str]) -> None:
@@ -266,138 +246,3 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     place = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)
     joined = ["=".join(arguments[place : place + 2])] if place < len(arguments) else []
     return parser.parse_intermixed_args([*arguments[:place], *joined, *arguments[place + 2 :]])
-
-
-# Searches
-
-
-def run_search(search: Search, space: Space) -> None:
-    """Train trials until none is left to draw, then write the page of the search.
-
-    Any number of processes may do so at the same time: each draws trials of its own.
-
-    Raises:
-        TrainingError: trials have failed; they cost only their rows.
-    """
-    _launcher(search)
-    launch.hand_on_cores()
-    study = Study(study_folder(search, space), search, space)
-    try:
-        while (trial := study.claim()) is not None:
-            total = f" of {min(search.trials or space.count, space.count)}"
-            values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
-            say(f"trial {trial.number + 1}{total}: {values}")
-            for _ in range(KILLS):
-                code = 0 if is_finished(trial.folder) else _train(study, trial)
-                if code >= 0:
-                    break
-                say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
-            if code in (EXIT_CODE, io.WriteError.exit_code):
-                # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
-                say("clipzoo: the search is stopped; run the same command to resume")
-                sys.exit(code)
-            state: State = "finished"
-            results: list[float] = []
-            reason = ""
-            if code:
-                state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            elif study.trials()[trial.number].pruned_at is not None:
-                state = "pruned"
-            else:
-                try:
-                    results = measured(search.metrics, results_of(trial.folder))
-                except io.DamagedFileError as error:
-                    state, reason = "failed", str(error)
-                except ConfigError as error:
-                    raise ConfigError(
-                        f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), "
-                        "or give another metric"
-                    ) from None
-                if not all(map(math.isfinite, results)):
-                    state, results, reason = "failed", [], f"a metric is not finite: {results}"
-            study.finish(trial, state, results, reason, run=trial.folder)
-    finally:
-        study.release()
-    show_search(study)
-    trials = study.trials()
-    if failed := [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]:
-        raise TrainingError(
-            f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
-            f"{sweep.first_names(failed)}"
-        )
-
-
-def show_search(study: Study) -> None:
-    """Write the page of a search; print its table and the path of the page."""
-    from clipzoo.report.pages import write_search
-
-    print(write_search(study.folder, study.search, study.space, study.trials()), flush=True)
-
-
-def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
-    """Return the hooks of a training: the rungs at which a trial is stopped if it does not pass; else none."""
-    if VARIABLE not in os.environ:
-        return []
-    from clipzoo.training.train import Rungs
-
-    folder, number, settings = json.loads(os.environ[VARIABLE])
-    search = Search(**settings)
-    # The process of one trial draws no others: its study needs no ranges.
-    study, rungs = Study(Path(folder), search, Space({}, ())), search.rungs
-
-    def passes(rung: int, metrics: Mapping[str, float]) -> bool:
-        (value,) = measured(search.metrics[:1], metrics)
-        return study.passes(number, rung, value)
-
-    def stop(progress: Progress) -> None:
-        watchdog.exit_all(0, f"clipzoo: pruned after step {progress.step} of {progress.total_steps}")
-
-    return [Rungs(rungs, passes, stop, world)]
-
-
-def _train(study: Study, trial: Trial) -> int:
-    """Run the training of a trial and return its exit code, below 0 after a signal.
-
-    A request to stop is passed on: the run then saves its state. When this process is killed, the system asks the run
-    to stop.
-    """
-    if trial.folder.exists():
-        # A run whose search was killed a moment ago still saves its state.
-        with RunLock(trial.folder) as lock:
-            lock.acquire(math.inf)
-    command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
-    described = json.dumps([str(study.folder), trial.number, asdict(study.search)])
-    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.folder.name}
-    library, parent = ctypes.CDLL(None), os.getpid()
-
-    def end_with_parent() -> None:
-        library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(EXIT_CODE)
-
-    stopped = []
-    process = subprocess.Popen(command, env=variables, preexec_fn=end_with_parent)
-
-    def stop(number: int, frame: object) -> None:
-        stopped.append(number)
-        process.terminate()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    try:
-        code = process.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return EXIT_CODE if stopped else code
-
-
-def _launcher(search: Search) -> list[str]:
-    """Return the words before the command of a run. Commands of the environment need not be on the path."""
-    words = shlex.split(search.launcher or "")
-    if not words:
-        return []
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-    command = shutil.which(words[0], path=path)
-    if command is None:
-        raise ConfigError(f"search.launcher: there is no command {words[0]}")
-    return [command, *words[1:]]
