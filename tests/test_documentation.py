@@ -14,7 +14,7 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipzoo.cli import __main__ as commands, sweep, train
+from clipzoo.cli import __main__ as commands, launch, train
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.config.compose import compose
 from clipzoo.plan import plan
@@ -87,7 +87,7 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         with pytest.raises(SystemExit, match="^0$"):
             commands._parser().parse_args(words)
     elif words[0] == "launch":
-        options = sweep._options(words[1:])
+        options = launch._options(words[1:])
         if options.to == "slurm":
             sweep.batch_script(options)
         elif options.to:
