@@ -89,11 +89,11 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
     elif words[0] == "launch":
         options = launch._options(words[1:])
         if options.to == "slurm":
-            sweep.batch_script(options)
+            launch.batch_script(options)
         elif options.to:
-            sweep.recipe(options)
+            launch.recipe(options)
         else:
-            sweep._checked_array(options.overrides, options.at_once)
+            launch._checked_array(options.overrides, options.at_once)
     else:
         commands._parser().parse_args(words)
 

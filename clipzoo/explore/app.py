@@ -32,7 +32,7 @@ from torch.nn.functional import pad
 from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Images
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import dataset_key
 from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_gallery
@@ -183,7 +183,7 @@ def collection_of_images(source: str, limit: int) -> Collection:
     return Collection(Path(source).name or source, chosen, len(gallery.names))
 
 
-class Rows:
+class Rows(Images):
     """Some of the images of a dataset. image: returns the image of a row of the dataset."""
 
     def __init__(self, image: Callable[[int], Image], rows: Sequence[int]) -> None:

@@ -167,6 +167,7 @@ def difference(shards: str, size: int) -> dict[str, float]:
         for decode, values in differences.items():
             transform = ImageTransform(size, (0.5, 1.0), "bicubic", 0.0, None, decode, 10**9)  # type: ignore[arg-type]
             crop = transform(encoded, generator("augment", 0, 0, number))[0]
+            assert crop is not None
             box = random_crop(image.height, image.width, (0.5, 1.0), generator("augment", 0, 0, number))
             factors = (8, 4, 2) if decode == "fast" else ()
             grid = next((factor for factor in factors if min(box.height, box.width) >= factor * size), 1)
