@@ -19,6 +19,7 @@ from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.config.compose import compose
 from clipzoo.plan import plan
 from scripts.documentation.docstrings import listed
+from tests.support.mistakes import parser_of
 from tests.support.paths import ROOT
 from tests.support.shards import picture
 
@@ -82,7 +83,7 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
     elif words[0] == "evaluate":
         compose(words[1:], "eval", nodes={"encoder": PLACEHOLDERS})
     elif words[0] == "plan":
-        compose([*plan._parser().parse_intermixed_args(words[1:]).overrides, "data.shards=none.tar"])
+        compose([*parser_of(plan, []).parse_intermixed_args(words[1:]).overrides, "data.shards=none.tar"])
     elif words[0] in ("--help", "--version"):
         with pytest.raises(SystemExit, match="^0$"):
             commands._parser().parse_args(words)

@@ -81,7 +81,7 @@ def test_every_call_that_could_import_code_of_the_hub_refuses_it():
     for path in Path("clipzoo").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-            if name not in REMOTE:
+            if name not in REMOTE or ast.unparse(node.func).startswith("nn."):
                 continue
             calls += 1
             given = {keyword.arg: keyword.value for keyword in node.keywords}

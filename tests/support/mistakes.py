@@ -383,7 +383,7 @@ def _programs() -> list[Program]:
     """Every command and script that has a parser of its own."""
     leaves = {name: parser for name, parser in _leaves(_parser()) if name not in OVERRIDE_COMMANDS}
     leaves |= {
-        name: _parser_of(import_module(f"clipzoo.{OVERRIDE_COMMANDS[name][0]}"), []) for name in ("launch", "plan")
+        name: parser_of(import_module(f"clipzoo.{OVERRIDE_COMMANDS[name][0]}"), []) for name in ("launch", "plan")
     }
     programs = [
         Program(COMMAND, tuple(name.split()), parser, BASES[name], name not in LONG) for name, parser in leaves.items()
@@ -395,7 +395,7 @@ def _programs() -> list[Program]:
     ]
     for path in sorted({*(ROOT / "scripts").glob("*.py")} - {ROOT / "scripts" / "benchmark.py"}):
         base = ("heads",) if path.stem == "demo_tables" else ()
-        programs.append(Program(f"scripts/{path.name}", (), _parser_of(_module(path)), base, is_short=False))
+        programs.append(Program(f"scripts/{path.name}", (), parser_of(_module(path)), base, is_short=False))
     return programs
 
 
@@ -423,7 +423,7 @@ def _module(path: Path) -> Any:
     return module
 
 
-def _parser_of(module: Any, *arguments: Any) -> argparse.ArgumentParser:
+def parser_of(module: Any, *arguments: Any) -> argparse.ArgumentParser:
     """The parser of `module.main`, as it stands when `main` parses its command line."""
     parsers: list[argparse.ArgumentParser] = []
 

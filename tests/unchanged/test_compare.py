@@ -76,13 +76,14 @@ def test_names_and_outputs_that_changed_on_purpose_are_no_differences(monkeypatc
 
 def test_the_configuration_of_a_stored_run_gets_the_new_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(changed, "KEYS", {"trainer.on_spike": "trainer.spikes.policy"})
+    monkeypatch.setattr(changed, "CLASSES", {"Trainer": "Settings"})
     monkeypatch.setattr(changed, "NODES", {"trainer.spikes": "Spikes"})
     plain = {"trainer": {"_target_": "clipzoo.old.Trainer", "on_spike": "skip", "steps": 4}}
     assert changed.translated_configuration(
-        plain, (), {"Trainer": "clipzoo.new.Trainer", "Spikes": "clipzoo.new.Spikes"}
+        plain, (), {"Settings": "clipzoo.new.Settings", "Spikes": "clipzoo.new.Spikes"}
     ) == {
         "trainer": {
-            "_target_": "clipzoo.new.Trainer",
+            "_target_": "clipzoo.new.Settings",
             "steps": 4,
             "spikes": {"policy": "skip", "_target_": "clipzoo.new.Spikes"},
         }
