@@ -445,6 +445,7 @@ def parser_of(module: Any, *arguments: Any) -> argparse.ArgumentParser:
     finally:
         module.Parser = parser_class
     (parser,) = parsers
+    parser.__class__ = parser_class
     return parser
 
 
