@@ -101,7 +101,7 @@ class _NegativeSums(torch.autograd.Function):
 
 
 # SigLIP's loss is a scalar, so its gradients are known up to a factor before the backward pass: they are computed with
-# it, from the same tiles.
+# the loss, from the same tiles.
 
 
 def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int) -> Tensor:
