@@ -436,7 +436,7 @@ def copy_checkpoint(
     configuration of the new run. parts: parts of the new run, with an open dataset.
     Raises ConfigError if there is no checkpoint, or a run of this configuration would not have reached it.
     """
-    run, chosen = run_and_step(source)
+    run, chosen_step = run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
     different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
@@ -451,13 +451,13 @@ def copy_checkpoint(
             f"init.resume={source}: the steps of this objective depend on the length of the training: train anew"
         )
     equal = equal_steps(stored, plain, parts, trust)
-    if chosen is not None and chosen > equal:
+    if chosen_step is not None and chosen_step > equal:
         raise ConfigError(
             f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
             "checkpoint before"
         )
-    path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
-    if path is None or (chosen is not None and step_of(path) != chosen):
+    path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen_step is None else chosen_step)
+    if path is None or (chosen_step is not None and step_of(path) != chosen_step):
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
             f"{number_of(equal, 'step')}, up to "
@@ -468,7 +468,7 @@ def copy_checkpoint(
             if (run / name).exists():
                 _copy(run / name, folder / name)
         for file in (path, mark_of(path)):
-            # The mark last: an interruption leaves an incomplete copy, which is replaced.
+            # The mark is copied last: an interruption leaves an incomplete copy, which is replaced.
             target = io.below(folder, f"checkpoints/{file.name}")
             if target.is_dir():
                 shutil.rmtree(target)

@@ -59,7 +59,7 @@ class LoadedModel(Model):
     def __init__(
         self, model: Model, config: Mapping[str, Any], folder: Path | None = None, averaged: bool = False
     ) -> None:
-        """config: encoder, head and more. folder: the run directory that the model comes from, for its record.
+        """config: configuration of encoder, head and data. folder: the run directory of the model, for its record.
 
         averaged: whether the weights are the run's averaged weights.
         """

@@ -2,7 +2,7 @@
 
 On SIGTERM, SIGUSR1 or SIGINT a run saves a checkpoint and exits, ready to be requeued and resumed. Under `torchrun
 --nnodes 1:4 --max-restarts N` torchrun starts the remaining ranks again after a lost node, and the run resumes from its
-newest checkpoint; ranks that the global batch cannot be divided among wait as spares.
+newest checkpoint; ranks beyond the largest number that divides the global batch wait as spares.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class Sharded(Parallel[M]):
 
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         names = {id(parameter): name for name, parameter in self.trained.named_parameters()}
-        wholes = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
-        strides = {name: parameter.stride() for name, parameter in wholes.items()}
+        encoder_parameters = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
+        strides = {name: parameter.stride() for name, parameter in encoder_parameters.items()}
         users: dict[nn.Parameter, set[nn.Module]] = {}
         for module in encoder.modules():
             for parameter in module.parameters(recurse=False):
@@ -103,7 +103,7 @@ class Sharded(Parallel[M]):
             )  # fmt: skip
             unit.register_forward_hook(_free_casts)
         trained = dict(self.trained.named_parameters())
-        self._shards = [(whole, trained[name], strides[name]) for name, whole in wholes.items()]
+        self._shards = [(whole, trained[name], strides[name]) for name, whole in encoder_parameters.items()]
         self._free()
         # Features are views of the last norm's output; nothing changes them in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

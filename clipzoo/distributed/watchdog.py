@@ -189,13 +189,13 @@ class Watchdog:
         new heartbeats arrive: on a busy machine they are late, and only those of lost ranks never come.
         """
         counts = dict.fromkeys(set(range(self.world.size)) - {self.world.rank}, 0)
-        before, quiet = board.heartbeats(), 0
-        while quiet < MISSED_IN_DIAGNOSIS and any(count < 2 for count in counts.values()):
+        before, quiet_periods = board.heartbeats(), 0
+        while quiet_periods < MISSED_IN_DIAGNOSIS and any(count < 2 for count in counts.values()):
             time.sleep(PERIOD)
             board.beat(*self._status[:2])
             now = board.heartbeats()
             living = {rank for rank in counts if now.get(rank) != before.get(rank)}
-            quiet = 0 if any(counts[rank] < 2 for rank in living) else quiet + 1
+            quiet_periods = 0 if any(counts[rank] < 2 for rank in living) else quiet_periods + 1
             for rank in living:
                 counts[rank] += 1
             before = now

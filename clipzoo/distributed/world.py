@@ -48,7 +48,7 @@ class CollectiveCounter:
 
 
 def step_part(name: str) -> AbstractContextManager[object]:
-    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside."""
+    """Return a context whose time a running profile assigns to the part `name` of a step, without nested parts."""
     # Without a profile this costs less than a microsecond; record_function costs ten.
     return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
 
@@ -139,7 +139,7 @@ class World:
         return parts.transpose(0, 1).flatten(1)
 
     def exchange(self, parts: Tensor) -> Tensor:
-        """[size, ...] -> [size, ...]: part r goes to rank r, part r of the result came from it. Differentiable."""
+        """[size, ...] -> [size, ...]: part r goes to rank r, part r of the result comes from rank r. Differentiable."""
         return parts if self.size == 1 else Exchange.apply(parts, self.counter)
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Objective(nn.Module):
 
     @staticmethod
     def pair(state: Mapping[str, Tensor]) -> tuple[float, float] | None:
-        """Return log t and b of a stored objective whose logits of pairs are t score + b; None if it has none."""
+        """Return log t and b of a stored objective whose logits of pairs are t * score + b; None for others."""
         return None
 
     def check(self, head: Head) -> list[str]:
@@ -202,9 +202,9 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
     losses: one function for both directions, or one per direction: scores -> scalar, the mean over the local anchors.
     """
     weighted, logs = [], {}
-    both = losses if len(losses) == 2 else losses * 2
+    loss_functions = losses if len(losses) == 2 else losses * 2
     names = "loss_image_to_text", "loss_text_to_image"
-    for name, weight, loss, scores in zip(names, weights, both, similarity.directions, strict=True):
+    for name, weight, loss, scores in zip(names, weights, loss_functions, similarity.directions, strict=True):
         if weight:
             value = loss(scores)
             weighted.append(weight * value)

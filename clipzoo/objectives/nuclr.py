@@ -98,9 +98,9 @@ class NUCLR(MovingAverageObjective):
         zeta = samples.read(self.zeta).to(similarity.image_to_text.positives().dtype)  # [2, N]
         log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
         directions = zip(similarity.directions, zeta.flip(0), strict=True)
-        both = [scores.negatives(tau, log_ratio, of_contrasts) for scores, of_contrasts in directions]
+        negatives_by_anchor = [scores.negatives(tau, log_ratio, of_contrasts) for scores, of_contrasts in directions]
         terms, log_pulls = [], []
-        for anchor, negatives in enumerate(both):
+        for anchor, negatives in enumerate(negatives_by_anchor):
             log_u, contrast = self.track(anchor, samples, negatives.log_sum(), similarity.world), 1 - anchor
             zeta_strength = -zeta[contrast, samples.own] / tau
             xi_strength = -self.xi[contrast].to(log_u.dtype) / tau

@@ -133,7 +133,7 @@ class SampleRows:
 
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by size in bytes."""
+"""Integer types by size in bytes."""
 
 
 @dataclass(frozen=True)

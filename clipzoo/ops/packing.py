@@ -31,9 +31,9 @@ class Layout:
         count = -(-total // points)
         centre = [(start + end) / 2 for start, end in pairwise(self.starts)]
         for _, samples in groupby(range(len(self)), key=lambda sample: int(centre[sample] * count / max(total, 1))):
-            run = list(samples)
-            if self.starts[run[-1] + 1] > self.starts[run[0]]:
-                yield Block(self, run[0], run[-1] + 1)
+            indices = list(samples)
+            if self.starts[indices[-1] + 1] > self.starts[indices[0]]:
+                yield Block(self, indices[0], indices[-1] + 1)
 
 
 class Block:
