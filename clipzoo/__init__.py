@@ -36,7 +36,7 @@ _MODULES = {
     "save_adapters": "clipzoo.exports.adapters",
     "train": "clipzoo.training.train",
 }
-"""Public name -> its module; `__init__.pyi` says the same to type checkers."""
+"""Public name -> its module; `__init__.pyi` lists the same names for type checkers."""
 __all__ = sorted(_MODULES)
 
 

@@ -1,4 +1,4 @@
-"""The public names as type checkers and editors see them; `__init__.py` imports each at its first use."""
+"""Public names for type checkers and editors; `__init__.py` imports a name at its first use."""
 
 from clipzoo.data.in_memory import InMemoryDataset as InMemoryDataset
 from clipzoo.distributed.world import World as World

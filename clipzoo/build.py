@@ -31,7 +31,7 @@ from clipzoo.types import Part
 
 
 def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
-    """Build every part but the encoder, which takes longest. trust: as in `build_part`.
+    """Build every part except the encoder, which takes longest. trust: as in `build_part`.
 
     Raises ConfigError if a constructor refuses its arguments, or the objective cannot train the head.
     """
@@ -64,38 +64,38 @@ def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dic
         return {}
     with torch.device("meta"):
         encoder = build_part(filled(plain["encoder"], None), trust, Encoder)
-    found = dict(encoder.facts())
-    complete = filled(plain, found)
+    facts = dict(encoder.facts())
+    complete = filled(plain, facts)
     faults = schema.faults(complete) or list(schema.broken(schema.RUN, complete))
     head = complete["head"]["_target_"] if "head" in complete else None
-    if head and class_constant(head, "needs_tokens") and (without := encoder.without_tokens()):
+    if head and class_constant(head, "needs_tokens") and (towers := encoder.without_tokens()):
         faults.append(
-            f"{' and '.join(without)} has no tokens, or tokens of another width than its pooled features, and cannot "
+            f"{' and '.join(towers)} has no tokens, or tokens of another width than its pooled features, and cannot "
             f"serve the heads {' and '.join(heads_with_tokens())}: choose another encoder, or another head"
         )
     if faults:
         raise ConfigError("\n         ".join(faults))
-    return found
+    return facts
 
 
 def heads_with_tokens() -> list[str]:
     """Return the options of the group `head` whose heads read tokens."""
-    targets = {name: yaml.safe_load((CONF / "head" / f"{name}.yaml").read_text()) for name in options("head")}
-    return [name for name, node in targets.items() if class_constant(node["_target_"], "needs_tokens")]
+    nodes = {name: yaml.safe_load((CONF / "head" / f"{name}.yaml").read_text()) for name in options("head")}
+    return [name for name, node in nodes.items() if class_constant(node["_target_"], "needs_tokens")]
 
 
 def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type = object) -> Any:
     """Build the object that a `_target_` node describes, and the nodes inside it, from plain values.
 
-    This is the only place where a `_target_` becomes a class; strings are taken as they are, never interpolated.
+    This is the only place where a `_target_` becomes a class; strings are used verbatim, never interpolated.
 
     Args:
         node: `_target_` and the arguments of the class; `_args_` and `_partial_` as in Hydra.
-        trust: packages and classes that the node may name beside the parts of this package.
+        trust: packages and classes that the node may name besides the parts of this package.
         kind: class or Protocol that the object must satisfy.
 
     Raises:
-        ConfigError: a class is no part and is not trusted, its constructor refuses a value or fails, or the object is
+        ConfigError: a class is neither a part nor trusted, its constructor refuses a value or fails, or the object is
             not of this kind.
     """
     target = node.get("_target_")
@@ -146,17 +146,17 @@ def part_class(target: object, trust: Collection[str] = ()) -> Any:
 
 
 def build_head(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Head:
-    """Build the head with the initial weights of `seed`."""
+    """Build the head with initial weights drawn from `seed`."""
     return _seeded(plain, "head", trust, Head)
 
 
 def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Objective:
-    """Build the objective with the initial parameters of `seed`."""
+    """Build the objective with initial parameters drawn from `seed`."""
     return _seeded(plain, "objective", trust, Objective)
 
 
 def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
-    """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
+    """Build encoder and head with initial weights drawn from `seed`; on the meta device under `torch.device("meta")`.
 
     head: already built; None builds it. trust: as in `build_part`.
     """
@@ -174,18 +174,18 @@ def build_trained(
     dtype: torch.dtype | None = None,
     fixed: Collection[str] = (),
 ) -> Model:
-    """Build encoder and head with stored weights. Names and shapes are compared before the model takes memory.
+    """Build encoder and head with stored weights. Names and shapes are compared before the model allocates memory.
 
-    The configuration may be a stranger's: the model is built on the meta device first, with at most a few times as many
-    parameters as there are stored tensors. Pretrained weights that the configuration names are not downloaded.
+    The configuration may come from a stranger: the model is built on the meta device first, with at most a few times as
+    many parameters as there are stored tensors. Pretrained weights that the configuration names are not downloaded.
 
     Args:
-        state: tensors by the names of the model's state. path, remedy: of their file, for messages.
-        trust: as in `build_part`. dtype: of the model; None for that of its constructors.
+        state: tensors by their names in the model. path, remedy: their file, and the advice if it is damaged.
+        trust: as in `build_part`. dtype: precision of the model; None for that of its constructors.
         fixed: names of tensors that keep the constructors' values where the state lacks them.
 
     Raises:
-        DamagedFileError: a tensor is missing, left over, or has another shape; the message names the keys that give
+        DamagedFileError: a tensor is missing, superfluous or has another shape; the message names the keys that set
             the model's shape. Or the model computes buffers that are much larger than all weights.
     """
     plain = {**plain, "encoder": _without_pretrained(plain["encoder"])}
@@ -194,19 +194,19 @@ def build_trained(
             model = build_model(plain, trust=trust)
     except PartError as error:
         raise DamagedFileError(path, f"does not fit the model of its configuration ({error})", remedy) from None
-    wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
-    for name in [*wanted, *state]:
-        value, asked = state.get(name), wanted.get(name)
-        seen = list(value.shape) if isinstance(value, Tensor) else None
-        if seen == asked or (seen is None and name in fixed):
+    expected_shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+    for name in [*expected_shapes, *state]:
+        value, expected = state.get(name), expected_shapes.get(name)
+        shape = list(value.shape) if isinstance(value, Tensor) else None
+        if shape == expected or (shape is None and name in fixed):
             continue
-        # The keys that give the sizes that differ; for a tensor too many or too few, the numbers of layers.
-        keys, sizes = [], set(asked or ()) - set(seen or ())
-        for key, given in values_of(plain):
-            layers = (seen is None or asked is None) and "layers" in key and name.startswith(key.rpartition(".")[0])
-            if layers or (seen is not None and given in sizes):
-                keys.append(f"{key}={given}")
-        fault = f"{name} has shape {seen}, the model's has {asked}{' by ' if keys else ''}{', '.join(keys)}"
+        # Keys that set the differing sizes; for a missing or superfluous tensor, the numbers of layers.
+        keys, sizes = [], set(expected or ()) - set(shape or ())
+        for key, setting in values_of(plain):
+            layers = (shape is None or expected is None) and "layers" in key and name.startswith(key.rpartition(".")[0])
+            if layers or (shape is not None and setting in sizes):
+                keys.append(f"{key}={setting}")
+        fault = f"{name} has shape {shape}, the model's has {expected}{' by ' if keys else ''}{', '.join(keys)}"
         raise DamagedFileError(path, f"does not fit the model of its configuration ({fault})", remedy)
     require_as_large(model, state.values(), path, remedy)
     model = build_model(plain, trust=trust).to(dtype)
@@ -225,7 +225,7 @@ def _without_pretrained(node: Any) -> Any:
 
 
 def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:
-    """Build a part whose initial weights depend on the seed alone, not on the order of construction."""
+    """Build a part whose initial weights depend only on the seed, not on the order of construction."""
     torch.manual_seed(plain["seed"])
     return build_part(plain[name], trust, kind)
 

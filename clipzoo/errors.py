@@ -1,4 +1,4 @@
-"""Errors meant for the user, and the words that their messages share."""
+"""Errors for the user, and functions that phrase their messages."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SECRETS = (
         re.IGNORECASE,
     ),
 )
-"""Secrets in URLs, after the group that remains: a password, a user without one, the value of a query parameter."""
+"""Secrets in URLs, after a group that is kept: a password, a user without one, the value of a query parameter."""
 CHECKOUT = Path(__file__).parents[1]
 """Folder of pyproject.toml, unless the package is installed from a wheel."""
 T = TypeVar("T")
 
 
 def number_of(count: int, noun: str, plural: str = "s") -> str:
-    """Return "1 shard", "2 shards", "1,000 shards". plural: letters that the noun takes unless the count is 1."""
+    """Return "1 shard", "2 shards", "1,000 shards". plural: suffix of the noun unless the count is 1."""
     return f"{count:,} {noun}{plural if count != 1 else ''}"
 
 
 def installation(extra: str, checkout: Path = CHECKOUT) -> str:
-    """Return the command that installs an extra: of the checkout, or the packages that a wheel's metadata name.
+    """Return the command that installs an extra of the checkout, or the extra's packages in a wheel's metadata.
 
-    No package index has clipzoo, so that `pip install 'clipzoo[EXTRA]'` finds nothing.
+    clipzoo is in no package index: `pip install 'clipzoo[EXTRA]'` finds nothing.
     """
     if (checkout / "pyproject.toml").exists():
         return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
@@ -63,7 +63,7 @@ def masked(value: T) -> T:
 
 
 class _MaskedError(Exception):
-    """An error whose message holds no passwords of URLs. exit_code: of a command that it ends."""
+    """An error whose message masks the passwords in URLs. exit_code: exit code of a command that raises it."""
 
     exit_code = 1
 
@@ -86,7 +86,7 @@ class TrainingError(_MaskedError, RuntimeError):
 
 
 class UnexpectedError(_MaskedError, RuntimeError):
-    """A fault of the program. The message names the file with the traceback."""
+    """A bug in the program. The message names the file with the traceback."""
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def tracebacks_in(folder: Path | None) -> Iterator[None]:
 def unexpected(error: BaseException, folder: Path | None = None) -> UnexpectedError:
     """Return the error as one line that names the file with its traceback.
 
-    folder: for the file; None, or a folder that cannot be written, for the temporary folder.
+    folder: where the file is written; the temporary folder if it is None or not writable.
     """
     return UnexpectedError(f"{first_line(error)} (traceback: {written_traceback(error, folder)})")
 
@@ -135,9 +135,9 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def one_message(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn any error of another library in the block into one ConfigError, without the lines that the library logs.
+    """Turn any error of another library in the block into one ConfigError, and suppress its log lines.
 
-    what: the failure, with the key and its value. remedy: a sentence.
+    what: the failure, with the key and its value. remedy: a sentence on the fix.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
@@ -145,7 +145,7 @@ def one_message(what: str, remedy: str = "") -> Iterator[None]:
         yield
     except (ConfigError, TrainingError):
         raise
-    # Unknown names, failed downloads and damaged files end in errors of many types.
+    # Unknown names, failed downloads and damaged files raise errors of many types.
     except Exception as error:
         raise ConfigError(f"{what}: {cause(error)}" + (f". {remedy}" if remedy else "")) from error
     finally:
@@ -160,7 +160,7 @@ def cause(error: BaseException, most: int = 240) -> str:
 
 
 def nearest(key: str, known: Sequence[str], most: int = 1) -> str:
-    """Return "; did you mean KEY?" for the most similar known keys, or an empty string. most: number of keys."""
+    """Return "; did you mean KEY?" for the most similar known keys, or an empty string. most: bound of their number."""
     matches = difflib.get_close_matches(key, known, n=most, cutoff=0.6)
     if not matches:
         by_last_name = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}

@@ -1,4 +1,4 @@
-"""The weights that a run starts from, and the table of what became of each tensor."""
+"""Initial weights of a run, and the table of the loaded, resized, kept and unused tensors."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ SAME = {
         "text_tower.quick_gelu", "text_tower.norm_eps",
     ),
 }  # fmt: skip
-"""Settings of the encoder that no shape shows and that trained weights depend on."""
+"""Settings of the encoder on which trained weights depend, and which no tensor shape reveals."""
 SCHEDULE = "optim.schedule."
 BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
 """Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
 WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes of all names in checkpoints of models under DistributedDataParallel and torch.compile."""
+"""Prefixes that DistributedDataParallel and torch.compile add to all names."""
 _IMAGE = ("visual.head.proj", "visual.head.mlp.fc2", "visual.attnpool.c_proj", "visual.trunk.head", "visual.trunk.fc",
           "visual.trunk.head.fc", "visual_projection")  # fmt: skip
 _TEXT = ("text.text_projection", "text.proj", "text.proj.2", "text_projection")
@@ -76,7 +76,7 @@ COUNTERPARTS = {
     "objective.scale.log_scale": ("logit_scale", "head.log_scale"),
     "objective.bias": ("logit_bias",),
 }
-"""Our tensor -> its names elsewhere, those of open_clip and transformers first. "....weight" of a linear map is
+"""Our tensor -> its names in other models, those of open_clip and transformers first. The ".weight" of a linear map is
 transposed."""
 BIASES = ("head.image_bias", "head.text_bias")
 PROJECTIONS = ("head.image_projection", "head.text_projection")
@@ -91,10 +91,10 @@ def initialise(
     trust: Collection[str],
     world: World,
 ) -> list[Row]:
-    """Give a new run its start: its model the weights of `init`, its directory the checkpoint of `init.resume`.
+    """Load the weights of `init` into the model of a new run, and copy the checkpoint of `init.resume` to its folder.
 
-    parts: of the run, its dataset opened. Returns what became of each tensor; empty without initial weights, and for a
-    run that resumes from a checkpoint of its own.
+    parts: parts of the run, with an open dataset. Returns the outcome of each tensor; empty without initial weights,
+    and for a run that resumes from its own checkpoint.
     """
     has_weights, source = "digests" in values["init"], plain["init"].get("resume")
     if not has_weights and source is None:
@@ -110,9 +110,9 @@ def initialise(
 
 
 def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
-    """Write <folder>/init.csv, a line for each tensor of the model and each unused one of the source, if there are any.
+    """Write <folder>/init.csv, one line per tensor of the model and per unused one of the source, if there are rows.
 
-    One line on the terminal says how many tensors of each part are loaded, resized or kept.
+    Also prints how many tensors of each part are loaded, resized or kept.
     """
     if not rows:
         return
@@ -134,16 +134,16 @@ def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
 
 @checked
 class InitialWeights(Part):
-    """Weights of the first step.
+    """Initial weights of the model.
 
     weights: source for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported
-        folder, "open_clip:NAME/TAG", "timm" or "huggingface" (those of the encoder's name, or "timm:NAME").
-    image, text, head: source for one part, in place of `weights`; "random" keeps the values of the seed. The
+        folder, "open_clip:NAME/TAG", "timm" or "huggingface" (the pretrained weights of the encoder, or "timm:NAME").
+    image, text, head: source for one part, in place of `weights`; "random" keeps the random initial values. The
         objective's learned scale and bias come with the head.
-    leave_out: patterns of names of tensors that the run does not use, such as "logit_bias"; all others are used, or
-        the run does not start.
+    leave_out: patterns of names of tensors to ignore, such as "logit_bias"; the run does not start if another tensor
+        of the source is unused.
     digests: SHA-256 of the weights, by argument; set when the configuration is checked.
-    resume: a run, or one of its checkpoints, whose training the run continues; see `clipzoo.initial`.
+    resume: a run, or one of its checkpoints, from which the run continues; see `clipzoo.initial`.
     """
 
     def __init__(
@@ -165,16 +165,16 @@ class InitialWeights(Part):
     def load(
         self, model: Model, config: Mapping[str, Any], trust: Collection[str] = (), objective: Objective | None = None
     ) -> list[Row]:
-        """Fill the model, built from `config`, and its objective in place, and return what became of each tensor.
+        """Fill the model, built from `config`, and its objective in place, and return the outcome of each tensor.
 
         Raises:
-            ConfigError: weights are missing or do not fit, see `fill_tower` and `fill_head`; or the source has weights
-                that are not used and not in `leave_out`.
+            ConfigError: weights are missing or do not fit, see `fill_tower` and `fill_head`; or the source has unused
+                weights that `leave_out` does not match.
         """
         sources: dict[str, Source] = {}
         for part, (key, name) in self._sources.items():
             tower = model.encoder.towers.get(part)
-            # "timm" alone means the weights of this tower.
+            # "timm" without a name means the weights of this tower.
             shared = part if name in REGISTRIES else name
             place = f"{key}={name}"
             if part in TOWERS and tower is None:
@@ -194,15 +194,15 @@ class InitialWeights(Part):
                 rows = fill_head(model.head, source.used, place, is_required=key == "init.head")
                 named = {} if objective is None else dict(objective.named_parameters())
                 learned = {f"objective.{name}": value for name, value in named.items() if value.requires_grad}
-                values = {name: found for name in learned if (found := _find(name, source.used))}
+                values = {name: entry for name in learned if (entry := _find(name, source.used))}
                 rows += _copied("objective", learned, values, set())
             source.filled[part] = rows
         rows = [row for source in sources.values() for rows in source.filled.values() for row in rows]
         if unused := [name for source in sources.values() for name in _unused(source, model)]:
             patterns = ",".join(_patterns(unused, {row.source for row in rows}))
-            given = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
+            arguments = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
             raise ConfigError(
-                f"{given} has tensors that this model does not use: {shown(unused)}. Choose the encoder, head or "
+                f"{arguments} has tensors that this model does not use: {shown(unused)}. Choose the encoder, head or "
                 f"objective that has them, or give 'init.leave_out=[{patterns}]'"
             )
         loaded = {row.source for row in rows}
@@ -215,7 +215,7 @@ class InitialWeights(Part):
 
 
 def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
-    """Raise ConfigError if weights were trained with other settings. Values that are found in the model are equal."""
+    """Raise ConfigError if weights were trained with other settings. `from_model:NAME` equals every value."""
     if source is None:
         return
     encoders = [with_plain_towers(nodes["encoder"]) for nodes in (source, config)]
@@ -234,14 +234,14 @@ def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: 
 
 
 def _unused(source: Source, model: Model) -> Iterator[str]:
-    """Yield the names of weights that a source has for the parts that it fills, and that none of them uses."""
+    """Yield the names of weights in a source that belong to the parts it fills but are not used by them."""
     filled = source.filled
     used = {row.source for rows in filled.values() for row in rows}
     prefixes = tuple(
         common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
     )
-    # A source that fills one tower may have another one, under another prefix.
-    others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
+    # A source that fills one tower may also contain the other tower, under another prefix.
+    other_tower_hints = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
     towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
     is_of_clipzoo = any(name.startswith("encoder.") for name in source.state)
@@ -257,7 +257,7 @@ def _unused(source: Source, model: Model) -> Iterator[str]:
         elif len(filled) == 3:
             is_needed = True
         else:
-            is_needed = name.startswith(prefixes) and not any(hint in name for hint in others)
+            is_needed = name.startswith(prefixes) and not any(hint in name for hint in other_tower_hints)
         if is_needed:
             yield name
 
@@ -273,14 +273,14 @@ def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
     return list(patterns)
 
 
-# Read weights by name, as tensors by the names that their own library gives them.
+# Read the weights of a source; tensors have the names of its library.
 
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors by name. config: of the model in clipzoo's form; None if unknown.
+    """Tensors by name. config: the model's configuration in clipzoo's form; None if unknown.
 
-    used: tensors that are not left out. filled: rows of the table by part that takes its tensors from here.
+    used: tensors that are not left out. filled: rows of the table, by the part that this source fills.
     """
 
     state: Mapping[str, Tensor]
@@ -290,10 +290,10 @@ class Source:
 
 
 def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
-    """Read the weights that `key=name` gives: of a run, a .safetensors file, or a .pt file of weights and plain values.
+    """Read the weights `key=name`: a run, a .safetensors file, a .pt file of plain values, or a model of a library.
 
-    tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
-    Raises ConfigError if there are no such weights, or they hold other objects than tensors.
+    tower: its pretrained weights are meant by `timm` and `huggingface` without a name. trust: as in `clipzoo.load`.
+    Raises ConfigError if there are no such weights, or the file contains objects other than tensors.
     """
     try:
         if registry_of(name) is None:
@@ -309,8 +309,8 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
                 if isinstance(content.get(wrapper), dict):
                     content = content[wrapper]
             state = {tensor: value for tensor, value in content.items() if isinstance(value, Tensor)}
-            while state and (found := [one for one in WRAPPERS if all(tensor.startswith(one) for tensor in state)]):
-                state = {tensor.removeprefix(found[0]): value for tensor, value in state.items()}
+            while state and (prefixes := [one for one in WRAPPERS if all(tensor.startswith(one) for tensor in state)]):
+                state = {tensor.removeprefix(prefixes[0]): value for tensor, value in state.items()}
             return Source(state)
         place = name.partition(":")[2].removeprefix("local-dir:") or name
         with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
@@ -321,12 +321,12 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     """Read the weights of a model of open_clip, timm or transformers."""
-    registry, rest = registry_of(name), name.partition(":")[2]
+    registry, model_name = registry_of(name), name.partition(":")[2]
     trunk: Any = getattr(tower, "trunk", None)
     if registry == "open_clip":
-        model, tag = rest, None
-        if not rest.startswith(("local-dir:", "hf-hub:")):
-            model, _, tag = rest.partition("/")
+        model, tag = model_name, None
+        if not model_name.startswith(("local-dir:", "hf-hub:")):
+            model, _, tag = model_name.partition("/")
             if not tag:
                 raise ConfigError(
                     f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER"
@@ -339,39 +339,39 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     if registry == "timm":
         from clipzoo.encoders.image import timm_trunk
 
-        if not rest:
+        if not model_name:
             if not (settings := getattr(trunk, "pretrained_cfg", None)):
                 raise ConfigError(f"{key}=timm: this tower is not from timm: give timm:NAME, or another encoder/image")
-            rest = ".".join(filter(None, (settings["architecture"], settings.get("tag"))))
-        return Source(timm_trunk(rest, None, pretrained=True, options={}).state_dict())
+            model_name = ".".join(filter(None, (settings["architecture"], settings.get("tag"))))
+        return Source(timm_trunk(model_name, None, pretrained=True, options={}).state_dict())
     from clipzoo.encoders.huggingface import pretrained_model
 
-    rest = rest or str(getattr(getattr(trunk, "config", None), "name_or_path", None) or "")
-    if not rest:
+    model_name = model_name or str(getattr(getattr(trunk, "config", None), "name_or_path", None) or "")
+    if not model_name:
         raise ConfigError(f"{key}=huggingface: this tower has no name on the hub: give huggingface:NAME")
-    peer, missing = pretrained_model(rest)
+    peer, missing = pretrained_model(model_name)
     return Source({name: value for name, value in peer.state_dict().items() if name not in missing})
 
 
-# Fill a head with that of another run, or with the projections and scalars of a CLIP model.
+# Fill a head from another run, or from the projections and scalars of a CLIP model.
 
 
 def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
-    """Copy all tensors of the head; none if the source has none of them. place: key and value, for the message.
+    """Copy all tensors of the head, or none if the source has none of them. place: key and value, for the message.
 
-    Values that the configuration fixes, such as the temperature of head=cosine, stay as they are.
+    Values that the configuration fixes, such as the temperature of head=cosine, are not overwritten.
 
     Raises:
-        ConfigError: the source lacks a tensor of the head, has another shape or biases that the head lacks; or it has
-            no tensor of the head and `is_required`.
+        ConfigError: the source lacks a tensor of the head, a shape differs, or the head lacks biases of the source; or
+            the source has no tensor of the head and `is_required`.
     """
     targets = {f"head.{name}": value for name, value in head.state_dict().items()}
     fixed = {f"head.{name}" for name, parameter in head.named_parameters() if not parameter.requires_grad}
-    values = {name: found for name in targets if (found := _find(name, source))}
+    values = {name: entry for name in targets if (entry := _find(name, source))}
     faults, remedies = [], []
     for name, target in targets.items():
         short = name.removeprefix("head.")
-        # A bias that the source lacks is zero, as that of a new head is.
+        # A bias that the source lacks is zero, as in a new head.
         if name not in values and name not in fixed and not (name in BIASES and not target.any()):
             faults.append(f"it has no {short}")
             remedies += ["+head.image_projection=false"] if name == PROJECTIONS[0] and PROJECTIONS[1] in values else []
@@ -397,7 +397,7 @@ def _copied(
     values: Mapping[str, tuple[str, Tensor]],
     fixed: Collection[str],
 ) -> list[Row]:
-    """Copy the values in place. A fixed target takes no other value than its own."""
+    """Copy the values in place. A fixed target keeps its value."""
     rows = []
     for name, target in targets.items():
         short, shape = name.partition(".")[2], tuple(target.shape)
@@ -412,7 +412,7 @@ def _copied(
 
 
 def _find(name: str, source: Mapping[str, Tensor]) -> tuple[str, Tensor] | None:
-    """Return the source's name and value of one of our tensors. Scalars may be vectors of one number there."""
+    """Return the source's name and value of one of our tensors. The source may store scalars as vectors of length 1."""
     for origin in (name, *COUNTERPARTS.get(name, ())):
         if origin in source:
             value = source[origin]
@@ -421,29 +421,29 @@ def _find(name: str, source: Mapping[str, Tensor]) -> tuple[str, Tensor] | None:
     return None
 
 
-# A run that continues from a checkpoint of another run: a cooldown that branches off a stable phase.
+# Continue from a checkpoint of another run, such as a cooldown that branches off a stable phase.
 #
-# The run is the one that its configuration states: it equals a run that was trained from its first step. Hence the two
-# runs may differ in their length and their schedule only, and their learning rates must be equal up to the checkpoint.
+# The result must equal a run of this configuration trained from its first step. Hence the two runs may differ only in
+# their length and their schedule, and their learning rates must be equal up to the checkpoint.
 
 
 def copy_checkpoint(
     source: str, folder: Path, plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()
 ) -> None:
-    """Copy a checkpoint of another run into a run directory without one, which then resumes from it. On the first rank.
+    """Copy a checkpoint of another run into a new run directory, which then resumes from it. On the first rank.
 
-    source: a run directory, whose newest checkpoint that serves is taken, or one of its checkpoints. plain: the
-    configuration of the new run. parts: of the new run, its dataset opened.
-    Raises ConfigError if there is none, or a run of this configuration would not have reached it.
+    source: a run directory, whose newest usable checkpoint is taken, or one of its checkpoints. plain: the
+    configuration of the new run. parts: parts of the new run, with an open dataset.
+    Raises ConfigError if there is no checkpoint, or a run of this configuration would not have reached it.
     """
-    run, chosen = run_and_step(source)
+    run, chosen_step = run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
     different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
     if different:
-        shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
+        changes = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
         raise ConfigError(
-            f"init.resume={source} is a run of another configuration ({shown}): only its length and its schedule may "
+            f"init.resume={source} is a run of another configuration ({changes}): only its length and its schedule may "
             "differ"
         )
     if parts.objective.depends_on_length and _length(stored) != _length(plain):
@@ -451,13 +451,13 @@ def copy_checkpoint(
             f"init.resume={source}: the steps of this objective depend on the length of the training: train anew"
         )
     equal = equal_steps(stored, plain, parts, trust)
-    if chosen is not None and chosen > equal:
+    if chosen_step is not None and chosen_step > equal:
         raise ConfigError(
             f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
             "checkpoint before"
         )
-    path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
-    if path is None or (chosen is not None and step_of(path) != chosen):
+    path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen_step is None else chosen_step)
+    if path is None or (chosen_step is not None and step_of(path) != chosen_step):
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
             f"{number_of(equal, 'step')}, up to "
@@ -468,7 +468,7 @@ def copy_checkpoint(
             if (run / name).exists():
                 _copy(run / name, folder / name)
         for file in (path, mark_of(path)):
-            # The mark last: an interruption leaves an incomplete copy, which is replaced.
+            # The mark is copied last: an interruption leaves an incomplete copy, which is replaced.
             target = io.below(folder, f"checkpoints/{file.name}")
             if target.is_dir():
                 shutil.rmtree(target)
@@ -482,7 +482,7 @@ def copy_checkpoint(
 
 
 def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
-    """Return the number of first steps with equal learning rates in two runs, less than the length of the new one."""
+    """Return the number of steps from the start with equal learning rates in two runs, below the new run's length."""
     samples = parts.dataset.samples
     recipes: list[Optimizer] = [build_part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]
     # A schedule sets its rate on an optimizer.
@@ -494,8 +494,8 @@ def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Part
         before, now = (Progress(step, total, samples, batch) for total in totals)
         rates = [recipe.set_rate(optimizer, at) for recipe, at in zip(recipes, (before, now), strict=True)]
         after = [replace(at, step=step + 1) for at in (before, now)]
-        entered = [parts.averaging(at) for at in after] if parts.averaging else [0.0, 0.0]
-        return rates[0] == rates[1] and entered[0] == entered[1]
+        averaging_weights = [parts.averaging(at) for at in after] if parts.averaging else [0.0, 0.0]
+        return rates[0] == rates[1] and averaging_weights[0] == averaging_weights[1]
 
     last = min(totals[0], totals[1] - 1)
     return next((step for step in range(last) if not same(step)), last)
@@ -518,7 +518,7 @@ def _length(config: Mapping[str, Any]) -> Length:
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """Give a file a second name, which costs no space; copy it where the file system cannot."""
+    """Hard-link a file, which takes no space; copy it if the file system cannot."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Load trained models of this package, of open_clip and of transformers."""
+"""Load trained models: runs, checkpoints and exported models."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
 HUB = "hf-hub:"
 VERSION = 1
 FILES = ("*.json", "*.safetensors")
-"""Files of a hub's repository that are downloaded."""
+"""Files that are downloaded from a repository on the hub."""
 REMEDY = "export the model again"
 FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
 PREPROCESSING, PAIR_FIELDS = ("interpolation", "resize_mode"), ("log_scale", "bias")
 HERE = "."
-"""Name of a tokenizer whose files are in the directory."""
+"""Name of a tokenizer whose files are in the model's directory."""
 OUTSIDE = ("/", "~", "\\", "local-dir:", HUB)
-"""Beginnings of values that name files elsewhere."""
+"""Prefixes of values that name files outside the model's directory."""
 PAIR = "pair"
 
 
@@ -59,9 +59,9 @@ class LoadedModel(Model):
     def __init__(
         self, model: Model, config: Mapping[str, Any], folder: Path | None = None, averaged: bool = False
     ) -> None:
-        """config: encoder, head and more. folder: the run directory that the model comes from, for its record.
+        """config: configuration of encoder, head and data. folder: the run directory of the model, for its record.
 
-        averaged: the weights are the average of the run's.
+        averaged: whether the weights are the run's averaged weights.
         """
         super().__init__(model.encoder, model.head)
         self.config = config
@@ -77,7 +77,7 @@ class LoadedModel(Model):
         """uint8 [b, 3, H, W], a PIL image, a path, or several of these -> embeddings, one row per image.
 
         Raises:
-            ConfigError: other values, such as an image [3, H, W] without the dimension of the batch.
+            ConfigError: other values, such as an image [3, H, W] without the batch dimension.
         """
         if not isinstance(image, Tensor):
             images = [image] if isinstance(image, Image | str | Path) else image
@@ -93,7 +93,7 @@ class LoadedModel(Model):
         """Token ids int64 [b, L], one caption or several -> embeddings, one row per caption.
 
         Raises:
-            ConfigError: other values, such as ids [L] without the dimension of the batch.
+            ConfigError: other values, such as ids [L] without the batch dimension.
         """
         if not isinstance(text, Tensor):
             text = self.tokenizer(as_captions(text))
@@ -107,7 +107,7 @@ class LoadedModel(Model):
     def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
         """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.
 
-        For models of SigLIP: exp(log_scale) similarity + bias, with the scale and the bias that the objective learned.
+        For models trained with SigLIP: exp(log_scale) * similarity + bias, with the learned scale and bias.
         Equals `similarity` for models of other objectives.
         """
         logits = self.similarity(image, text)
@@ -121,15 +121,15 @@ def load(
     """Load a trained model.
 
     path: a run directory (its newest valid checkpoint), one checkpoint of a run, the URL of one of these in a store
-        ("s3://bucket/runs/demo", as text), a directory that
-        `clipzoo.export(..., to="hub")` wrote, or "hf-hub:USER/NAME" for one on the Hugging Face hub.
+        ("s3://bucket/runs/demo", as text), a directory written by `clipzoo.export(..., to="hub")`, or
+        "hf-hub:USER/NAME" for one on the Hugging Face hub.
     average: load the averaged weights of a run that was trained with `average=...`.
 
     The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
     trust="oc.env" resolves its environment variables, ${oc.env:NAME}.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, its config.yaml names another class, or it has no average.
+        ConfigError: no run or checkpoint exists there, its config.yaml names an untrusted class, or it has no average.
     """
     trust = (trust,) if isinstance(trust, str) else trust
     if str(path).startswith(HUB):
@@ -190,16 +190,16 @@ def load(
     return LoadedModel(model, config, folder, average).to(device).eval()
 
 
-# WiSE-FT: the weights between two models, those before and after a fine-tuning (Wortsman et al. 2022).
+# WiSE-FT: interpolate the weights of a model before and after fine-tuning (Wortsman et al. 2022).
 
 
 def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedModel:
     """Return the model with weights (1 - mix) first + mix second; mix 0 is the first model, 1 the second, exactly.
 
-    The models must have the same tensors. Counts and other whole numbers are those of the second.
+    The models must have the same tensors. Integer tensors, such as counts, are those of the second.
 
     Raises:
-        ConfigError: a tensor is in one model alone, or has another shape there.
+        ConfigError: a tensor is missing in one of the models, or has another shape.
     """
     start, end = first.state_dict(), second.state_dict()
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (start, end)]
@@ -216,7 +216,7 @@ def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedMo
     return mixed
 
 
-# Models in directories that others have published: clipzoo.json and model.safetensors. Nothing in them is executed.
+# Published models: directories with clipzoo.json and model.safetensors. Their content is never executed.
 
 
 def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -224,7 +224,7 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
 
     Raises:
         ConfigError: the directory names code, classes of packages that are not trusted, or files outside it, or its
-            weights are no safetensors file.
+            weights are not a safetensors file.
     """
     path = folder / CONFIG
     # Files of the hub's cache are links to its blobs.
@@ -233,11 +233,11 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
     for file in sorted(folder.glob("*.json")):
         text = io.read_bytes(file, 64 * io.MB, REMEDY)
         try:
-            other = json.loads(text)
+            settings = json.loads(text)
         except (ValueError, RecursionError):
-            continue  # clipzoo.json is read below, with a message of its own; no other file is used
+            continue  # clipzoo.json is read below, with its own message; other files are not used
         # transformers would import the code that auto_map names.
-        if isinstance(other, Mapping) and "auto_map" in other:
+        if isinstance(settings, Mapping) and "auto_map" in settings:
             raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
     content = io.read_json(path, io.MB, REMEDY)
     io.require_fields(path, content, FIELDS, REMEDY)
@@ -259,7 +259,7 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
 
 
 def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values that a published model must not have: other weights, variables, places outside its directory."""
+    """Yield the faults of a published configuration: other weights, variables, paths outside its directory."""
     for key, value in values_of(nodes):
         if key.endswith("pretrained") and value not in (None, False):
             yield f"{key}={value} asks for other weights than those of the directory"
@@ -274,7 +274,7 @@ def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file. Raises DamagedFileError."""
     if not path.exists():
-        others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
-        note = f"{', '.join(others)} may execute code and is not read; " if others else ""
+        pickles = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        note = f"{', '.join(pickles)} may execute code and is not read; " if pickles else ""
         raise io.DamagedFileError(path, "is missing", note + REMEDY)
     return read_tensors(path, REMEDY)

@@ -20,7 +20,7 @@ class Model(nn.Module):
         self.encoder: Encoder = encoder
         self.head: Head = head
         self.frozen: tuple[nn.Module, ...] = ()
-        """Modules that stay in evaluation mode: neither dropout nor statistics of a batch norm in them."""
+        """Modules that stay in evaluation mode: no dropout, and batch norm uses its running statistics."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -34,12 +34,12 @@ class Model(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the head: that of its parameters, or of the encoder's if the head has none."""
+        """Precision of the head's parameters, or of the encoder's if the head has none."""
         return next(iter((*self.head.parameters(), *self.encoder.parameters()))).dtype
 
     @property
     def needs_padding(self) -> bool:
-        """True if scores depend on the padding of captions, which is then not trimmed."""
+        """True if scores depend on the padding of captions; padding is then not trimmed."""
         return self.head.needs_padding or self.encoder.needs_padding
 
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
@@ -59,15 +59,15 @@ class Model(nn.Module):
             return self.head.embed_image(image), self.head.embed_text(text)
 
     def image_features(self, image: Tensor) -> Features:
-        """[b, 3, H, W] uint8 -> Features in the head's precision, the pooled ones alone for a head without tokens."""
+        """[b, 3, H, W] uint8 -> Features in the head's precision, only pooled ones for a head that reads no tokens."""
         return self.image_read_by_head(image.to(self.device)).map(self._in_head_precision)
 
     def image_read_by_head(self, image: Tensor) -> Features:
-        """[b, 3, H, W] uint8 -> Features, the pooled ones alone for a head that reads no tokens."""
+        """[b, 3, H, W] uint8 -> Features, only pooled ones for a head that reads no tokens."""
         return self.encoder.image(image) if self.head.needs_tokens else Features(self.encoder.pooled_image(image))
 
     def text_read_by_head(self, text: Tensor) -> Features:
-        """[b, L] int64 -> Features, the pooled ones alone for a head that reads no tokens."""
+        """[b, L] int64 -> Features, only pooled ones for a head that reads no tokens."""
         return self.encoder.text(text) if self.head.needs_tokens else Features(self.encoder.pooled_text(text))
 
     def text_features(self, text: Tensor, lengths: Tensor | None = None) -> Features:

@@ -5,7 +5,7 @@
 Legend of shapes for the whole package: b local batch, N global batch, n dataset size, M points, L tokens, d width,
 D random features.
 
-The annotations of constructors (`Count`, `Scale`, ...) and the decorator `checked` are here too.
+The annotations of constructors (`Count`, `Scale`, ...) and the decorator `checked` are re-exported here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clipzoo.errors import ConfigError
 
 
 class Part:
-    """Base class of the classes that a configuration may name and that are no `torch.nn.Module`."""
+    """Base class of the classes other than `torch.nn.Module` that a configuration may name."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Batch:
     image: [b, 3, H, W] uint8 (the encoder normalises), or any float view in studies.
     text: [b, L] int64 token ids, or any view in studies.
     sample_id: [b] int64, stable over epochs, ranks and resumes.
-    image_key: [b] int64 digests of the encoded images, where the loader leaves out those whose features are stored.
-    text_length: [b] int64 on the CPU, tokens of each caption up to its end; None if padding counts or is unknown.
+    image_key: [b] int64 digests of the image files, if the loader skips images whose features are cached.
+    text_length: [b] int64 on the CPU, tokens of each caption without padding; None if padding counts or is unknown.
     """
 
     image: Tensor
@@ -153,7 +153,7 @@ def concatenate(embeddings: Sequence[Embedding]) -> Embedding:
 def gather_embedding(embedding: EmbeddingKind, world: World, dtype: torch.dtype | None = None) -> EmbeddingKind:
     """Gather the embeddings of all ranks, [b, ...] -> [N, ...] in rank order. Differentiable.
 
-    Point sets may have another number of points on each rank.
+    The number of points may differ among ranks.
     dtype: precision in which embeddings travel. Training passes `world.gather_dtype`; evaluation gathers exactly.
     """
     if world.size == 1:
@@ -178,9 +178,9 @@ class Negatives(ABC):
 
     @abstractmethod
     def surrogate(self, log_denominator: Tensor) -> Tensor:
-        """Return mean_i sum_j e_ij / denominator_i * (s_ij - s_ii), differentiable in the scores alone.
+        """Return mean_i sum_j e_ij / denominator_i * (s_ij - s_ii), differentiable only in the scores.
 
-        Its gradient is that of the estimator of a moving average; its value has no meaning. log_denominator: [b].
+        Its gradient is the moving-average estimator; its value has no meaning. log_denominator: [b].
         """
 
     @abstractmethod
@@ -189,9 +189,9 @@ class Negatives(ABC):
 
     @abstractmethod
     def log_pull(self, log_denominator: Tensor, world: World) -> Callable[[], Tensor]:
-        """Return a function for log sum_i e_ij / (factor * denominator_i), [N], all ranks' anchors and the positive.
+        """Return a function for log sum_i e_ij / (factor * denominator_i), [N], over all ranks' anchors and positives.
 
-        For one temperature. Ask for both directions before calling either: one pass over the scores serves both.
+        Requires one temperature. Call this for both directions before either function: one pass then serves both.
         """
 
 
@@ -232,13 +232,13 @@ class Scores(ABC):
     def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
         """Return factor * exp((score_ij - score_ii - offset_j) / temperature_i) for the columns j of the negatives.
 
-        temperature: one number, or [N] of all ranks' anchors. offset: [N], of the columns. Neither has a gradient.
-        Ask for both directions before a sum of either is used: one pass over the scores then serves both.
+        temperature: one number, or [N] for all ranks' anchors. offset: [N] for the columns. Neither has a gradient.
+        Call this for both directions before using a sum of either: one pass over the scores then serves both.
         """
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return all scores, [b, N]. Only for formulas of single scores: the other methods need less memory."""
+        """Return all scores, [b, N]. Only for formulas that need single scores: the other methods need less memory."""
 
 
 @dataclass(frozen=True)
@@ -288,14 +288,14 @@ class Progress:
         return self.step * self.global_batch / self.samples
 
     def steps(self, epochs: float) -> Fraction:
-        """Return the exact length of so many epochs in steps."""
+        """Return the exact number of steps in `epochs` epochs."""
         return decimal(epochs) * self.samples / self.global_batch
 
     def completed(self, epochs: float = 1) -> int:
-        """Return how many periods of so many epochs are done."""
+        """Return the number of completed periods of `epochs` epochs."""
         return math.floor(self.step / self.steps(epochs))
 
 
 def decimal(number: float) -> Fraction:
-    """Return the number as it is written: 0.1 is a tenth, and not the binary fraction next to it."""
+    """Return the number as written in decimal: 0.1 is 1/10, not the nearest binary fraction."""
     return Fraction(str(number))

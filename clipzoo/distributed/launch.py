@@ -1,4 +1,4 @@
-"""Start of a process: its rank, its cores, requests to stop, its last message, and jobs of SLURM. Imports no torch.
+"""Start of a process: rank, cores, requests to stop, error messages and SLURM jobs. Does not import torch.
 
 The scripts in slurm/ run `python -m clipzoo.distributed.launch train OVERRIDES` on the first node of their job.
 """
@@ -25,7 +25,7 @@ EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 """Signals that ask a run to stop."""
 MASTER = "CLIPZOO_SLURM_MASTER"
-"""Environment variable that makes the tasks of srun ranks: the address of the job's first node."""
+"""Environment variable with the address of the job's first node; where it is set, tasks of srun are ranks."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
 MOST_WORKERS = 8
@@ -35,8 +35,8 @@ MOST_WORKERS = 8
 class Environment:
     """rank: 0 .. world_size - 1. local_rank: rank within the node, of local_size ranks.
 
-    address: host:port of the ranks' store. is_elastic: torchrun starts the ranks again after a failure, possibly fewer.
-    shares_agent_store: the store is that of torchrun itself, and outlives the ranks.
+    address: host:port of the ranks' store. is_elastic: torchrun restarts the ranks after a failure, possibly fewer.
+    shares_agent_store: the store belongs to torchrun and outlives the ranks.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Environment:
 
 
 def read() -> Environment:
-    """Return what torchrun or `set_environment` tells this process; without their variables it is the only rank."""
+    """Return the environment from torchrun or `set_environment`; without their variables this is the only rank."""
     variable = os.environ.get
     return Environment(
         rank=int(variable("RANK", "0")),
@@ -76,7 +76,7 @@ def say(text: str) -> None:
 
 
 def handle_until_the_run_begins() -> None:
-    """Make requests to stop end this process with exit code 75: imports take seconds. `Preemption` replaces this."""
+    """Let requests to stop end this process with exit code 75 until `Preemption` takes over: imports take seconds."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         # A launcher's own handlers stay, and so do ignored signals.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -86,7 +86,7 @@ def handle_until_the_run_begins() -> None:
 def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
     """Signal handler while there is nothing to save."""
     if read().is_first:
-        # Not print: the signal may have interrupted another one.
+        # Not print: the signal may have interrupted a print.
         os.write(2, b"clipzoo: stopped on request before the run began; run the same command again\n")
     os._exit(EXIT_CODE)
 
@@ -95,7 +95,7 @@ def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
 def exit_on_error() -> Iterator[None]:
     """Turn every error into one message on stderr and its exit code, 1 if unexpected, with the traceback in a file.
 
-    If the reader of stdout has closed it, as `head` does, the command ends in silence with the exit code of SIGPIPE.
+    If the reader of stdout has closed it, as `head` does, the command ends silently with the exit code of SIGPIPE.
     """
     try:
         yield
@@ -113,14 +113,14 @@ def exit_on_error() -> Iterator[None]:
             error = PartError(f"{error} (traceback: {written_traceback(error)})")
         if not repeats_first_rank(error):
             if not read().is_first:
-                time.sleep(2)  # in which a launcher ends the other ranks if the first one has failed
+                time.sleep(2)  # a launcher ends this rank meanwhile if the first one has failed
             print(f"clipzoo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
 @contextmanager
 def same_on_all_ranks() -> Iterator[None]:
-    """Leave it to the first rank to report a ConfigError of the block, which all ranks raise."""
+    """Let only the first rank report a ConfigError of the block, which all ranks raise."""
     try:
         yield
     except ConfigError as error:
@@ -173,11 +173,11 @@ def hand_on_cores() -> None:
 
 
 def set_environment() -> None:
-    """In a task of SLURM, set the variables by which torchrun tells a process its rank and number of threads."""
+    """In a SLURM task, set torchrun's variables for the rank and the number of threads."""
     variables = os.environ
     if not _is_task() or "RANK" in variables:
         return
-    # All tasks have one port, and the next attempt has another one.
+    # All tasks use one port; the next attempt uses another.
     attempt = int(variables["SLURM_JOB_ID"]) * 7 + int(variables.get("SLURM_RESTART_COUNT", "0"))
     # With --gpus-per-task a task sees only its own device, which is number 0.
     one_device = "," not in variables.get("CUDA_VISIBLE_DEVICES", ",")
@@ -241,8 +241,8 @@ def load_warning() -> str | None:
 def quota() -> int:
     """Return the number of cores that the container may use; all of the machine without a limit."""
     try:
-        quota, period = QUOTA.read_text().split()
-        return max(1, int(quota) // int(period))
+        limit, period = QUOTA.read_text().split()
+        return max(1, int(limit) // int(period))
     except (OSError, ValueError):
         return os.cpu_count() or 1
 

@@ -1,4 +1,4 @@
-"""How the ranks of a training share the weights of its model: as copies (DDP). `sharded.py` divides them."""
+"""Ranks of a training hold copies of the weights (DDP); `sharded.py` divides the weights among them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Stateful(Protocol):
 class Parallel(Generic[M]):
     """How ranks share the weights of one model. Here every rank holds all weights, and torch's DDP averages gradients.
 
-    The trainer, the step, the gradient cache, checkpoints and averages of weights call these methods; none of them asks
-    which kind of parallelism there is. `Sharded` overrides them.
+    The trainer, the step, the gradient cache, checkpoints and averages of weights call these methods and are
+    independent of the kind of parallelism. `Sharded` overrides them.
 
-    model: whose parameters the caller holds, whole outside of `fit`.
-    trained: whose parameters the optimizer updates. The same object, or a copy with the same names of parameters.
+    model: the caller's model; its parameters are whole outside of `fit`.
+    trained: the model that the optimizer updates: the same object, or a copy with the same names of parameters.
     equal_passes: True if every rank must run the encoder equally often.
     """
 
@@ -51,9 +51,9 @@ class Parallel(Generic[M]):
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Return the module to call in place of `encoder`, a module of `trained`, whose gradients ranks average.
 
-        From now on the parameters of `trained` are those that the optimizer updates. Collective.
+        From then on the optimizer updates the parameters of `trained`. Collective.
 
-        blocks: modules of the encoder that are called one after the other.
+        blocks: modules of the encoder that are called in sequence.
         """
         if self.world.size == 1 or not any(parameter.requires_grad for parameter in encoder.parameters()):
             return encoder
@@ -62,7 +62,7 @@ class Parallel(Generic[M]):
         return self._encoder
 
     def accumulating(self, last: bool) -> AbstractContextManager[None]:
-        """Return the context of the passes of one micro-batch. last: of the step."""
+        """Return the context of the passes of one micro-batch. last: whether the step ends with it."""
         # Ranks exchange the sum over the micro-batches, once.
         if last or not isinstance(self._encoder, DistributedDataParallel):
             return nullcontext()
@@ -87,7 +87,7 @@ class Parallel(Generic[M]):
         """Free the memory that only the passes of the encoder need."""
 
     def trained_parameters(self, values: Mapping[nn.Parameter, float]) -> dict[nn.Parameter, float]:
-        """Return values that are given for parameters of `model` for those of `trained`."""
+        """Return values by parameter of `model` as values by parameter of `trained`."""
         return dict(values)
 
     def scaler(self, enabled: bool) -> torch.amp.GradScaler:
@@ -99,7 +99,7 @@ class Parallel(Generic[M]):
         return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def clip_gradient_(self, parameters: Sequence[nn.Parameter], largest: float, norm: Tensor) -> None:
-        """Scale the gradients so that their norm, which is given, is at most `largest`."""
+        """Scale the gradients, whose norm is `norm`, to a norm of at most `largest`."""
         for kind in by_kind(parameters):
             nn.utils.clip_grads_with_norm_(kind, largest, norm)
 
@@ -113,12 +113,12 @@ class Parallel(Generic[M]):
         yield self.model
 
     def load_whole(self) -> None:
-        """Take the weights of `model` inside `whole` as those of `trained`."""
+        """Copy the weights of `model` to `trained`. Call this inside `whole`."""
 
     def whole_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a nested state, of an optimizer or of averaged weights, with whole tensors. Collective.
 
-        Ranks but the first may get no tensors.
+        Ranks other than the first may get no tensors.
         """
         return dict(state)
 
@@ -127,13 +127,13 @@ class Parallel(Generic[M]):
 
 
 def by_kind(tensors: Sequence[T]) -> list[list[T]]:
-    """Return the shards, which are DTensors, and the whole tensors: torch computes with no list that holds both."""
+    """Return the shards, which are DTensors, and the whole tensors: torch accepts no list with both."""
     kinds = [[t for t in tensors if hasattr(t, "device_mesh") == is_sharded] for is_sharded in (True, False)]
     return [kind for kind in kinds if kind]
 
 
 def on_gradient(value: object, action: Callable[[], None]) -> bool:
-    """Call `action` when the gradient of a tensor is known; in a list or tuple that of the first one that has any.
+    """Call `action` when the gradient of a tensor is known; in a list or tuple, of the first that requires one.
 
     Returns True if there is such a tensor.
     """

@@ -2,7 +2,7 @@
 
 On SIGTERM, SIGUSR1 or SIGINT a run saves a checkpoint and exits, ready to be requeued and resumed. Under `torchrun
 --nnodes 1:4 --max-restarts N` torchrun starts the remaining ranks again after a lost node, and the run resumes from its
-newest checkpoint; ranks that the global batch cannot be divided among wait as spares.
+newest checkpoint; ranks beyond the largest number that divides the global batch wait as spares.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
 """Keys in the store of the ranks."""
 PERIOD = 0.5
-"""Seconds between two questions of a spare to the store."""
+"""Seconds between two reads of the store by a spare."""
 SHUTDOWN_TIMEOUT_SECONDS = 30.0
 """Seconds that the first rank waits for the spares to read that the run has finished."""
 
@@ -61,12 +61,12 @@ class Preemption:
         return self._signal is not None or self._error is not None
 
     def request(self, error: TrainingError) -> None:
-        """Ask for the end of the run because of an error: after the step, with its state saved."""
+        """Request the end of the run because of an error: after the step, with the state saved."""
         self._error = error
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """In the block a request is only noted; one that no step has acted on ends the process after the block."""
+        """In the block a request is only noted; if it is still pending after the block, it ends the process."""
         self._deferred = True
         yield
         self._deferred = False
@@ -83,23 +83,23 @@ class Preemption:
         self._deferred = True
 
     def exit(self, saved: str) -> NoReturn:
-        """End all ranks with exit code 75, or that of the error. saved: what has been saved, for the message."""
+        """End all ranks with exit code 75, or that of the error. saved: the saved state, for the message."""
         if self._error is not None:
             self.watchdog.exit_all(self._error.exit_code, f"clipzoo: {self._error}{saved and f'; stopped{saved}'}")
         if not self.requested:
-            time.sleep(REPORT_WAIT)  # the rank that was asked gives the reason, and ends this rank with it
+            time.sleep(REPORT_WAIT)  # the rank with the request gives the reason and ends all ranks
         number = self._signal or 0
         handler = self._launcher_handlers.get(number)
         if handler is not None and self.watchdog.world.is_first:
             with suppress(SystemExit):
                 handler(number, None)
         elif handler is not None:
-            time.sleep(REPORT_WAIT)  # the first rank's launcher requeues the job, and ends this rank with it
+            time.sleep(REPORT_WAIT)  # the first rank's launcher requeues the job, which ends this rank
         self.watchdog.exit_all(launch.EXIT_CODE, f"clipzoo: stopped on request{saved}; run the same command to resume")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal == number == signal.SIGINT:
-            raise KeyboardInterrupt  # pressed twice
+            raise KeyboardInterrupt  # Ctrl-C pressed twice
         self._signal = number
         if not self._deferred:
             self.exit("")

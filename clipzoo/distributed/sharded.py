@@ -41,7 +41,7 @@ class Sharded(Parallel[M]):
     """Divides the weights of the encoder among groups of ranks; the groups hold copies of each other.
 
     `trained` is a twin of `model`: its parameters are DTensors, of which this rank holds a shard. Those of `model` are
-    empty but inside `whole` and after `finish`, so that evaluation and checkpoints see an ordinary model.
+    empty except inside `whole` and after `finish`, so that evaluation and checkpoints see an ordinary model.
 
     kept: objects inside the model that `model` and `trained` share, such as the head.
     ranks: number of consecutive ranks that divide the weights. With fewer than all, the gradients of the groups are
@@ -59,24 +59,24 @@ class Sharded(Parallel[M]):
     ) -> None:
         super().__init__(model, world)
         self._ranks, self._reshard, self._offload = ranks, reshard, offload
-        # Consecutive ranks divide the weights; across the groups are the ranks that hold the same shard.
+        # Consecutive ranks divide the weights; corresponding ranks of the groups hold the same shard.
         shape = {"shard": ranks} if ranks == world.size else {"replicate": world.size // ranks, "shard": ranks}
         self._mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         self.trained = twin(model, kept)
-        # Parameters of `model` and their counterparts in `trained`, with the strides of the whole ones.
+        # Parameters of `model` and their counterparts in `trained`, with the strides of the whole tensors.
         self._shards: list[tuple[nn.Parameter, Any, tuple[int, ...]]] = []
         self._units: list[nn.Module] = []
         self._is_whole = False
 
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         names = {id(parameter): name for name, parameter in self.trained.named_parameters()}
-        wholes = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
-        strides = {name: parameter.stride() for name, parameter in wholes.items()}
+        encoder_parameters = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
+        strides = {name: parameter.stride() for name, parameter in encoder_parameters.items()}
         users: dict[nn.Parameter, set[nn.Module]] = {}
         for module in encoder.modules():
             for parameter in module.parameters(recurse=False):
                 users.setdefault(parameter, set()).add(module)
-        # Blocks to gather by themselves: those with matrices, which share no parameter with other modules.
+        # Blocks to gather separately: those with matrices that share no parameter with other modules.
         for block in blocks:
             modules, parameters = set(block.modules()), list(block.parameters())
             if any(p.ndim > 1 for p in parameters) and all(users[p] <= modules for p in parameters):
@@ -103,7 +103,7 @@ class Sharded(Parallel[M]):
             )  # fmt: skip
             unit.register_forward_hook(_free_casts)
         trained = dict(self.trained.named_parameters())
-        self._shards = [(whole, trained[name], strides[name]) for name, whole in wholes.items()]
+        self._shards = [(whole, trained[name], strides[name]) for name, whole in encoder_parameters.items()]
         self._free()
         # Features are views of the last norm's output; nothing changes them in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -143,7 +143,7 @@ class Sharded(Parallel[M]):
         yield
 
     def end_step(self) -> None:
-        # A pass without a backward pass leaves weights behind that are not freed otherwise.
+        # Weights gathered by a forward pass without a backward pass are not freed otherwise.
         assert self._encoder is not None
         for module in self._encoder.modules():
             if isinstance(module, FSDPModule):
@@ -166,7 +166,7 @@ class Sharded(Parallel[M]):
 
     @contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Split the parameter groups for the step: torch updates no shards together with whole tensors."""
+        """Split the parameter groups for the step: torch cannot update shards together with whole tensors."""
         groups = optimizer.param_groups
         parts = [(group, {**group, "params": kind}) for group in groups for kind in by_kind(group["params"])]
         optimizer.param_groups = [part for _, part in parts]
@@ -249,7 +249,7 @@ class ShardedScaler(torch.amp.GradScaler):
         self._world = world
 
     def _unscale_grads_(self, optimizer: Any, *arguments: Any) -> dict[torch.device, Tensor]:
-        # torch unscales no shards together with whole tensors: it gets plain tensors that have the local gradients.
+        # torch cannot unscale shards together with whole tensors: it gets plain tensors with the local gradients.
         tensors = []
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if parameter.grad is not None:
@@ -257,6 +257,6 @@ class ShardedScaler(torch.amp.GradScaler):
                 tensor = local.detach()
                 tensor.grad = local
                 tensors.append(tensor)
-        stand_in: Any = SimpleNamespace(param_groups=[{"params": tensors}])
-        infinite = super()._unscale_grads_(stand_in, *arguments)
+        local_optimizer: Any = SimpleNamespace(param_groups=[{"params": tensors}])
+        infinite = super()._unscale_grads_(local_optimizer, *arguments)
         return {device: self._world.maximum(value) for device, value in infinite.items()}

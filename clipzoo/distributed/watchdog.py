@@ -42,7 +42,7 @@ FAILED = 1
 
 
 class Watchdog:
-    """Status of this rank, and the way to end all ranks together."""
+    """Monitors this rank and the others, and ends all ranks together."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -125,7 +125,7 @@ class Watchdog:
                 idle = idle + 1 if self._status is last_status else 0
                 last_status = self._status
                 step, activity, is_bounded = last_status
-                # Two periods more than the loader processes have, whose own message is more exact.
+                # Two periods more than for loader processes, whose own message is more exact.
                 is_hanging = is_bounded and (idle - 2) * PERIOD > self._timeout
                 symptom = f"no step was finished within trainer.timeout={self._timeout:g} seconds"
                 if board is None:
@@ -165,19 +165,19 @@ class Watchdog:
                     )
 
     def _diagnose(self, board: MessageBoard, symptom: str) -> None:
-        """Report the cause: ranks without a heartbeat, or those that the others wait for. One rank does so for all."""
+        """Report the cause: ranks without a heartbeat, or those that the others wait for. Only one rank does so."""
         is_chosen = board.failure() is None and board.ask("add", "diagnosis", 1) == 1
         if not is_chosen or self._report_lost_ranks(board):
             return
         heartbeats = board.heartbeats()
-        most = max(heartbeat.collectives for heartbeat in heartbeats.values())
-        behind = [rank for rank, heartbeat in heartbeats.items() if heartbeat.collectives < most]
+        most_collectives = max(heartbeat.collectives for heartbeat in heartbeats.values())
+        late_ranks = [rank for rank, heartbeat in heartbeats.items() if heartbeat.collectives < most_collectives]
         positions = [
-            f"rank {rank} is at step {heartbeats[rank].step}, {heartbeats[rank].activity}" for rank in behind[:8]
+            f"rank {rank} is at step {heartbeats[rank].step}, {heartbeats[rank].activity}" for rank in late_ranks[:8]
         ]
         cause = (
             f"{'; '.join(positions)}; the others wait for it"
-            if behind
+            if late_ranks
             else "all ranks have entered the same collectives: check the network"
         )
         board.report(FAILED, f"clipzoo: {symptom}: {cause}")
@@ -189,13 +189,13 @@ class Watchdog:
         new heartbeats arrive: on a busy machine they are late, and only those of lost ranks never come.
         """
         counts = dict.fromkeys(set(range(self.world.size)) - {self.world.rank}, 0)
-        before, quiet = board.heartbeats(), 0
-        while quiet < MISSED_IN_DIAGNOSIS and any(count < 2 for count in counts.values()):
+        before, quiet_periods = board.heartbeats(), 0
+        while quiet_periods < MISSED_IN_DIAGNOSIS and any(count < 2 for count in counts.values()):
             time.sleep(PERIOD)
             board.beat(*self._status[:2])
             now = board.heartbeats()
             living = {rank for rank in counts if now.get(rank) != before.get(rank)}
-            quiet = 0 if any(counts[rank] < 2 for rank in living) else quiet + 1
+            quiet_periods = 0 if any(counts[rank] < 2 for rank in living) else quiet_periods + 1
             for rank in living:
                 counts[rank] += 1
             before = now

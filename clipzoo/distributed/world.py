@@ -1,4 +1,4 @@
-"""The ranks of a run: the device of this one, and how they exchange tensors and objects."""
+"""The ranks of a run: this rank's device, and the exchange of tensors and objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING = nullcontext()
 
 @dataclass
 class CollectiveCounter:
-    """Number of collectives that this rank has entered: a rank that is behind keeps the others waiting."""
+    """Number of collectives that this rank has entered: the rank with the fewest keeps the others waiting."""
 
     entered: int = 0
 
@@ -48,7 +48,7 @@ class CollectiveCounter:
 
 
 def step_part(name: str) -> AbstractContextManager[object]:
-    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside."""
+    """Return a context whose time a running profile assigns to the part `name` of a step, without nested parts."""
     # Without a profile this costs less than a microsecond; record_function costs ten.
     return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
 
@@ -78,7 +78,7 @@ class World:
         """Choose the device and join the process group of torchrun's environment; a single process joins none.
 
         device: "auto", "cpu" or "cuda". timeout: seconds that ranks wait for each other, here and in a collective.
-        key: of `device` in the configuration. Raises ConfigError without the device, or if ranks do not join in time.
+        key: configuration key of `device`. Raises ConfigError without the device, or if ranks do not join in time.
         """
         chosen = choose_device(device, key)
         environment = launch.read()
@@ -88,7 +88,7 @@ class World:
             f"rank {environment.rank} did not meet all of {number_of(environment.world_size, 'rank')} at "
             f"{environment.address} within trainer.timeout={timeout:g} seconds"
         )
-        # torch's own limits leave out a store that accepts calls in silence.
+        # torch's own timeouts do not cover a store that accepts calls and never answers.
         timer = threading.Timer(min(timeout + JOIN_GRACE, threading.TIMEOUT_MAX), _give_up, [failure])
         timer.daemon = True
         timer.start()
@@ -139,7 +139,7 @@ class World:
         return parts.transpose(0, 1).flatten(1)
 
     def exchange(self, parts: Tensor) -> Tensor:
-        """[size, ...] -> [size, ...]: part r goes to rank r, part r of the result came from it. Differentiable."""
+        """[size, ...] -> [size, ...]: part r goes to rank r, part r of the result comes from rank r. Differentiable."""
         return parts if self.size == 1 else Exchange.apply(parts, self.counter)
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -209,8 +209,8 @@ class World:
 
     def share(self, count: int) -> tuple[int, int]:
         """Return the first and the end of this rank's part of `count` consecutive items, as DTensor divides them."""
-        each = -(-count // self.size)
-        return min(self.rank * each, count), min((self.rank + 1) * each, count)
+        part_size = -(-count // self.size)
+        return min(self.rank * part_size, count), min((self.rank + 1) * part_size, count)
 
     def background_group(self) -> dist.ProcessGroup | None:
         """Return a new process group on the CPU for a background thread that writes files; None for one process."""
@@ -338,7 +338,7 @@ def choose_device(name: str, key: str) -> torch.device:
 
 def set_threads(device: torch.device) -> None:
     """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads."""
-    # By itself torch takes all cores of the machine, for each of several ranks and in a container with fewer.
+    # By default torch takes all cores of the machine, for each of several ranks and in a container with fewer.
     if device.type == "cpu" and not any(name in os.environ for name in THREADS):
         torch.set_num_threads(launch.cores_of_rank())
 
@@ -378,11 +378,11 @@ def is_fast_in_bf16(device: torch.device) -> bool:
     """Return True if the device computes bf16 in hardware."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # Older versions of torch tell no capabilities.
+    # Older versions of torch do not report capabilities.
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     if capabilities and not any(value is True for name, value in capabilities.items() if "bf16" in name):
         return False
-    # Instructions may be there and switched off, as ONEDNN_MAX_CPU_ISA does, so a product is timed too.
+    # Instructions may exist but be switched off, as by ONEDNN_MAX_CPU_ISA, so a product is timed too.
     return bf16_slowdown() < 1
 
 

@@ -101,7 +101,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
-        """Cost of a step; of projections of the pooled features and one product [b, d] [d, N] unless overridden."""
+        """Cost of a step; by default of projections of the pooled features and one product [b, d] [d, N]."""
         return cost_of_vectors(shape, shape.width, projections(shape))
 
     def log_cosine_scale(self) -> Tensor | None:
@@ -120,13 +120,13 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         return None
 
     def search_basis(self, images: EmbeddingKind) -> Any:
-        """Return what `search_factors` needs to know of the images of an index; None if it needs nothing."""
+        """Return the statistics of an index's images that `search_factors` needs; None if it needs none."""
         return None
 
     def search_factors(self, image: EmbeddingKind, text: EmbeddingKind, basis: Any = None) -> tuple[Tensor, Tensor]:
         """n images and k texts -> [n, f] and [k, f], whose inner products find the images with the highest scores.
 
-        Where `is_inner_product` is False, images are found by these products and then scored. basis: of the index.
+        Where `is_inner_product` is False, images are found by these products, then scored. basis: see `search_basis`.
         """
         raise ConfigError(f"{type(self).__name__} defines no search_factors: search without candidates")
 
@@ -153,7 +153,7 @@ class ScoreParts:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper to cite. key: of its BibTeX entry. venue: conference; None for a preprint."""
+    """A paper to cite. key: key of its BibTeX entry. venue: conference; None for a preprint."""
 
     key: str
     title: str
@@ -199,8 +199,8 @@ class Shape:
 class Cost:
     """Cost of a step for one rank, forward and backward.
 
-    flops: floating-point operations. gathered: numbers of a sample that all ranks receive, and whose gradient returns.
-    exchanged: bytes that are sent to other ranks and not gathered. scores: bytes of scores held at once. points: bytes
+    flops: floating-point operations. gathered: numbers of a sample that all ranks gather, and whose gradient returns.
+    exchanged: bytes sent to other ranks, besides gathers. scores: bytes of scores in memory at once. points: bytes
     of projected points and their gradients.
     """
 
@@ -214,8 +214,8 @@ class Cost:
 def cost_of_vectors(shape: Shape, width: int, flops: float, points: float = 0.0) -> Cost:
     """Cost of scores that are inner products: text vectors and their gradients, a matrix or tiles computed twice.
 
-    A matrix is transposed for the captions, and its gradient back; of tiles only sums travel. flops, points: those of
-    the projections.
+    Ranks transpose a matrix for the captions, and its gradient back; with tiles they exchange only sums. flops, points:
+    those of the projections.
     """
     product = 2 * shape.local * shape.batch * width
     points += 2 * shape.batch * width * FLOAT

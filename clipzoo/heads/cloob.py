@@ -67,11 +67,11 @@ class CloobHead(UnitVectorHead):
         return self._inverse_temperature * image, text
 
     def log_cosine_scale(self) -> Tensor:
-        """Logarithm of the factor of the cosine of plain embeddings, which evaluation compares."""
+        """Return the log of the factor of the cosine; evaluation compares plain embeddings."""
         return self.image_projection.new_tensor(math.log(self._inverse_temperature))
 
     def resample(self, index: int) -> None:
-        """Note the step: nothing is drawn. index: number of the step."""
+        """Record the step, `index`; nothing is drawn."""
         self._step = index
 
     def memory_weights(self, query: Tensor, memory: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
 
 LANDMARKS, SAMPLED, JITTER = 1024, 20_000, 1e-6
-"""Landmarks of a search, images whose points they are drawn from, and the number added to the kernel's diagonal."""
+"""Numbers of landmarks of a search and of images they are drawn from; number added to the kernel's diagonal."""
 
 
 @checked
@@ -101,11 +101,11 @@ class KmeHead(Head[PointSet]):
 
     def search_basis(self, images: PointSet) -> tuple[Tensor, Tensor]:
         """Return LANDMARKS points z of the images [l, d], drawn by weight, and R^-1 [l, l], where k(z, z) = R^T R."""
-        some = images[torch.linspace(0, len(images) - 1, min(len(images), SAMPLED)).long()]
-        weights = some.log_weights.flatten().exp().cpu()
+        sampled = images[torch.linspace(0, len(images) - 1, min(len(images), SAMPLED)).long()]
+        weights = sampled.log_weights.flatten().exp().cpu()
         count = min(LANDMARKS, int(weights.count_nonzero()))
         drawn = weights.multinomial(count, generator=torch.Generator().manual_seed(0))
-        points = some.points.flatten(0, 1)[drawn.to(some.points.device)]
+        points = sampled.points.flatten(0, 1)[drawn.to(sampled.points.device)]
         kernel = self._kernel(points.double(), points.double())
         kernel.diagonal().add_(JITTER)
         root, identity = torch.linalg.cholesky(kernel, upper=True), torch.eye(count).to(kernel)
@@ -196,7 +196,7 @@ def groups(points: PointSet, count: int) -> Tensor:
     points = remaining = points.map(Tensor.detach)
     owner = torch.arange(points.points.shape[1], device=points.points.device).expand_as(points.log_weights)
     while True:
-        # `joining` even points join their nearest odd one; absent points, which changes nothing, join before others.
+        # Of the even points, `joining` join their nearest odd one. Absent points join first, which changes nothing.
         units, absent = remaining.points, remaining.log_weights == -torch.inf
         size = max(count, units.shape[1] - units.shape[1] // 2)
         joining = units.shape[1] - size

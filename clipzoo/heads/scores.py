@@ -60,8 +60,8 @@ class DenseNegatives(Negatives):
         self._differences = scores.dense() - scores.positives()[:, None]
         shifted = self._differences.detach() if offset is None else self._differences.detach() - offset
         if isinstance(temperature, Tensor):
-            own = slice(scores.first_positive, scores.first_positive + len(shifted))
-            temperature = temperature[own, None]
+            local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
+            temperature = temperature[local_rows, None]
         self._temperature = temperature
         self._exponents = shifted / temperature
         self._log_terms = self._exponents + log_factor
@@ -147,25 +147,25 @@ class Pairs:
         return self.world.exchange(columns.unflatten(0, (-1, len(self.left))))
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Pairs:
-        """Return the pairs with scaled scores; the second direction that asks gets the same ones."""
+        """Return the pairs with scaled scores; both directions share them."""
         if scaling not in self._scaled:
             self._scaled[scaling] = Pairs(scaling(self.left), self.right, self.tile, self.world, self._one_direction)
         return self._scaled[scaling]
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """See `Scores.binary_cross_entropy`. Both directions have the same pairs, and this rank's part of their sum."""
+        """See `Scores.binary_cross_entropy`. Both directions share the pairs, and so this rank's part of the sum."""
         if (scale, bias) not in self._entropies:
             loss = sigmoid_loss(self.left, self.right, scale, bias, self.first_positive, self.tile)
             self._entropies[scale, bias] = loss / len(self.left)
         return self._entropies[scale, bias]
 
     def negative_sums(self, of_texts: bool, exponents: Exponents, pulls: bool = False) -> NegativeSums:
-        """Return the sums that this side's exponents take part in; one pass serves a request of each side.
+        """Return the sums that include this side's exponents; one pass serves one request of each side.
 
-        pulls: sums of the pulls, which have no gradient, in a pass of their own.
+        pulls: sums of the pulls, which have no gradient, in a separate pass.
         """
         sums = self._sums.get(pulls)
-        if sums is None or of_texts in sums.sides or "results" in vars(sums):  # the side takes part, or it is too late
+        if sums is None or of_texts in sums.sides or "results" in vars(sums):  # the side is in use, or the pass is over
             sums = self._sums[pulls] = NegativeSums(self, differentiable=not pulls)
         sums.sides[of_texts] = exponents
         return sums
@@ -221,7 +221,7 @@ class TiledScores(Scores):
         if not isinstance(other, TiledScores):
             return (self.dense() - other.dense()).square().sum(dim=1)
         # s - t is the product of (anchors of s, -anchors of t) with (contrasts of s, contrasts of t), and the sum of
-        # squares over the contrasts a quadratic form. In float64: the terms cancel as the scores become alike.
+        # squares over the contrasts a quadratic form. In float64: the terms cancel as the scores become equal.
         (anchors, contrasts), (other_anchors, other_contrasts) = (
             (pairs.right[pairs.own], pairs.world.gather(pairs.left)) if of_texts else (pairs.left, pairs.right)
             for pairs, of_texts in ((self.pairs, self.of_texts), (other.pairs, other.of_texts))
@@ -234,12 +234,12 @@ class TiledScores(Scores):
         return TiledNegatives(self, temperature, log_factor, offset)
 
     def dense(self) -> Tensor:
-        """[b, N]; of the texts, this rank's rows of the transpose of the global matrix."""
+        """[b, N]; for texts, this rank's rows of the transpose of the global matrix."""
         return self.pairs.world.transpose(self.pairs.matrix) if self.of_texts else self.pairs.matrix
 
 
 class TiledNegatives(Negatives):
-    """Terms of the negatives that are summed in tiles."""
+    """Terms of the negatives, summed in tiles."""
 
     def __init__(
         self, scores: TiledScores, temperature: float | Tensor, log_factor: float, offset: Tensor | None
@@ -250,7 +250,7 @@ class TiledNegatives(Negatives):
         temperatures = torch.as_tensor(temperature, dtype=positives.dtype, device=positives.device)
         self._temperatures = temperatures.expand(scores.columns)
         self._tau = self._temperatures[pairs.own]  # of the local anchors, [b]
-        # Image anchors are rows: this rank's, over all texts. Text anchors are columns: all of them, over this rank's.
+        # Image anchors are this rank's rows, over all texts; text anchors are all columns, over this rank's images.
         anchors, contrasts = (slice(None), pairs.own) if self._of_texts else (pairs.own, slice(None))
         bias = None if self._offset is None else -self._offset[contrasts]
         self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias))

@@ -1,4 +1,4 @@
-"""Heads that compare one vector a sample: CLIP, cosines, and inner products and distances."""
+"""Heads that compare one vector per sample: CLIP, cosines, and inner products and distances."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class InnerProductHead(ProjectedHead):
     """logits = <g_u, g_v> / temperature (eq. 25).
 
     image_width, text_width: widths of the pooled features.
-    embed_width: output width of the linear maps G and H; null: no maps, the encoder is all of g.
+    embed_width: output width of the linear maps G and H; null: no maps, g is the encoder.
     temperature: fixed.
     """
 
@@ -228,7 +228,7 @@ class DistanceHead(InnerProductHead):
         return squared_distances(image, text, -1 / (2 * self._temperature))
 
     def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
-        # A vector common to all embeddings changes no distance, but costs digits of the tiles' products.
+        # A vector common to all embeddings changes no distance, but costs precision in the tiles' products.
         center = world.mean(text.detach().mean(dim=0))
         return super().similarity(image - center, text - center, world, tile)
 

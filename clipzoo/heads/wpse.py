@@ -35,8 +35,8 @@ class WpseHead(VectorHead):
         the caption's points, so an embedding depends neither on padding nor, in its scale, on the caption's length.
     temperature: initial 1 / scale. The scale has no exponential and is clamped to [min_scale, max_scale].
     seed: seed of the random features.
-    initial_weight: positive weights where the raw weight is 0; null: half of the bound, whose square multiplies all
-        scores at the start.
+    initial_weight: value of positive weights at raw weight 0; null: half of the bound. Its square multiplies all scores
+        at the start.
     """
 
     needs_tokens = True
@@ -179,7 +179,7 @@ class WpseHead(VectorHead):
             setattr(self, name, values.to(self.frequencies, non_blocking=True))
 
     def train(self, mode: bool = True) -> WpseHead:
-        """Draw number 0 when the mode changes: evaluation does not depend on the training step."""
+        """Resample with index 0 when the mode changes: evaluation does not depend on the training step."""
         changed = mode != self.training
         super().train(mode)
         if changed:

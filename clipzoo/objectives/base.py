@@ -1,4 +1,4 @@
-"""Interface of objectives: what they ask of heads, their compatibility, and the directions of a similarity."""
+"""Interface of objectives, their compatibility with heads, and sums over the directions of a similarity."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Objective(nn.Module):
     depends_on_length: bool = False
     """True if a step depends on the length of the training, `Progress.total_steps`."""
     value_log = "loss"
-    """Name in the log of the objective's value: another one if the loss is a surrogate, with the gradient alone."""
+    """Log key of the objective's value; not "loss" if the loss is a surrogate, correct only in its gradient."""
     reads_views: bool = False
-    """True if the objective reads the raw images and captions of the batch, and not their similarities only."""
+    """True if the objective reads the raw images and captions of the batch, and not only their similarities."""
     citations: tuple[Paper, ...] = ()
     """Papers that define the objective."""
 
@@ -64,13 +64,13 @@ class Objective(nn.Module):
     def cost(cls, shape: Shape, embedding: float, views: float) -> float:
         """Bytes that each other rank receives for a sample in a step, besides those of the head.
 
-        embedding: bytes of the sample's gathered embedding and of its gradient. views: of its raw image and caption.
+        embedding: bytes of a sample's gathered embedding and its gradient. views: bytes of its raw image and caption.
         """
         return 0.0
 
     @staticmethod
     def pair(state: Mapping[str, Tensor]) -> tuple[float, float] | None:
-        """Return log t and b of a stored objective whose logits of pairs are t score + b; None if it has none."""
+        """Return log t and b of a stored objective whose logits of pairs are t * score + b; None for others."""
         return None
 
     def check(self, head: Head) -> list[str]:
@@ -109,9 +109,9 @@ class Objective(nn.Module):
     def value_of_unseen(self, similarity: Similarity, progress: Progress) -> Tensor:
         """Return the objective's value, [], for the N pairs of one rank's batch that are not in the dataset.
 
-        Nothing of the objective changes. Such pairs get the initial state, as samples of the dataset do when they come
-        first: a moving average is the estimate of this batch, a temperature (iSogCLR) and a popularity (NUCLR) are the
-        initial ones. State that is not of a sample, such as NUCLR's xi, is that of the training.
+        The objective does not change. Such pairs get the initial state, like samples that training sees for the first
+        time: a moving average is the estimate of this batch; temperatures (iSogCLR) and popularities (NUCLR) have
+        their initial values. State that belongs to no sample, such as NUCLR's xi, keeps its trained value.
 
         Raises:
             ConfigError: the objective reads the raw images and captions.
@@ -129,7 +129,7 @@ class Objective(nn.Module):
         return loss.total if self.value_log == "loss" else loss.logs[self.value_log]
 
     def require_value_of_unseen(self) -> None:
-        """Raise ConfigError if the objective has no value for embeddings alone."""
+        """Raise ConfigError if the objective cannot be evaluated on embeddings only."""
         if self.reads_views:
             raise ConfigError(
                 f"objective {self.name} compares raw images and captions, which an evaluation does not keep, so it has "
@@ -137,7 +137,7 @@ class Objective(nn.Module):
             )
 
     def share(self, world: World) -> None:
-        """Divide the per-sample state among the ranks. Before `allocate`. No-op for objectives without state."""
+        """Divide the per-sample state among the ranks. Call before `allocate`. No-op for objectives without state."""
 
     def shares(self) -> Mapping[str, StateShare]:
         """Return this rank's parts of buffers that are divided among the ranks, by name; empty if none is."""
@@ -159,9 +159,9 @@ def has_cosine_range(head: Head) -> bool:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Compatibility of an objective with a head; `reasons` is empty if it can train it, with the keys to change if not.
+    """Compatibility of an objective with a head. reasons: why it cannot train it, with the keys to change, or empty.
 
-    published: True if a paper trains this pair. warnings: of a compatible pair.
+    published: True if a paper trains this pair. warnings: warnings about a compatible pair.
     """
 
     reasons: tuple[str, ...]
@@ -202,9 +202,9 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
     losses: one function for both directions, or one per direction: scores -> scalar, the mean over the local anchors.
     """
     weighted, logs = [], {}
-    both = losses if len(losses) == 2 else losses * 2
+    loss_functions = losses if len(losses) == 2 else losses * 2
     names = "loss_image_to_text", "loss_text_to_image"
-    for name, weight, loss, scores in zip(names, weights, both, similarity.directions, strict=True):
+    for name, weight, loss, scores in zip(names, weights, loss_functions, similarity.directions, strict=True):
         if weight:
             value = loss(scores)
             weighted.append(weight * value)

@@ -15,7 +15,7 @@ class Conditional(Objective):
     """-1/2 E[ lambda_u log rho(u|v) + lambda_v log rho(v|u) ], u the image and v the text.
 
     Densities are against the marginals, rho(u|v) = exp S(u, v) / mean_u' exp S(u', v), so conditional(1, 1) is CLIP's
-    loss minus log N. lambda_u alone matches u given v, anchored on texts; classifying labels v is lambda_v alone.
+    loss minus log N. lambda_v = 0 matches only u given v, anchored on texts; lambda_u = 0 classifies labels v.
     """
 
     name = "conditional"

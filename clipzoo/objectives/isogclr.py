@@ -16,8 +16,8 @@ from clipzoo.types import Batch, Loss, Positive, Probability, Progress, Scale, S
 class ISogCLR(MovingAverageObjective):
     """1/n sum_i tau_i [ log mean_{j != i} exp((s_ij - s_ii) / tau_i) + rho ], both directions added, tau_i learned.
 
-    temperature: initial value of every tau_i, which is clamped to [minimum_temperature, maximum_temperature].
-    minimum_temperature and maximum_temperature: bounds of every tau_i.
+    temperature: initial value of every tau_i.
+    minimum_temperature and maximum_temperature: bounds to which every tau_i is clamped.
     gamma: weight of the new value in the moving average. rho: radius of the robust objective.
     eta: learning rate of the temperatures. momentum: weight of the new gradient in their momentum, initially zero.
     gradient_clip: bound of the gradient of a temperature.
@@ -66,7 +66,7 @@ class ISogCLR(MovingAverageObjective):
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         world = similarity.world
         samples = self.rows(batch, world)
-        # Before the temperatures of either modality change.
+        # Read before the temperatures of either modality change.
         tau = samples.read(self.tau).to(similarity.image_to_text.positives().dtype)  # [2, N]
         log_factor = -math.log(len(samples) - 1)
         both = [scores.negatives(tau[anchor], log_factor) for anchor, scores in enumerate(similarity.directions)]
@@ -77,8 +77,8 @@ class ISogCLR(MovingAverageObjective):
                 # A step of SGD with momentum for the temperatures of the global batch.
                 gradient = world.gather(log_u + self._rho - negatives.mean_difference(log_u))
                 gradient = gradient.clamp(-self._gradient_clip, self._gradient_clip)
-                before = samples.read(self.tau_momentum)[anchor].to(gradient.dtype)
-                step = (1 - self._momentum) * before + self._momentum * gradient
+                old_momentum = samples.read(self.tau_momentum)[anchor].to(gradient.dtype)
+                step = (1 - self._momentum) * old_momentum + self._momentum * gradient
                 samples.write(self.tau_momentum, anchor, step)
                 samples.write(self.tau, anchor, (tau[anchor] - self._eta * step).clamp(*self._range))
             terms.append((negatives.surrogate(log_u), (tau[anchor, samples.own] * (log_u + self._rho)).mean()))

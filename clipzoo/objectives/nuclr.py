@@ -32,7 +32,7 @@ Popularity = Annotated[float, Range(at_least=-10, at_most=10)]
 
 @checked
 class NUCLR(MovingAverageObjective):
-    """Algorithm 1 for anchors of both modalities, added: a surrogate loss whose gradient is the estimator (15).
+    """Algorithm 1 summed over anchors of both modalities: a surrogate loss whose gradient is the estimator (15).
 
     The state of a sample in each modality is log u (moving average of the sum over its negatives), zeta (tau times its
     log popularity as a negative) and the momentum of zeta. Each modality has one xi, which reduces the weight of the
@@ -94,20 +94,20 @@ class NUCLR(MovingAverageObjective):
         if self.training and not self._xi_each_step and begins_epoch:
             self.xi.copy_(self.largest(self.zeta).clamp(min=self._first_xi))
         rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
-        # Before the popularities of either modality change.
+        # Read before the popularities of either modality change.
         zeta = samples.read(self.zeta).to(similarity.image_to_text.positives().dtype)  # [2, N]
         log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
         directions = zip(similarity.directions, zeta.flip(0), strict=True)
-        both = [scores.negatives(tau, log_ratio, of_contrasts) for scores, of_contrasts in directions]
+        negatives_by_anchor = [scores.negatives(tau, log_ratio, of_contrasts) for scores, of_contrasts in directions]
         terms, log_pulls = [], []
-        for anchor, negatives in enumerate(both):
+        for anchor, negatives in enumerate(negatives_by_anchor):
             log_u, contrast = self.track(anchor, samples, negatives.log_sum(), similarity.world), 1 - anchor
-            own_strength = -zeta[contrast, samples.own] / tau
+            zeta_strength = -zeta[contrast, samples.own] / tau
             xi_strength = -self.xi[contrast].to(log_u.dtype) / tau
-            log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
+            log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else zeta_strength, log_u)
             if self.training and rate > 0:
                 # The gradient of the popularity always weighs the positive by its zeta, and includes the diagonal.
-                log_pulls.append(negatives.log_pull(torch.logaddexp(own_strength, log_u), similarity.world))
+                log_pulls.append(negatives.log_pull(torch.logaddexp(zeta_strength, log_u), similarity.world))
             terms.append((negatives.surrogate(log_denominator), tau * log_denominator.mean()))
 
         # A step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch. The pull
@@ -115,9 +115,9 @@ class NUCLR(MovingAverageObjective):
         for anchor, log_pull in enumerate(log_pulls):
             contrast = 1 - anchor
             gradient = 1 - (log_pull() + math.log(self.samples / len(samples))).exp()
-            before = samples.read(self.zeta_momentum)[contrast].to(gradient.dtype)
-            blended = (1 - self._momentum) * before + self._momentum * gradient
-            step = torch.where(before == NEVER, gradient, blended)
+            old_momentum = samples.read(self.zeta_momentum)[contrast].to(gradient.dtype)
+            blended = (1 - self._momentum) * old_momentum + self._momentum * gradient
+            step = torch.where(old_momentum == NEVER, gradient, blended)
             samples.write(self.zeta_momentum, contrast, step)
             samples.write(self.zeta, contrast, zeta[contrast] - rate * self._eta_factors[contrast] * step)
         if self.training and self._xi_each_step:

@@ -68,7 +68,7 @@ class PerSampleObjective(Objective):
         ids = world.gather(batch.sample_id)
         ordered = ids.sort().values
         repeated = ordered[1:] == ordered[:-1]
-        # All faults are tested in one synchronisation with the device.
+        # One synchronisation with the device tests for all faults.
         if repeated.any() | (ordered[0] < 0) | (ordered[-1] >= self.samples):
             if self.samples == 0:
                 raise ConfigError("this objective has per-sample state: call allocate(samples) before training")
@@ -81,13 +81,13 @@ class PerSampleObjective(Objective):
                 f"sample {int(ordered[1:][repeated][0])} is twice in one global batch of {len(ordered)}, and its state "
                 "cannot be updated twice at once: the dataset (data._target_) must not repeat a sample id within a step"
             )
-        own = slice(world.rank * len(batch), (world.rank + 1) * len(batch))
-        # State is whole on one rank, also in `value_of_unseen` of a training that divides it.
+        local_slice = slice(world.rank * len(batch), (world.rank + 1) * len(batch))
+        # State is whole in a single process, and in `value_of_unseen` even if training divides it.
         if 1 in (self._world.size, world.size):
-            return SampleRows(ids, own)
+            return SampleRows(ids, local_slice)
         first, end = self._own
         rows = ((ids >= first) & (ids < end)).nonzero().flatten()
-        return SharedRows(ids, own, world, rows, ids[rows] - first)
+        return SharedRows(ids, local_slice, world, rows, ids[rows] - first)
 
     def largest(self, values: Tensor, magnitude: bool = False) -> Tensor:
         """[2, n] -> [2], the maximum over the samples of all ranks. magnitude: of the absolute values."""
@@ -114,7 +114,7 @@ def _check_sizes(module: torch.nn.Module, state: Mapping[str, Any], prefix: str,
 class SampleRows:
     """The rows of a global batch in buffers [2, n] that every rank holds whole.
 
-    ids: of its samples, [N]. own: positions of this rank's samples.
+    ids: sample ids, [N]. own: positions of this rank's samples.
     """
 
     ids: Tensor
@@ -133,7 +133,7 @@ class SampleRows:
 
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by size in bytes."""
+"""Integer types by size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class MovingAverageObjective(PerSampleObjective):
         return 16
 
     def track(self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World) -> Tensor:
-        """Log batch estimates of local anchors, [b] -> their log u, [b]; stored for all ranks' in training mode."""
+        """Log batch estimates of local anchors, [b] -> their log u, [b]. In training mode all ranks store all log u."""
         log_new = world.gather(log_estimates)
         log_old = samples.read(self.log_u)[modality].to(log_new.dtype)
         blended = log_new

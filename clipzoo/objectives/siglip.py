@@ -51,7 +51,7 @@ class SigLIP(Objective):
 
     @staticmethod
     def pair(state: Mapping[str, Tensor]) -> tuple[float, float]:
-        """Return log t and the bias of an objective's state."""
+        """Return log t and the bias from an objective's state."""
         log_scale = state.get("scale.log_scale")
         return 0.0 if log_scale is None else float(log_scale), float(state["bias"])
 

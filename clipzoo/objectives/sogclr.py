@@ -39,9 +39,9 @@ class SogCLR(MovingAverageObjective):
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         samples = self.rows(batch, similarity.world)
         log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
-        both = [scores.negatives(self._temperature, log_ratio) for scores in similarity.directions]
+        negatives_by_anchor = [scores.negatives(self._temperature, log_ratio) for scores in similarity.directions]
         terms = []
-        for anchor, negatives in enumerate(both):
+        for anchor, negatives in enumerate(negatives_by_anchor):
             log_denominator = self.track(anchor, samples, negatives.log_sum(), similarity.world)
             if self._positive_in_denominator:
                 log_denominator = torch.logaddexp(log_denominator, log_denominator.new_zeros(()))

@@ -51,9 +51,9 @@ class _PooledWaves(torch.autograd.Function):
         points, weights, frequencies, phases = context.saved_tensors
         d_points, d_weights = torch.empty_like(points), torch.empty_like(weights)
         for samples, angles in _angles(points, frequencies, phases):
-            own = gradient[samples, None]  # [r, 1, D]
-            d_weights[samples] = (angles.cos() @ own.mT).squeeze(2)
-            slopes = angles.sin_().mul_(own).mul_(-weights[samples, :, None])
+            pooled_gradient = gradient[samples, None]  # [r, 1, D]
+            d_weights[samples] = (angles.cos() @ pooled_gradient.mT).squeeze(2)
+            slopes = angles.sin_().mul_(pooled_gradient).mul_(-weights[samples, :, None])
             d_points[samples] = product(slopes.flatten(0, 1), frequencies.mT).view_as(d_points[samples])
         return d_points, d_weights, None, None
 
@@ -93,8 +93,8 @@ class _SquaredDistances(torch.autograd.Function):
         rows, columns = _factors(left, right, scale)
         result = left.new_empty(len(left), len(right))
         size = max(1, BLOCK_ELEMENTS // max(1, len(right)))
-        for block, some in zip(result.split(size), rows.split(size), strict=True):
-            block.copy_(some @ columns)
+        for block, row_block in zip(result.split(size), rows.split(size), strict=True):
+            block.copy_(row_block @ columns)
         return result
 
     @staticmethod

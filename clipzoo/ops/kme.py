@@ -87,8 +87,8 @@ class _Score(torch.autograd.Function):
     ) -> Tensor:
         kernels = backend("kme", left.device.type, left.dtype)
         sides = Packed(left, left_weights, left_layout), Packed(right, right_weights, right_layout)
-        score, *known = kernels.kme_forward(*sides, gamma)
-        context.save_for_backward(left, left_weights, right, right_weights, gamma, *known)
+        score, *saved = kernels.kme_forward(*sides, gamma)
+        context.save_for_backward(left, left_weights, right, right_weights, gamma, *saved)
         context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
 

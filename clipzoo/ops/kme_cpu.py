@@ -2,8 +2,8 @@
 
 Exponents are in base 2: torch's exp2 costs a fifth of its exp on CPUs. With alpha = 2 gamma log2(e) the kernel is
 k_ij = 2^(alpha (x_i . y_j - 1)). A tile is computed in one of two ways:
-- plain, alpha <= 60: 2^(alpha x . y) lies in [2^-60, 2^60], neither it nor its products with one over a score leave
-  fp32, so weights (relative to each sample's largest) are applied by matrix-vector products outside the tile;
+- plain, alpha <= 60: 2^(alpha x . y) is in [2^-60, 2^60]; it and its quotients by a score stay in the range of fp32,
+  so weights (relative to each sample's largest) are applied by matrix-vector products outside the tile;
 - shifted, any alpha: weights join the exponent, and the largest exponent of each (sample, point) is subtracted.
 """
 
@@ -26,8 +26,8 @@ _LOG2_E = math.log2(math.e)
 def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...]:
     """n and k samples -> S [n, k], and tensors for `kme_backward`.
 
-    These are log2 of the sums relative to the largest weights, in fp64, because it must agree with recomputed tiles to
-    more digits than fp32 has for a large exponent; and the first tile of a plain pass, to save its recomputation.
+    These are log2 of the sums relative to the largest weights, in fp64 because they must agree with recomputed tiles to
+    more digits than fp32 has for a large exponent, and the first tile of a plain pass, which saves its recomputation.
     """
     alpha = 2 * _LOG2_E * float(gamma)
     (left_logs, left_largest), (right_logs, right_largest) = left.relative_logs(), right.relative_logs()
@@ -90,17 +90,17 @@ def kme_backward(
             pair_gradient = gradient[rows.samples, columns.samples]
             if plain:
                 coefficient = (pair_gradient * (-pair_normaliser).exp2()).to(tile.dtype)
-                for part, own in _sections(rows, tile, coefficient.index_select(1, columns.owner)):
-                    part *= own
+                for part, sample_factors in _sections(rows, tile, coefficient.index_select(1, columns.owner)):
+                    part *= sample_factors
             else:
                 tile += left_logs[rows.points, None]
                 # Subtracted in two steps: the rounded normaliser cancels large exponents exactly; then its remainder.
                 rounded = pair_normaliser.to(tile.dtype)
-                rest = (pair_normaliser - rounded).to(tile.dtype).index_select(1, columns.owner)
-                shifts = right_logs[columns.points] - rest
+                remainder = (pair_normaliser - rounded).to(tile.dtype).index_select(1, columns.owner)
+                shifts = right_logs[columns.points] - remainder
                 rounded, factors = (pairs.index_select(1, columns.owner) for pairs in (rounded, pair_gradient))
-                for part, subtracted, shift, own in _sections(rows, tile, rounded, shifts, factors):
-                    part.sub_(subtracted).add_(shift).exp2_().mul_(own)
+                for part, subtracted, shift, sample_factors in _sections(rows, tile, rounded, shifts, factors):
+                    part.sub_(subtracted).add_(shift).exp2_().mul_(sample_factors)
             d_block.add_(product(tile, right_factor[columns.points].mT))
             d_right[:, columns.points].add_(product(factor, tile.mT))
             d_weights.addmv_(tile, right_outer[columns.points])
@@ -133,9 +133,9 @@ def _shifted_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: B
     """Exponents [p, q] -> log2 of the weighted sums [samples of rows, samples of columns]."""
     tile += left_logs[:, None]
     over_rows = tile.new_full((rows.count, tile.shape[1]), float("-inf"), dtype=torch.float64)
-    for part, own in _sections(rows, tile, over_rows):
+    for part, sample_sums in _sections(rows, tile, over_rows):
         largest = part.amax(dim=-2, keepdim=True)
-        own.copy_(part.sub_(largest).exp2_().sum(dim=-2, keepdim=True).log2_().double().add_(largest))
+        sample_sums.copy_(part.sub_(largest).exp2_().sum(dim=-2, keepdim=True).log2_().double().add_(largest))
     over_rows += right_logs
     # The bound is for samples without points: -inf minus -inf would be NaN.
     largest = over_rows.new_full((rows.count, columns.count), torch.finfo(tile.dtype).min)

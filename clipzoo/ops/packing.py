@@ -31,9 +31,9 @@ class Layout:
         count = -(-total // points)
         centre = [(start + end) / 2 for start, end in pairwise(self.starts)]
         for _, samples in groupby(range(len(self)), key=lambda sample: int(centre[sample] * count / max(total, 1))):
-            run = list(samples)
-            if self.starts[run[-1] + 1] > self.starts[run[0]]:
-                yield Block(self, run[0], run[-1] + 1)
+            indices = list(samples)
+            if self.starts[indices[-1] + 1] > self.starts[indices[0]]:
+                yield Block(self, indices[0], indices[-1] + 1)
 
 
 class Block:
@@ -80,7 +80,7 @@ def pack(points: Tensor, log_weights: Tensor) -> Packed:
     samples, count, width = points.shape
     present = log_weights.detach() != float("-inf")
     order, alike = _adjacent(points.detach(), present)
-    # One wait for the device, for the lengths and the number of points that may be identical.
+    # One synchronisation with the device, for the lengths and the number of points that may be identical.
     *lengths, repeated = torch.cat([present.sum(dim=1), alike.sum()[None]]).tolist()
     if repeated:
         points, log_weights = _without_duplicates(points, log_weights, order, alike)
@@ -95,16 +95,16 @@ def pack(points: Tensor, log_weights: Tensor) -> Packed:
 
 
 def _adjacent(points: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an order of the points of each sample, and where a point may equal the one before it in that order.
+    """Return an order of the points of each sample, and where a point may equal its predecessor in that order.
 
     Points are ordered by a hash of the bits of their first coordinates.
     """
     bits = points[:, :, :8].contiguous().view(torch.int32 if points.element_size() == 4 else torch.int64)
     factors = torch.arange(1, 2 * bits.shape[2], 2, device=bits.device) * 0x9E3779B97F4A7C1
     hashes, order = (bits * factors).sum(dim=2).sort(dim=1, stable=True)
-    there = present.gather(1, order)
+    ordered_present = present.gather(1, order)
     alike = torch.zeros_like(present)
-    alike[:, 1:] = (hashes[:, 1:] == hashes[:, :-1]) & there[:, 1:] & there[:, :-1]
+    alike[:, 1:] = (hashes[:, 1:] == hashes[:, :-1]) & ordered_present[:, 1:] & ordered_present[:, :-1]
     return order, alike
 
 
@@ -123,7 +123,7 @@ def _without_duplicates(points: Tensor, log_weights: Tensor, order: Tensor, alik
     totals = torch.zeros_like(weights).scatter_add(1, leader, weights)
     empty = totals == 0
     joint = (totals.masked_fill(empty, 1.0).log() + largest).masked_fill(empty, -torch.inf)
-    # The gradient of a point is its share of the one of the common point.
+    # The gradient of a point is its share of the common point's gradient.
     shares = (weights / totals.gather(1, leader).clamp(min=torch.finfo(totals.dtype).tiny)).detach()
     place = leader[:, :, None].expand_as(points)
     return torch.zeros_like(points).scatter_add(1, place, shares[:, :, None] * points), joint

@@ -1,6 +1,7 @@
 """Sums over all pairs of two sets of vectors, without the matrix of their products.
 
 One tile of the products is in memory at a time, forward and backward. Row i's positive is in column first + i.
+tile: rows and columns of a tile on a CPU; Triton's kernels have their own.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from clipzoo.ops.tiles import backend
 def log_sum_exps(left: Tensor, right: Tensor, first: int, tile: int, columns: bool = True) -> tuple[Tensor, Tensor]:
     """left [b, f], right [N, f] -> over each row of left @ right.mT [b], and over each column [N].
 
-    The positive of row i, in column first + i, is left out of both. tile: rows and columns of a tile on a CPU; Triton's
-    kernels have their own. columns: if False, the second result is not computed and -inf.
+    Positives are left out of both. columns: if False, the second result is not computed and -inf.
     """
     return _LogSumExps.apply(left, right, first, tile, columns)
 
@@ -70,8 +70,6 @@ def negative_sums(
 
 
 class _NegativeSums(torch.autograd.Function):
-    """Exponents of the backends are in base 2, as in `log_sum_exps`."""
-
     @staticmethod
     def forward(
         context: Any, left: Tensor, right: Tensor, row_scale: Tensor | None, row_bias: Tensor | None,
@@ -101,14 +99,13 @@ class _NegativeSums(torch.autograd.Function):
 
 
 # SigLIP's loss is a scalar, so its gradients are known up to a factor before the backward pass: they are computed with
-# it, from the same tiles.
+# the loss, from the same tiles.
 
 
 def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int) -> Tensor:
     """left [b, f], right [N, f] -> sum_ij -log sigmoid(y_ij (scale * left_i . right_j + bias)), [].
 
-    scale, bias: []. y is 1 for the positive of row i, in column first + i, else -1. tile: rows and columns of a tile on
-    a CPU; Triton's kernels have their own.
+    scale, bias: []. y is 1 for the positive of row i, else -1.
     """
     return _SigmoidLoss.apply(left, right, scale, bias, first, tile)
 

@@ -24,11 +24,11 @@ def log_sum_exps_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return log2 of the sums over the rows [b] and over the columns [N], without positives."""
     rows, columns = left.new_full((len(left),), -math.inf), left.new_full((len(right),), -math.inf)
-    for scores, part, other in tiles(left, right, tile, _LOG2_E):
-        positives(scores, part, other, first).fill_(-math.inf)
-        rows[part] = torch.logaddexp2(rows[part], log2_sum_exp2(scores, dim=1))
+    for scores, row_part, column_part in tiles(left, right, tile, _LOG2_E):
+        positives(scores, row_part, column_part, first).fill_(-math.inf)
+        rows[row_part] = torch.logaddexp2(rows[row_part], log2_sum_exp2(scores, dim=1))
         if with_columns:
-            columns[other] = torch.logaddexp2(columns[other], log2_sum_exp2(scores, dim=0))
+            columns[column_part] = torch.logaddexp2(columns[column_part], log2_sum_exp2(scores, dim=0))
     return rows, columns
 
 
@@ -54,14 +54,14 @@ def negative_sums_forward(
     """Return log2 of the sums over rows, means over rows, and both over columns."""
     row_sums, column_sums = (left.new_full((len(side),), -math.inf) for side in (left, right))
     row_means, column_means = (left.new_zeros(len(side)) for side in (left, right))
-    for scores, part, other in tiles(left, right, tile):
+    for scores, part, column_part in tiles(left, right, tile):
         if rows is not None:
-            exponents = _exponents(scores, rows, part, other, first)
+            exponents = _exponents(scores, rows, part, column_part, first)
             row_sums[part], row_means[part] = _combined(row_sums[part], row_means[part], exponents, scores)
         if columns is not None:
-            exponents = _exponents(scores.mT, columns, other, part, -first)
-            column_sums[other], column_means[other] = _combined(
-                column_sums[other], column_means[other], exponents, scores.mT
+            exponents = _exponents(scores.mT, columns, column_part, part, -first)
+            column_sums[column_part], column_means[column_part] = _combined(
+                column_sums[column_part], column_means[column_part], exponents, scores.mT
             )
     return row_sums, row_means, column_sums, column_means
 
@@ -79,8 +79,8 @@ def negative_sums_backward(
     """Return the gradients of left and right from the sums and their gradients."""
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        own = None if rows is None else _share(scores, rows, part, other, first, sums[0], d_sums[0])
-        result = torch.zeros_like(scores) if own is None else own
+        row_share = None if rows is None else _share(scores, rows, part, other, first, sums[0], d_sums[0])
+        result = torch.zeros_like(scores) if row_share is None else row_share
         if columns is not None:
             result += _share(scores.mT, columns, other, part, -first, sums[1], d_sums[1]).mT
         return result
@@ -101,11 +101,11 @@ def _combined(sums: Tensor, means: Tensor, exponents: Tensor, scores: Tensor) ->
     largest = exponents.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(exponents.dtype).min)
     weights = exponents.sub_(largest).exp2_()
     totals = weights.sum(dim=1)
-    own = totals.log2().add_(largest.squeeze(1))
-    together = torch.logaddexp2(sums, own)
-    finite = together.clamp(min=torch.finfo(together.dtype).min)
+    tile_sums = totals.log2().add_(largest.squeeze(1))
+    joint_sums = torch.logaddexp2(sums, tile_sums)
+    finite = joint_sums.clamp(min=torch.finfo(joint_sums.dtype).min)
     scaled = (weights * scores).sum(dim=1) / totals.clamp(min=torch.finfo(totals.dtype).tiny)
-    return together, means * (sums - finite).exp2() + scaled * (own - finite).exp2()
+    return joint_sums, means * (sums - finite).exp2() + scaled * (tile_sums - finite).exp2()
 
 
 def _share(scores: Tensor, side: Side, part: slice, other: slice, first: int, sums: Tensor, gradient: Tensor) -> Tensor:
@@ -156,13 +156,13 @@ def _sum_of_log1p_(values: Tensor) -> Tensor:
     A logarithm takes longer than the exponential: (1 + v) (1 + w) - 1 = v + w (1 + v) is folded first, which loses no
     digits of small values.
     """
-    rest = values.new_zeros(len(values))
+    leftover = values.new_zeros(len(values))
     for _ in range(FOLDS):
         half = values.shape[1] // 2
         if not half:
             break
         if values.shape[1] % 2:
-            rest += values[:, -1].log1p()
+            leftover += values[:, -1].log1p()
         first, second = values[:, :half], values[:, half : 2 * half]
         values = first.addcmul_(second, first + 1)
-    return rest + values.log1p_().sum(dim=1)
+    return leftover + values.log1p_().sum(dim=1)

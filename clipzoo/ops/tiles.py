@@ -1,4 +1,4 @@
-"""Parts of all operations: choice of an implementation, fp32 products, tiles of torch operations and their size."""
+"""Shared parts of operations: choice of an implementation, fp32 products, tiles of torch operations and their size."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def log2_sum_exp2(exponents: Tensor, dim: int) -> Tensor:
 def tile_side(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
     """Return the side of a square tile in fp32 that takes a fifth of the CPU's largest cache, 640 to 1280.
 
-    The rest is for the product of the tile and the vectors around it. Between the bounds all sizes are within 5 % on a
+    The rest of the cache is for vectors and products of the tile. Between the bounds all sizes are within 5 % on a
     cache of 32 MiB; 320 takes 16 to 20 % longer. Where Linux reports no cache, 1280.
     """
     units = {"K": 2**10, "M": 2**20, "G": 2**30}

@@ -2,7 +2,7 @@
 
 A tile is points of captions (rows) x points of images (columns), packed without gaps, so that samples may
 end anywhere in it. Its columns are summed image by image (197 points an image: one or two images a tile); its rows are
-stored, and a second, small kernel sums them caption by caption. Images lie along the columns because a thread holds few
+stored, and a second, small kernel sums them caption by caption. Images are along the columns because a thread holds few
 rows of a tile but many columns: values per caption point take few registers, and sums over columns stay inside a
 warp. There are no atomics: results are deterministic.
 """

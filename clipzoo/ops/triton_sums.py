@@ -263,8 +263,8 @@ def _scale_and_bias(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tu
     """Return scale and bias in fp32, zeros where there are none."""
     scale, bias = side or (None, None)
     return tuple(
-        torch.zeros(len(of), device=of.device) if values is None else values.float().contiguous()
-        for values, of in ((scale, anchors), (bias, contrasts))
+        torch.zeros(len(vectors), device=vectors.device) if values is None else values.float().contiguous()
+        for values, vectors in ((scale, anchors), (bias, contrasts))
     )  # type: ignore[return-value]
 
 

@@ -43,9 +43,9 @@ TILES = {
     "high": Tiles(torch.float32, "tf32", 256, 128, 32, 8, 3),
     "highest": Tiles(torch.float32, "tf32x3", 128, 128, 32, 8, 2),
 }
-"""By `torch.get_float32_matmul_precision()`, as torch's own fp32 products on GPUs: bf16, tf32, three passes of tf32.
+"""By `torch.get_float32_matmul_precision()`, like torch's own fp32 products on GPUs: bf16, tf32, three passes of tf32.
 
-Accumulation, exponents and sums are fp32 in all. 256 x 128 in fp32 is half of a multiprocessor's registers.
+Accumulation, exponents and sums are always fp32. 256 x 128 in fp32 is half of a multiprocessor's registers.
 """
 
 
@@ -128,15 +128,15 @@ Launch = Callable[[tuple[int], slice, Tensor], None]
 
 
 def gradients(left: Tensor, right: Tensor, tiles: Tiles, launch: Launch) -> tuple[Tensor, Tensor]:
-    """Return the gradients of left [b, f] and right [N, f]. launch: writes that of some rows of the products."""
-    own, other = left.to(tiles.dtype), right.to(tiles.dtype)
+    """Return the gradients of left [b, f] and right [N, f]. launch: writes that of a slice of rows of the products."""
+    left_operand, right_operand = left.to(tiles.dtype), right.to(tiles.dtype)
     d_left, d_right = torch.empty_like(left), torch.zeros_like(right)
-    size = max(1, CHUNK_BYTES // (len(right) * own.element_size()))
+    size = max(1, CHUNK_BYTES // (len(right) * left_operand.element_size()))
     for start in range(0, len(left), size):
         part = slice(start, min(start + size, len(left)))
-        shares = own.new_empty(part.stop - start, len(right))
+        shares = left_operand.new_empty(part.stop - start, len(right))
         grid = (triton.cdiv(len(shares), tiles.rows) * triton.cdiv(len(right), tiles.columns),)
         launch(grid, part, shares)
-        d_left[part] = library_product(shares, other)
-        d_right += library_product(shares.mT, own[part])
+        d_left[part] = library_product(shares, right_operand)
+        d_right += library_product(shares.mT, left_operand[part])
     return d_left, d_right
