@@ -42,10 +42,10 @@ KILLS = 3
 def run_search(search: Search, space: Space) -> None:
     """Train trials until none is left to draw, then write the page of the search.
 
-    Any number of processes may do so at the same time: each draws trials of its own.
+    Any number of processes may do so at the same time: each draws its own trials.
 
     Raises:
-        TrainingError: trials have failed; they cost only their rows.
+        TrainingError: trials have failed; the others are finished.
     """
     _launcher(search)
     launch.hand_on_cores()
@@ -102,14 +102,14 @@ def show_search(study: Study) -> None:
 
 
 def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
-    """Return the hooks of a training: the rungs at which a trial is stopped if it does not pass; else none."""
+    """Return the hooks of a training: for a trial, the rungs at which it may be pruned; else none."""
     if VARIABLE not in os.environ:
         return []
     from clipzoo.training.train import Rungs
 
     folder, number, settings = json.loads(os.environ[VARIABLE])
     search = Search(**settings)
-    # The process of one trial draws no others: its study needs no ranges.
+    # This process draws no trials: its study needs no ranges.
     study, rungs = Study(Path(folder), search, Space({}, ())), search.rungs
 
     def passes(rung: int, metrics: Mapping[str, float]) -> bool:
@@ -129,12 +129,12 @@ def _train(study: Study, trial: Trial) -> int:
     to stop.
     """
     if trial.folder.exists():
-        # A run whose search was killed a moment ago still saves its state.
+        # A run whose search was killed a moment ago may still be saving its state.
         with RunLock(trial.folder) as lock:
             lock.acquire(math.inf)
     command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
-    described = json.dumps([str(study.folder), trial.number, asdict(study.search)])
-    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.folder.name}
+    trial_settings = json.dumps([str(study.folder), trial.number, asdict(study.search)])
+    variables = {**os.environ, VARIABLE: trial_settings, "CLIPZOO_SWEEP": study.folder.name}
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def end_with_parent() -> None:
