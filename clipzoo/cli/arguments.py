@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         return options, remaining
 
     def _get_values(self, action: argparse.Action, texts: list[str]) -> Any:
-        # Called for each option and positional argument of the command line, and for nothing else.
+        # Called only for the options and positional arguments on the command line.
         self._given.add(action)
         for text in texts if action.nargs != argparse.PARSER else ():
             if not text.strip():
@@ -170,7 +170,7 @@ def output_fault(text: str) -> str | None:
 
 
 def run_main(main: Callable[[], int | None]) -> None:
-    """Run the `main` of a script and exit with its code; its errors are single messages, as those of `clipzoo`."""
+    """Run the `main` of a script and exit with its code; errors are single messages, as in `clipzoo`."""
     with exit_on_error():
         sys.exit(main())
 

@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
 
 
 def batch_script(options: argparse.Namespace) -> str:
-    """Return a script of the folder SLURM, with the overrides and numbers of the command line in it.
+    """Return a batch script of the folder SLURM with the overrides and sizes of the command line.
 
     The script takes further overrides from sbatch.
     """

@@ -315,7 +315,7 @@ def uploaded(
 
     Raises:
         ConfigError: another process trains the run, or the store cannot be used.
-        TrainingError: at the end, the store has not taken all files within upload_patience seconds.
+        TrainingError: at the end, the store has not received all files within upload_patience seconds.
     """
     if run is None:
         yield

@@ -61,7 +61,7 @@ def run_search(search: Search, space: Space) -> None:
                     break
                 say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
             if code in (EXIT_CODE, io.WriteError.exit_code):
-                # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
+                # The trial stays unfinished: a stop or a full disk is not a result of its point.
                 say("clipzoo: the search is stopped; run the same command to resume")
                 sys.exit(code)
             state: State = "finished"
@@ -125,8 +125,8 @@ def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
 def _train(study: Study, trial: Trial) -> int:
     """Run the training of a trial and return its exit code, below 0 after a signal.
 
-    A request to stop is passed on: the run then saves its state. When this process is killed, the system asks the run
-    to stop.
+    A request to stop is passed on: the run then saves its state. When this process is killed, the kernel sends SIGTERM
+    to the run.
     """
     if trial.folder.exists():
         # A run whose search was killed a moment ago may still be saving its state.

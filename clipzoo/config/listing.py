@@ -37,7 +37,7 @@ _Option = tuple[str, dict[str, Any], dict[str, str]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A key. default: as YAML writes it; empty if a value must be given."""
+    """A key. default: in YAML syntax; empty if a value must be given."""
 
     key: str
     type: str
@@ -123,7 +123,7 @@ def _shown(value: Any) -> str:
 
 
 def _option(group: str, name: str) -> _Option:
-    """Read an option and, before it, those of its group that its list of defaults names."""
+    """Read an option on top of the options of its group that its list of defaults names."""
     path = option_file(group, name)
     assert path is not None
     content = _read(path) or {}

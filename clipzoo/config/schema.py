@@ -356,7 +356,7 @@ _COMPOUND = (
 
 @dataclass(frozen=True)
 class Argument:
-    """A constructor argument. annotation: None if it has none. optional: it has a default.
+    """A constructor argument. annotation: None if it has none. optional: True if it has a default.
 
     default: its source text; empty without one, and for classes of other packages.
     """
@@ -437,7 +437,7 @@ def docstrings(target: str) -> Iterator[str]:
 
 
 def _definition(target: str) -> tuple[str, Any]:
-    """Return the module of a class or function and its statement there; for other packages the object itself."""
+    """Return the module of a class or function and the statement that defines it, or the object of another package."""
     module, _, name = target.rpartition(".")
     if module.split(".")[0] != PACKAGE.name:
         definition = getattr(importlib.import_module(module), name, None)

@@ -3,7 +3,7 @@
     def __init__(self, width: Count, dropout: Probability, crop: OrderedPair): ...
     def __init__(self, temperature: Annotated[float, Range(above=0, at_most=10)]): ...
 
-A plain `float` admits finite numbers only, those that float32 can hold; `AnyNumber` also admits inf and nan.
+A plain `float` admits only finite numbers that float32 can hold; `AnyNumber` also admits inf and nan.
 """
 
 from __future__ import annotations

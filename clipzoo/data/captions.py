@@ -114,7 +114,7 @@ def digest(caption: str) -> int:
 def read_captions(descriptor: int, record: np.void, caption_key: str | None) -> list[str]:
     """Return the usable captions of a sample of an open shard.
 
-    record: one of RECORD. caption_key: key of the .json that holds the caption or captions; None for the .txt.
+    record: a RECORD. caption_key: key of the .json that holds the caption or captions; None for the .txt.
     Raises BadSampleError, also without a usable caption.
     """
     try:

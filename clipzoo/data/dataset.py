@@ -43,7 +43,7 @@ class ShardDataset(Part):
     tokenizer: captions -> token ids.
     image_size: side S of the square crops in pixels.
     crop_scale: smallest and largest fraction of an image's area in a crop.
-    interpolation: how a crop is resized.
+    interpolation: method for resizing a crop.
     flip: probability of a horizontal flip.
     rand_augment: number of operations, and magnitude from 0 to 10; None turns RandAugment off.
     decode: "exact" decodes every pixel; "fast" lets the JPEG decoder scale down by 2, 4 or 8 where the crop stays
@@ -275,8 +275,8 @@ class SampleReader:
     ) -> tuple[Tensor | None, str, int, list[Fault]]:
         """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
 
-        The image (uint8 [3, S, S]), the caption, the image's key (see `ImageTransform`), and the replacement and
-        conversions of this sample. Raises ConfigError if none of the candidates is usable.
+        Returns the image (uint8 [3, S, S]), the caption, the image's key (see `ImageTransform`), and this sample's
+        replacement and conversions. Raises ConfigError if none of the candidates is usable.
         """
         index, *address = self.locate(sample_id)
         failure: BadSampleError | None = None

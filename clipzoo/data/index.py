@@ -35,7 +35,7 @@ VERSION = 2
 DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
 MOST = 2**44
-"""Samples of a shard, and bytes of its keys: sums over a hundred thousand shards are 64-bit integers."""
+"""Upper bound of a shard's samples and key bytes: sums over a hundred thousand shards fit into 64 bits."""
 _CACHED_SHARDS = 8
 _SHARDS_PER_PROCESS = 8
 _SHOWN = 3

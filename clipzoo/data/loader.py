@@ -33,7 +33,7 @@ def iterate(
 ) -> Generator[Item, None, None]:
     """Yield the items of `steps` in order, computed by `workers` processes, `prefetch` items ahead each.
 
-    The workers start at once. They end when the generator ends or is closed, or when this process ends in any way.
+    The workers start at once. They end when the generator ends or is closed, or when this process ends for any reason.
     With 0 workers the items are computed in this process.
 
     timeout: seconds without an item after which the workers count as hanging. key: the configuration key that holds
@@ -147,7 +147,7 @@ def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> 
 
 
 def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -> Any:
-    """Wait for a result while the workers live, for `timeout` seconds."""
+    """Wait up to `timeout` seconds for a result while the workers are alive."""
     waited = 0.0
     while True:
         item = None

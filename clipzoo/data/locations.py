@@ -37,7 +37,7 @@ SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without output after which a command counts as hanging."""
 Shards = str | Path | Sequence[str | Path] | Sequence[Mapping[str, str | float | Sequence[str]]]
 State = tuple[int, int]
-"""Size of a shard in bytes, and its modification time or a number made from its tag."""
+"""Size of a shard in bytes, and its modification time or a hash of its version tag."""
 MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
@@ -121,7 +121,7 @@ def _count(pattern: str) -> int:
 
     def marked(match: re.Match[str]) -> str:
         if numbers := _NUMBERS.fullmatch(match[1]):
-            # Numbers with more digits exceed MOST_SHARDS in any case.
+            # Longer numbers are cut to 19 digits, which still exceeds MOST_SHARDS.
             first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
             counts.append(abs(last - first) // (abs(step) or 1) + 1)
         else:
@@ -197,7 +197,7 @@ def _state(location: str) -> State | None:
 
 
 def _version(facts: Mapping[str, Any]) -> str:
-    """Return the tag or time by which a store tells versions of a file apart."""
+    """Return the version tag or modification time that a store gives for a file."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
     return "".join(str(facts[name]) for name in names if name in facts)
 

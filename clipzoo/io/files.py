@@ -1,7 +1,7 @@
 """Files: names, reading, writing, folders that appear complete, and tables. Needs neither torch nor numpy.
 
-Every reader opens only regular files and states the largest size that it reads. Every writer shows a file complete or
-not at all.
+Every reader opens only regular files and states the largest size that it reads. A written file appears complete
+or not at all.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def repeated(url: str, action: Callable[[], Result], key: str, patience: float |
         except (ConfigError, TrainingError):
             raise
         except Exception as error:
-            # fsspec takes every failure of HTTP for a missing file.
+            # fsspec reports every HTTP failure as a missing file.
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             if not is_transient(cause):
                 if isinstance(error, OSError):

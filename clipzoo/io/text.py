@@ -36,7 +36,7 @@ _LATEX = {
 _SECOND = "\0"
 """Placeholder for the second column of a wide character."""
 _LANGUAGES = {"HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean", "CJK": "Chinese"}
-"""Scripts that are better known by a language."""
+"""Scripts that are better known by the name of a language."""
 _UNFIT = ("color", "last resort", "blank")
 """Parts of the names of fonts whose glyphs are colour images, boxes or empty."""
 _reported: set[str] = set()
