@@ -56,7 +56,7 @@ def main(*command: str) -> int:
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:
         handle_until_the_run_begins()
-    # As for `clipzoo train`: the user's own classes may stand in the working directory.
+    # The user's own classes may be in the working directory.
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
     with exit_on_error():
@@ -101,10 +101,10 @@ def _complete(config_name: str, prefix: str, parsed_args: argparse.Namespace, **
     from clipzoo.cli.train import job
     from clipzoo.config.groups import hide_internal_options, own_folder
 
-    own = own_folder()
-    folder = [] if own is None else ["--config-dir", str(own)]
+    user_folder = own_folder()
+    folder_option = [] if user_folder is None else ["--config-dir", str(user_folder)]
     hide_internal_options()
-    sys.argv = ["clipzoo", "--config-name", config_name, *folder, "--shell-completion", "query=bash"]
+    sys.argv = ["clipzoo", "--config-name", config_name, *folder_option, "--shell-completion", "query=bash"]
     os.environ["COMP_LINE"] = " ".join(["clipzoo", *(parsed_args.overrides or []), prefix])
     with redirect_stdout(StringIO()) as completions:
         job()

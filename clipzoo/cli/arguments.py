@@ -1,4 +1,4 @@
-"""Command lines of argparse, whose errors are ConfigErrors, and lines of progress on the terminal."""
+"""Parsers of argparse that raise ConfigError, and progress lines on the terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     Texts and paths must be valid UTF-8 and not blank, and no list has a value twice. An option that is declared with
     `needs=["--table", "--to hub"]` is refused unless one of these options is given, with this value if one is named.
-    The namespace has the names of the options that were given as `given`.
+    `given` in the namespace holds the names of the options on the command line.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
 
     def _checked(self, parse: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         self._given.clear()
-        options, others = parse(*arguments, **settings)
+        options, remaining = parse(*arguments, **settings)
         given = {name: getattr(options, action.dest, None) for action in self._given for name in action.option_strings}
         for action in self._given & self._needs.keys():
             needed = self._needs[action]
@@ -71,13 +71,13 @@ class Parser(argparse.ArgumentParser):
             values = getattr(options, action.dest, None)
             if not isinstance(values, list) or action.nargs == "*":
                 continue
-            if repeated := [*(Counter(values) - Counter({*values}))]:
-                raise ConfigError(f"{'/'.join(action.option_strings) or action.metavar} {repeated[0]} is given twice")
+            if duplicates := [*(Counter(values) - Counter({*values}))]:
+                raise ConfigError(f"{'/'.join(action.option_strings) or action.metavar} {duplicates[0]} is given twice")
         options.given = {*given, *vars(options).get("given", ())}
-        return options, others
+        return options, remaining
 
     def _get_values(self, action: argparse.Action, texts: list[str]) -> Any:
-        # Called for each option and positional argument of the command line, and for nothing else.
+        # Called only for the options and positional arguments on the command line.
         self._given.add(action)
         for text in texts if action.nargs != argparse.PARSER else ():
             if not text.strip():
@@ -154,7 +154,7 @@ def output_folder(text: str) -> Path:
 
 
 def output_fault(text: str) -> str | None:
-    """Return why results cannot be written to a folder, None if they can: it is no folder, or has a run or a model."""
+    """Return why results cannot be written to a path: it is not a folder, or has a run or a model; None if they can."""
     path, fault = Path(text), None
     if not text.strip():
         fault = "names no folder"
@@ -170,14 +170,14 @@ def output_fault(text: str) -> str | None:
 
 
 def run_main(main: Callable[[], int | None]) -> None:
-    """Run the `main` of a script and exit with its code; its errors are single messages, as those of `clipzoo`."""
+    """Run the `main` of a script and exit with its code; errors are single messages, as in `clipzoo`."""
     with exit_on_error():
         sys.exit(main())
 
 
 @contextmanager
 def own_errors(options: argparse.Namespace) -> Iterator[None]:
-    """Let errors name the options of a command.
+    """Rewrite errors so that they name the options of a command.
 
     An OSError about a path of the command line, or a folder above or below it, becomes a ConfigError. A ConfigError
     that asks for the key `trust=PACKAGE` asks for the option `--trust PACKAGE` if the command has it.
@@ -187,16 +187,16 @@ def own_errors(options: argparse.Namespace) -> Iterator[None]:
     """
     # The texts and paths of all arguments, which may be lists.
     texts = [
-        (key, one)
+        (key, text)
         for key, value in vars(options).items()
-        for one in (value if isinstance(value, list | tuple) else [value])
-        if isinstance(one, str | Path) and str(one)
+        for text in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(text, str | Path) and str(text)
     ]
-    given = [Path(one).absolute() for _, one in texts]
+    paths = [Path(text).absolute() for _, text in texts]
     for name in OUTPUTS & vars(options).keys():
-        inputs = [one for key, one in texts if key not in OUTPUTS]
+        inputs = [text for key, text in texts if key not in OUTPUTS]
         output = getattr(options, name)
-        if output is not None and any(os.path.realpath(output) == os.path.realpath(one) for one in inputs):
+        if output is not None and any(os.path.realpath(output) == os.path.realpath(text) for text in inputs):
             raise ConfigError(f"{output} is read by this command: give another --{name}")
     try:
         yield
@@ -206,7 +206,7 @@ def own_errors(options: argparse.Namespace) -> Iterator[None]:
         raise
     except OSError as error:
         failed = None if error.filename is None else Path(str(error.filename)).absolute()
-        if failed is not None and any(failed.is_relative_to(path) or path.is_relative_to(failed) for path in given):
+        if failed is not None and any(failed.is_relative_to(path) or path.is_relative_to(failed) for path in paths):
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
         raise
 
@@ -215,16 +215,16 @@ def with_config_folder(arguments: list[str]) -> list[str]:
     """Set the folder of `--config-dir FOLDER` for this process and its children; return the other arguments."""
     parser = Parser("clipzoo", add_help=False, allow_abbrev=False)
     parser.add_argument("-cd", "--config-dir")
-    options, others = parser.parse_known_args(arguments)
+    options, remaining = parser.parse_known_args(arguments)
     if options.config_dir is not None:
         os.environ[VARIABLE] = os.path.abspath(os.path.expanduser(options.config_dir))
-    return others
+    return remaining
 
 
 class Progress:
     """Prints progress and the estimated remaining time: `progress(done, total)`, at most once in PROGRESS_SECONDS.
 
-    work: what is done, "demo dataset". unit: what is counted, "images".
+    work: name of the work, "demo dataset". unit: name of the counted items, "images".
     """
 
     def __init__(self, work: str, unit: str) -> None:
@@ -241,7 +241,7 @@ class Progress:
             return
         self._last_line = time.monotonic()
         line = f"== {self._work}: {done:,} of {total:,} {self._unit}"
-        # The first ones include the start of the processes.
+        # The time of the first items includes the start of the processes.
         if done / total >= LEAST_SHARE:
             line += f", {self.seconds * (total - done) / done:.0f} s left"
         print(line, file=sys.stderr, flush=True)

@@ -175,16 +175,16 @@ def make_shards(options: argparse.Namespace) -> None:
     from clipzoo.data.captions import described
     from clipzoo.data.write import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 
-    others: list[LeftOut] = []
+    other_files: list[LeftOut] = []
     source, kinds = options.source, {
         "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
         "a table": ("--image", "--caption"),
     }  # fmt: skip
     kind = list(kinds)[0 if source.is_dir() else 1 if source.suffix == ".json" else 2]
-    for other in kinds.keys() - {kind}:
-        refuse(options, kinds[other], f"is for {other}, and {source} is {kind}")
+    for other_kind in kinds.keys() - {kind}:
+        refuse(options, kinds[other_kind], f"is for {other_kind}, and {source} is {kind}")
     if source.is_dir():
-        pairs, others = pairs_from_folder(source, options.caption_line)
+        pairs, other_files = pairs_from_folder(source, options.caption_line)
     elif source.suffix == ".json":
         pairs = pairs_from_karpathy(source, options.images, options.splits)
     elif source.is_file():
@@ -200,18 +200,18 @@ def make_shards(options: argparse.Namespace) -> None:
     folder = options.output.resolve()
     if files := [path.name for path in folder.glob("*") if path.name != faults.FILE]:
         raise ConfigError(f"{folder} already has files ({min(files)}): give an empty folder")
-    # Fails at once, not after the work, for a folder that cannot be replaced, such as a mount point.
+    # Fail before the work if the folder cannot be replaced, such as a mount point.
     with explained(folder):
         (folder / faults.FILE).unlink(missing_ok=True)
         if folder.exists():
             folder.rmdir()
     written = {}
     # A killed command leaves no part of the shards under their name.
-    with new_folder(folder) as new:
-        for place, part in parts.items():
-            written[place] = write_shards(
-                part,
-                new / place.relative_to(options.output),
+    with new_folder(folder) as new_root:
+        for shard_folder, folder_pairs in parts.items():
+            written[shard_folder] = write_shards(
+                folder_pairs,
+                new_root / shard_folder.relative_to(options.output),
                 samples_a_shard=options.samples_a_shard,
                 shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
                 shortest_side=options.shortest_side,
@@ -220,22 +220,22 @@ def make_shards(options: argparse.Namespace) -> None:
                 progress=Progress("shards", "images"),
             )
 
-    # What was written to each folder, and what was left out.
+    # Print the samples of each folder, and the files left out.
     unused = [entry for shards in written.values() for entry in shards.left_out]
-    faults.write_left_out([*unused, *others], options.output)
+    faults.write_left_out([*unused, *other_files], options.output)
     if not any(shards.samples for shards in written.values()):
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
-        where = "" if source.is_dir() else f" Paths are relative to {parent}/."
+        hint = "" if source.is_dir() else f" Paths are relative to {parent}/."
         counted = faults.counted(Counter(entry.kind for entry in unused))
         raise ConfigError(
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
-            f"{where} {options.output / faults.FILE} names all."
+            f"{hint} {options.output / faults.FILE} names all."
         )
-    for place, shards in written.items():
-        print(f"{number_of(shards.samples, 'sample')} in {number_of(shards.shards, 'shard')} in {place}")
+    for shard_folder, shards in written.items():
+        print(f"{number_of(shards.samples, 'sample')} in {number_of(shards.shards, 'shard')} in {shard_folder}")
         print(f"  {described(shards.captions.figures(options.batch))}")
-    print("".join(f"{line}\n" for line in faults.summary([*unused, *others], options.output)), end="")
+    print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
     if joined := sum(shards.joined for shards in written.values()):
         print(
             f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
@@ -329,7 +329,7 @@ def make_dataset(options: argparse.Namespace) -> None:
             if is_folder
             else own.table_of_captions(source, options.image, options.caption, options.split)
         )
-        made = own.make_retrieval(content, options.output, options.processes, progress)
+        data = own.make_retrieval(content, options.output, options.processes, progress)
     else:
         if not is_folder and not options.label:
             raise ConfigError(f"give the column of {source} with classes, --label COLUMN, or --caption COLUMN")
@@ -339,23 +339,23 @@ def make_dataset(options: argparse.Namespace) -> None:
             else own.table_of_classes(source, options.image, options.label, options.split)
         )
         templates = options.template or ["a photo of a {c}."]
-        made = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
+        data = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
 
-    # What was written, what was left out, and the keys that evaluate the dataset.
-    counted = number_of(made.classes, "class", "es") if made.classes else number_of(made.captions, "caption")
-    images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
-    lines = [f"{made.folder}: {counted}; images: {images}", *summary(made.left_out, made.folder)]
-    if made.captions:
-        lines.append(described(made.repetition.figures(options.batch)))
-    if made.empty_classes:
-        others = len(made.empty_classes) - 10
-        shown = ", ".join(made.empty_classes[:10]) + (f" and {others} more" if others > 0 else "")
-        lines.append(f"classes left out, without an image in test: {shown}")
-    if "train" in made.samples and not made.probed:
+    # Print the dataset, the files left out, and the keys that evaluate it.
+    counted = number_of(data.classes, "class", "es") if data.classes else number_of(data.captions, "caption")
+    images = ", ".join(f"{split} {count}" for split, count in data.samples.items())
+    lines = [f"{data.folder}: {counted}; images: {images}", *summary(data.left_out, data.folder)]
+    if data.captions:
+        lines.append(described(data.repetition.figures(options.batch)))
+    if data.empty_classes:
+        further = len(data.empty_classes) - 10
+        class_names = ", ".join(data.empty_classes[:10]) + (f" and {further} more" if further > 0 else "")
+        lines.append(f"classes left out, without an image in test: {class_names}")
+    if "train" in data.samples and not data.probed:
         lines.append("no linear probe: train lacks images of some classes")
-    tasks = ["zero_shot"] * bool(made.classes) + ["linear_probe"] * made.probed or ["retrieval"]
-    keys = " ".join(f"eval.{task}=[{made.folder.name}]" for task in tasks)
-    print("\n".join([*lines, f"evaluate with: eval=none eval.root={made.folder.parent} {keys}"]))
+    tasks = ["zero_shot"] * bool(data.classes) + ["linear_probe"] * data.probed or ["retrieval"]
+    keys = " ".join(f"eval.{task}=[{data.folder.name}]" for task in tasks)
+    print("\n".join([*lines, f"evaluate with: eval=none eval.root={data.folder.parent} {keys}"]))
 
 
 def write_prompts(options: argparse.Namespace) -> None:

@@ -58,9 +58,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     # A mistyped key is reported before torch is imported.
     with same_on_all_ranks():
         plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
-        given = plain["run"]
-        local = {key: plain[key] and str(local_copy(plain[key], key)) for key in ("run", "mix_with")}
-        plain |= local
+        given_run = plain["run"]
+        local_paths = {key: plain[key] and str(local_copy(plain[key], key)) for key in ("run", "mix_with")}
+        plain |= local_paths
         if (plain["run"] is None) == (plain["model"] is None):
             raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
         if plain["mix_with"] is not None:
@@ -97,7 +97,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
             from clipzoo.exports.open_clip import from_open_clip
 
             model = from_open_clip(plain["model"], plain["pretrained"])
-        plain = _composed(overrides, model.config["encoder"]) | local
+        plain = _composed(overrides, model.config["encoder"]) | local_paths
         suite = build_part(plain["eval"], trust, Suite)
         suite.open()
         if plain["mix_with"] is not None:
@@ -108,8 +108,8 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
             metrics = suite.run(model.to(world.device), output / AVERAGE if plain["averaged"] else output, world)
             metrics = of_average(metrics) if plain["averaged"] else metrics
             world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
-        if given is not None and plain["output"] is None:
-            world.run_on_first(lambda: write_back(given, "run"))
+        if given_run is not None and plain["output"] is None:
+            world.run_on_first(lambda: write_back(given_run, "run"))
     world.leave()
     return metrics
 
@@ -132,7 +132,7 @@ def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
 
 def _output_folder(plain: Mapping[str, Any]) -> Path:
     if plain["output"] is not None:
-        # A run's own evaluation is in it.
+        # The evaluation of a run belongs in its directory.
         if plain["output"] != plain["run"] and (fault := output_fault(plain["output"])):
             raise ConfigError(f"output={fault}")
         return Path(plain["output"])
@@ -146,7 +146,7 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
 
 
 def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:
-    """Write the report, then results.json, but not in the directory of an unfinished run, which it would end."""
+    """Write the report, then results.json, but not for an unfinished run, which it would mark as finished."""
     from clipzoo.report.pages import write_report
 
     record = None

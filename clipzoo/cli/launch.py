@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
 
 
 def batch_script(options: argparse.Namespace) -> str:
-    """Return a script of the folder SLURM, with the overrides and numbers of the command line in it.
+    """Return a batch script of the folder SLURM with the overrides and sizes of the command line.
 
     The script takes further overrides from sbatch.
     """
@@ -138,17 +138,17 @@ def recipe(options: argparse.Namespace) -> str:
     """Return the file that starts the training of the overrides on several nodes, from its template.
 
     Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; the rendezvous on the first node assigns the ranks. All
-    recipes are elastic if the least number of nodes is below their number.
+    recipes are elastic if --min-nodes is below --nodes.
     """
     plain = compose(options.overrides)
     nodes, gpus = options.nodes or 1, options.gpus or 8
-    least = options.min_nodes or nodes
-    if least > nodes:
-        raise ConfigError(f"--min-nodes {least} is more than --nodes {nodes}")
+    min_nodes = options.min_nodes or nodes
+    if min_nodes > nodes:
+        raise ConfigError(f"--min-nodes {min_nodes} is more than --nodes {nodes}")
     name = (plain["name"] or "clipzoo").lower()
     if not NAME.fullmatch(name):
         raise ConfigError(f"name={plain['name']} is not a valid job name: use letters, digits and -, as in name=kme")
-    node_range = str(nodes) if least == nodes else f"{least}:{nodes}"
+    node_range = str(nodes) if min_nodes == nodes else f"{min_nodes}:{nodes}"
     train = ["-m", "clipzoo.cli", "train", *options.overrides]
     arguments = [
         "--nnodes", node_range, "--nproc-per-node", str(gpus), "--max-restarts", str(options.max_restarts),
@@ -160,7 +160,7 @@ def recipe(options: argparse.Namespace) -> str:
     environment.filters |= {"json": json.dumps, "shell": shlex.join}
     template = environment.from_string(next(TEMPLATES.glob(f"{options.to}.*")).read_text())
     return template.render(
-        vars(options), name=name, nodes=nodes, min_nodes=least, node_range=node_range, gpus=gpus, train=train,
+        vars(options), name=name, nodes=nodes, min_nodes=min_nodes, node_range=node_range, gpus=gpus, train=train,
         arguments=arguments, on_cpu=plain["trainer"]["device"] == "cpu",
     )  # fmt: skip
 
@@ -181,8 +181,8 @@ def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str,
 def submit(options: argparse.Namespace) -> None:
     """Check all points, then submit them to SLURM as one array, with the script of ./slurm if there is one."""
     script, array, _ = _checked_array(options.overrides, options.at_once)
-    own = Path("slurm") / f"{script}.sbatch"
-    file = own if own.exists() else SLURM / own.name
+    user_script = Path("slurm") / f"{script}.sbatch"
+    file = user_script if user_script.exists() else SLURM / user_script.name
     try:
         batch = ["sbatch", f"--array={array}", *shlex.split(options.sbatch), str(file), *options.overrides]
         code = subprocess.run(batch, env={"PYTHON": sys.executable, **os.environ}).returncode
@@ -242,7 +242,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, needs=["--table", "--to"], help="folder for the table and its plot; the "
                         "file of --to")  # fmt: skip
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
-    # `--sbatch OPTIONS` becomes one word: argparse would take "--nodes=2 ..." for its own.
-    place = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)
-    joined = ["=".join(arguments[place : place + 2])] if place < len(arguments) else []
-    return parser.parse_intermixed_args([*arguments[:place], *joined, *arguments[place + 2 :]])
+    # `--sbatch OPTIONS` becomes one word: argparse would read "--nodes=2 ..." as its own option.
+    position = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)
+    joined = ["=".join(arguments[position : position + 2])] if position < len(arguments) else []
+    return parser.parse_intermixed_args([*arguments[:position], *joined, *arguments[position + 2 :]])

@@ -1,4 +1,4 @@
-"""Commands on trained models: export, index, search, explore. The docstring of an arguments' function is its help."""
+"""Commands on trained models: export, index, search, explore. The docstring of a `*_arguments` function is its help."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def search(options: argparse.Namespace) -> None:
         options.captions, index.search(options.captions, options.count, options.candidates), strict=True
     ):
         print(caption)
-        for place, match in enumerate(matches, start=1):
-            print(f"{place:4d}  {match.score:8.3f}  {match.name}")
+        for rank, match in enumerate(matches, start=1):
+            print(f"{rank:4d}  {match.score:8.3f}  {match.name}")
     if options.recall:
         recall = index.recall(options.captions, options.count, options.candidates)
         print(f"recall at {options.count} compared with exact search: {recall:.3f}")

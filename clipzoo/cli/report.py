@@ -59,19 +59,19 @@ def report(options: argparse.Namespace) -> None:
         return
     if not options.folders:
         raise ConfigError("give a run directory, or a folder of run directories: clipzoo report runs/demo")
-    given = options.folders
-    options.folders = [local_copy(place, "FOLDER", weights=False) for place in given]
-    if len(given) == 1 and is_run(options.folders[0]) and not options.table:
+    locations = options.folders
+    options.folders = [local_copy(location, "FOLDER", weights=False) for location in locations]
+    if len(locations) == 1 and is_run(options.folders[0]) and not options.table:
         from clipzoo.report.pages import write_report
 
-        why = f"is for several runs or --table: the page of {given[0]} is in its folder"
+        why = f"is for several runs or --table: the page of {locations[0]} is in its folder"
         refuse(options, ("--output", "--note"), why)
         print(write_report(options.folders[0]))
     else:
         output = options.output or comparison_folder(options.folders, "report")
         write_comparison(options.folders, output, options.note, options.table)
-    if len(given) == 1 and options.output is None:
-        write_back(given[0], "FOLDER")
+    if len(locations) == 1 and options.output is None:
+        write_back(locations[0], "FOLDER")
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    folders = [local_copy(place, "FOLDER", weights=False) for place in options.folders]
+    folders = [local_copy(location, "FOLDER", weights=False) for location in options.folders]
     runs = []
     for folder in folders:
         if not is_run(folder) and not folder.is_dir():
@@ -112,17 +112,17 @@ def write_comparison(
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
     from clipzoo.report.pages import write_pages
 
-    places = [folder.resolve() for folder in folders]
-    for folder, place in zip(folders, places, strict=True):
-        if places.count(place) > 1:
-            raise ConfigError(f"{folder} is given {places.count(place)} times: give each run once")
+    resolved_folders = [folder.resolve() for folder in folders]
+    for folder, resolved in zip(folders, resolved_folders, strict=True):
+        if resolved_folders.count(resolved) > 1:
+            raise ConfigError(f"{folder} is given {resolved_folders.count(resolved)} times: give each run once")
     print(write_pages(folders, list(tables), output, note, scaling=scaling))
 
 
 def comparison_folder(folders: Sequence[Path], name: str) -> Path:
     """Return the folder of a comparison: in a single folder, next to runs of one folder, or in the working directory.
 
-    name: of the folder in a single one.
+    name: name of the folder in a single one.
     """
     if len(folders) == 1:
         return folders[0] / name
@@ -149,7 +149,7 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config(options: argparse.Namespace) -> None:
-    # Imports Hydra, which no help and no other command waits for.
+    # Imports Hydra, which help and the other commands do not need.
     from clipzoo.config.groups import groups as all_groups, options as options_of
     from clipzoo.config.listing import sections
 
@@ -157,20 +157,20 @@ def config(options: argparse.Namespace) -> None:
         text = " ".join(texts).lower()
         return all(word.lower() in text for word in options.words)
 
-    found = []
-    for section in (listed := list(sections())):
-        # The title of a section counts as that of its entries.
+    matches = []
+    for section in (all_sections := list(sections())):
+        # A section's title and class count as words of its entries.
         titles = [section.title, section.target]
         entries = [part for part in section.entries if holds_all([part.key, part.type, part.meaning, *titles])]
         if entries:
-            found.append(replace(section, entries=tuple(entries)))
+            matches.append(replace(section, entries=tuple(entries)))
     groups = {group: names for group in all_groups() if (names := options_of(group)) and holds_all([group, *names])}
-    if not found and not groups:
-        words = [word for section in listed for entry in section.entries for word in entry.key.split(".")]
+    if not matches and not groups:
+        words = [word for section in all_sections for entry in section.entries for word in entry.key.split(".")]
         near = nearest(options.words[0], list(dict.fromkeys(words)))
         raise ConfigError(f"nothing holds {' and '.join(options.words)}{near}; clipzoo config lists all keys")
     width = min(shutil.get_terminal_size((100, 24)).columns, 140)
-    lines = _markdown(groups, found) if options.markdown else _terminal(groups, found, width)
+    lines = _markdown(groups, matches) if options.markdown else _terminal(groups, matches, width)
     try:
         print("\n".join(lines).strip(), flush=True)
     except BrokenPipeError:
@@ -199,11 +199,11 @@ def _markdown(groups: dict[str, list[str]], found: Sequence[Section]) -> Iterato
     yield "## Groups\n\n| group | options |\n| --- | --- |"
     for group, names in groups.items():
         yield f"| `{group}` | {', '.join(f'`{name}`' for name in names)} |"
-    last = None
+    last_group = None
     for section in found:
-        if section.group != last:
+        if section.group != last_group:
             yield f"\n## {section.group or 'The run'}"
-        last = section.group
+        last_group = section.group
         if section.title:
             yield f"\n**{markdown_text(section.title)}**: {markdown_text(section.summary)}"
         yield "\n| key | type | default | meaning |\n| --- | --- | --- | --- |"

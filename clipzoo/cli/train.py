@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Values of Hydra's option --info."""
 FAILURES = (1, 2)
-"""Exit codes of a run that has failed; it has not been stopped from outside."""
+"""Exit codes of a failed run; a run that was stopped from outside has others."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """A checked command line of `clipzoo train`.
 
-    options: of Hydra. lines: overrides in Hydra's grammar. search: that of a search, None for a plain sweep.
-    configurations: that of the run, or of as few points of a sweep as have every value of every swept key.
+    options: Hydra's options. lines: overrides in Hydra's grammar. search: None for a run or a plain sweep.
+    configurations: that of the run, or those of the fewest points of a sweep with every value of every swept key.
     """
 
     arguments: Sequence[str]
@@ -61,7 +61,7 @@ class CommandLine:
 
     @property
     def needs_hydra(self) -> bool:
-        """True for a plain sweep, for what Hydra shows, and for settings of Hydra itself."""
+        """True for a plain sweep, Hydra's information options, and settings of Hydra itself."""
         is_set = any(line.lstrip("+~").startswith("hydra") for line in self.lines)
         return self.options.multirun or shows(self.options) or is_set
 
@@ -70,11 +70,11 @@ class CommandLine:
         """The command line as Hydra reads it: options first, shard ranges in quotes."""
         from clipzoo.runs.remote import runs_of
 
-        own = own_folder()
+        user_folder = own_folder()
         is_sweep = self.options.multirun and self.configurations
         return [
             *(argument for argument in self.arguments if argument not in self.options.overrides),
-            *(() if own is None else ("--config-dir", str(own))),
+            *(() if user_folder is None else ("--config-dir", str(user_folder))),
             *self.lines,
             *(runs_of(self.configurations[-1]).hydra_overrides() if is_sweep else ()),
         ]
@@ -89,13 +89,13 @@ def main(arguments: list[str]) -> None:
 
         return run_search(*line.search)
     if not line.needs_hydra:
-        chosen = [given.value() for given in map(overrides.read, line.lines) if given.key_or_group == "experiment"]
-        experiment = None if not chosen or chosen[-1] is None else str(chosen[-1])
+        experiments = [entry.value() for entry in map(overrides.read, line.lines) if entry.key_or_group == "experiment"]
+        experiment = None if not experiments or experiments[-1] is None else str(experiments[-1])
         return train(line.configurations[0], line.lines, experiment)
     sys.argv[1:] = line.hydra_arguments
     if line.options.help or line.options.shell_completion:
         hide_internal_options()
-    # Hydra then raises its errors instead of ending the process with its own words.
+    # Hydra then raises its errors instead of ending the process with its own message.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         job()
@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_command_line(arguments: list[str]) -> CommandLine:
-    """Parse, compose and check a command line, once for a run.
+    """Parse, compose and check a command line.
 
     Raises:
         ConfigError: an option or override is invalid, for any point of a sweep.
@@ -144,17 +144,17 @@ def read_command_line(arguments: list[str]) -> CommandLine:
         raise ConfigError("--resolve and --package go with --cfg job")
     if options.version or options.shell_completion:
         return CommandLine(arguments, options, lines, None, [])
-    given = [overrides.read(line) for line in lines]
+    parsed = [overrides.read(line) for line in lines]
     is_sweep, search = options.multirun and not shows(options), None
     if is_sweep:
         from clipzoo.runs.search import search_of
 
         search = search_of(lines)
     if search is None:
-        for override in given:
+        for override in parsed:
             overrides.require_values(override, options.multirun)
-        # As few command lines as contain every value of every swept key; one if nothing is swept.
-        choices = [values for override in given if (values := overrides.alternatives(override)) is not None]
+        # The fewest points with every value of every swept key; one if nothing is swept.
+        choices = [values for override in parsed if (values := overrides.alternatives(override)) is not None]
         count = max(map(len, choices), default=1)
         points = [tuple(values[min(index, len(values) - 1)] for values in choices) for index in range(count)]
     else:
@@ -170,7 +170,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
 
 
 def shows(options: Namespace) -> bool:
-    """Return True if Hydra shows something instead of a training."""
+    """Return True if Hydra prints information instead of training."""
     return any((options.cfg, options.help, options.hydra_help, options.info, options.version, options.shell_completion))
 
 
@@ -194,10 +194,10 @@ def job(config: DictConfig) -> None:
 def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) -> None:
     """Train a run to its end, or report that it is finished.
 
-    config: checked. lines: overrides as they were typed. experiment: chosen by them.
+    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None.
 
-    results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
-    again after the last checkpoint, with the cached evaluation.
+    results.json comes last: a run directory that has it is finished and complete. Until then, the same command resumes
+    from the last checkpoint, with the cached evaluation.
     """
     from clipzoo.runs import record
     from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished, with_digests
@@ -206,9 +206,9 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     from clipzoo.runs.remote import runs_of
 
     trust = trusted_names(lines)
-    given = with_digests(config)
+    full_config = with_digests(config)
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
-    plain, values = masked(given), with_variables(given)
+    plain, values = masked(full_config), with_variables(full_config)
     runs = runs_of(plain)
 
     def fingerprint(run: Path) -> str | None:
@@ -241,8 +241,8 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
-    found = found_in_model(values, trust)
-    plain, values = filled(plain, found), filled(values, found)
+    model_facts = found_in_model(values, trust)
+    plain, values = filled(plain, model_facts), filled(values, model_facts)
     parts = replace(build_parts(values, trust), folder=folder, config=plain)
     settings, dataset, evaluator = parts.settings, parts.dataset, parts.evaluator
     assert isinstance(evaluator, Suite)
@@ -270,7 +270,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         device, warning = described(world, plain["data"].get("workers"))
 
         def begin() -> None:
-            claim(lock, plain, dataset.fingerprint, given)
+            claim(lock, plain, dataset.fingerprint, full_config)
             report_initial_weights(rows, folder)
             launch.say(
                 f"{folder}: {number_of(dataset.samples, 'sample')}, {settings.global_batch} per step, "
@@ -291,7 +291,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         def finish() -> None:
             write_examples(samples, dataset, folder / "evaluation" / "samples")
             results = record.results(folder, plain, experiment, lines, cost, metrics)
-            # By name: a training imports nothing of the report before it ends.
+            # Imported by name and only now: training does not need the report.
             import_module("clipzoo.report.pages").write_report(folder, results)
             parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
             parts.logger.close()
@@ -315,7 +315,7 @@ def uploaded(
 
     Raises:
         ConfigError: another process trains the run, or the store cannot be used.
-        TrainingError: at the end, the store has not taken all files within upload_patience seconds.
+        TrainingError: at the end, the store has not received all files within upload_patience seconds.
     """
     if run is None:
         yield

@@ -42,10 +42,10 @@ KILLS = 3
 def run_search(search: Search, space: Space) -> None:
     """Train trials until none is left to draw, then write the page of the search.
 
-    Any number of processes may do so at the same time: each draws trials of its own.
+    Any number of processes may do so at the same time: each draws its own trials.
 
     Raises:
-        TrainingError: trials have failed; they cost only their rows.
+        TrainingError: trials have failed; the others are finished.
     """
     _launcher(search)
     launch.hand_on_cores()
@@ -61,7 +61,7 @@ def run_search(search: Search, space: Space) -> None:
                     break
                 say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
             if code in (EXIT_CODE, io.WriteError.exit_code):
-                # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
+                # The trial stays unfinished: a stop or a full disk is not a result of its point.
                 say("clipzoo: the search is stopped; run the same command to resume")
                 sys.exit(code)
             state: State = "finished"
@@ -102,14 +102,14 @@ def show_search(study: Study) -> None:
 
 
 def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
-    """Return the hooks of a training: the rungs at which a trial is stopped if it does not pass; else none."""
+    """Return the hooks of a training: for a trial, the rungs at which it may be pruned; else none."""
     if VARIABLE not in os.environ:
         return []
     from clipzoo.training.train import Rungs
 
     folder, number, settings = json.loads(os.environ[VARIABLE])
     search = Search(**settings)
-    # The process of one trial draws no others: its study needs no ranges.
+    # This process draws no trials: its study needs no ranges.
     study, rungs = Study(Path(folder), search, Space({}, ())), search.rungs
 
     def passes(rung: int, metrics: Mapping[str, float]) -> bool:
@@ -125,16 +125,16 @@ def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
 def _train(study: Study, trial: Trial) -> int:
     """Run the training of a trial and return its exit code, below 0 after a signal.
 
-    A request to stop is passed on: the run then saves its state. When this process is killed, the system asks the run
-    to stop.
+    A request to stop is passed on: the run then saves its state. When this process is killed, the kernel sends SIGTERM
+    to the run.
     """
     if trial.folder.exists():
-        # A run whose search was killed a moment ago still saves its state.
+        # A run whose search was killed a moment ago may still be saving its state.
         with RunLock(trial.folder) as lock:
             lock.acquire(math.inf)
     command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
-    described = json.dumps([str(study.folder), trial.number, asdict(study.search)])
-    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.folder.name}
+    trial_settings = json.dumps([str(study.folder), trial.number, asdict(study.search)])
+    variables = {**os.environ, VARIABLE: trial_settings, "CLIPZOO_SWEEP": study.folder.name}
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def end_with_parent() -> None:

@@ -54,7 +54,7 @@ PARTS = {
 SEARCH = "search"
 NOT_SETTINGS = ("hydra", "about", "trust", SEARCH)
 """Top-level keys that are never stored with a run: `about` holds an experiment's title, command and cost for the
-report; `trust` is read from the command line alone; `search` says how a sweep draws its points."""
+report; `trust` is read only from the command line; `search` configures how a sweep draws its points."""
 
 
 def compose(
@@ -68,7 +68,7 @@ def compose(
 
     name: the file in conf to start from, "train", "eval" or "studies". complete: require a value for every key.
     nodes: plain values to add before interpolations are resolved; a "${" in them is text. trust: classes and packages
-    that may be named, for overrides of a file; None for overrides of the command line, which say it themselves.
+    that may be named, for overrides of a file; None for the command line, whose overrides name them.
 
     Raises ConfigError with every fault.
     """
@@ -78,10 +78,10 @@ def compose(
             raise ConfigError(f"{line} is an option only of the command line: remove it from the file")
     lines, config = _explained(overrides, name)
     content = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    known = [*content, *(path.name for path in CONF.iterdir()), *NOT_SETTINGS]
+    valid_keys = [*content, *(path.name for path in CONF.iterdir()), *NOT_SETTINGS]
     for key in map(str, config):
-        if key not in known:
-            raise ConfigError(unknown_key(key, known))
+        if key not in valid_keys:
+            raise ConfigError(unknown_key(key, valid_keys))
     if nodes:
         OmegaConf.set_struct(config, False)
         # A "${" in their strings is escaped, so that OmegaConf reads no interpolation.
@@ -100,16 +100,16 @@ def compose_search(overrides: Sequence[str]) -> dict[str, Any]:
 def checked(config: DictConfig, trust: Collection[str], complete: bool = True, name: str = "train") -> dict[str, Any]:
     """Return the configuration as plain values, without NOT_SETTINGS.
 
-    Interpolations are resolved, but for environment variables in texts; `with_variables` resolves these.
+    Interpolations are resolved, except environment variables in texts; `with_variables` resolves these.
 
     trust: classes and packages that the command line trusts; see `trusted_names`. name: as for `compose`.
 
     Raises:
-        ConfigError: names every unknown key, wrong value and, if `complete`, every missing value; and if there is
-            none of these, every relation between values that does not hold.
+        ConfigError: names every unknown key, wrong value and, if `complete`, missing value; or else every relation that
+            does not hold.
     """
     try:
-        missing = sorted(OmegaConf.missing_keys(config))
+        missing_keys = sorted(OmegaConf.missing_keys(config))
         container = without_variables(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from None
@@ -118,7 +118,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
     assert isinstance(container, dict)
     plain = {str(key): value for key, value in container.items() if key not in NOT_SETTINGS}
     require_trusted(plain, trust)
-    faults = [f"{key} has no value: give {key}=..." for key in missing if complete]
+    faults = [f"{key} has no value: give {key}=..." for key in missing_keys if complete]
     for key, annotation in TOP_LEVEL[name].items():
         kind = kind_of(annotation)
         if key not in plain:
@@ -129,7 +129,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
         part = plain.get(group)
         if not isinstance(part, Mapping) or "_target_" not in part:
             faults.append(f"{group} has no class (_target_): choose an option, {group}=...")
-    not_given = tuple(f"{key} must be" for key in missing)
+    not_given = tuple(f"{key} must be" for key in missing_keys)
     faults += [fault for fault in schema.faults(plain) if not fault.startswith(not_given)]
     faults += schema.faults({SEARCH: container.get(SEARCH)})
     faults = faults or list(schema.broken(schema.RUN, plain))
@@ -171,7 +171,7 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
             return group_not_chosen(key[1])
         if name == "train" and (command := COMMANDS.get(key[1].split(".")[0])):
             return f"{key[1]} is a setting of `{command}`, not of a training"
-        # Hydra's cause holds the configuration: its values, inner mappings among them, by dotted key.
+        # Hydra's cause holds the configuration. Its values and inner mappings, by dotted key.
         values: dict[str, Any] = {}
         if (parent := getattr(error.__cause__, "parent_node", None)) is not None:
             container: Any = OmegaConf.to_container(parent._get_root(), resolve=False)
@@ -182,7 +182,7 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
                 values |= inner
                 pending += [(f"{key}.", value) for key, value in inner.items()]
         for mapping in (key[1], key[1].rpartition(".")[0]):
-            # Hydra has replaced a number or a text by a mapping: only the choices of groups tell what it was.
+            # Hydra has replaced a number or a text by a mapping: only the chosen options tell its original type.
             chosen = [line for line in lines if is_group(read(line).key_or_group)]
             if values.get(mapping) == {} and OmegaConf.select(_compose(chosen, name), mapping) == {}:
                 return f"{mapping} takes any keys, which are added with a plus: +{mapping}={{KEY: VALUE}}"
@@ -199,14 +199,14 @@ def _first_line(error: Exception) -> str:
     return place + lines[0] if lines else type(error).__name__
 
 
-# Environment variables in a configuration: what is stored holds `${oc.env:NAME}`, never the variable's value.
+# Environment variables in a configuration: stored files hold `${oc.env:NAME}`, never the variable's value.
 
 
 def without_variables(config: DictConfig) -> Any:
-    """Return the configuration as plain values, with all interpolations resolved but environment variables.
+    """Return the configuration as plain values, with all interpolations resolved except environment variables.
 
     `${oc.env:NAME}` remains as text wherever the constructor's annotation admits any text. Elsewhere (numbers, named
-    options) its value stands, which is no secret and may change the result of a run.
+    options) its value is inserted, which is not a secret and may change the result of a run.
     """
 
     def variable(name: str, *default: str | None) -> str:
@@ -227,7 +227,7 @@ def without_variables(config: DictConfig) -> Any:
 
 
 def _merged(value: Any, text: Any, kind: Kind | None = None) -> Any:
-    """Return `text`, with the value in each place whose kind admits no text. kind: of the argument, None if unknown."""
+    """Return `text`, with `value` where the argument admits no text. kind: kind of the argument; None if unknown."""
     if value == text:
         return value
     if isinstance(value, dict) and isinstance(text, dict) and value.keys() == text.keys():

@@ -1,4 +1,4 @@
-"""The folders of configuration groups and their options: clipzoo's own, and one of the user's."""
+"""Folders of configuration groups and their options: clipzoo's conf and the user's folder."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def own_folder() -> Path | None:
 
     Raises ConfigError if it has no option of a group of CONF, or one that CONF has too.
     """
-    given = os.environ.get(VARIABLE)
-    return _checked(Path(given).expanduser().absolute()) if given else None
+    folder = os.environ.get(VARIABLE)
+    return _checked(Path(folder).expanduser().absolute()) if folder else None
 
 
 def groups() -> list[str]:
@@ -118,21 +118,21 @@ def hide_internal_options() -> None:
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
     names = FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS
-    ours = RENAMED_KEYS.get(key) or names.get(key.rsplit(".", 1)[-1])
-    return f"there is no key {key}" + (f"; did you mean {ours}?" if ours else nearest(key, known))
+    suggestion = RENAMED_KEYS.get(key) or names.get(key.rsplit(".", 1)[-1])
+    return f"there is no key {key}" + (f"; did you mean {suggestion}?" if suggestion else nearest(key, known))
 
 
 def group_not_chosen(group: str) -> str:
     """Return the message for a group inside another one, whose chosen option does not have it."""
     outer, _, inner = group.rpartition("/")
-    having = []
+    choices = []
     for option in options(outer):
         file = option_file(outer, option)
         assert file is not None
         defaults = yaml.safe_load(file.read_text()).get("defaults", [])
         if inner in [name.removeprefix("override ") for entry in defaults if isinstance(entry, dict) for name in entry]:
-            having.append(f"{outer}={option}")
-    return f"{group} is a group of {' and '.join(having)}: choose it too"
+            choices.append(f"{outer}={option}")
+    return f"{group} is a group of {' and '.join(choices)}: choose it too"
 
 
 def unknown_option(group: str, option: str) -> str:
@@ -142,10 +142,10 @@ def unknown_option(group: str, option: str) -> str:
     names = options(group)
     folder = f"{option.split('/')[0]}/"
     # Options sorted into folders are many: list those of the same folder, or only the folders.
-    listed = [name for name in names if name.startswith(folder)] or list(
+    listed_options = [name for name in names if name.startswith(folder)] or list(
         dict.fromkeys(f"{name.split('/')[0]}/..." if "/" in name else name for name in names)
     )
-    near = nearest(option, names)
+    suggestion = nearest(option, names)
     if option == "null":  # means nothing, not the option with the most similar letters
-        near = f"; did you mean {group}=none?" if "none" in names else ""
-    return f"there is no {group}={option}{near} (options: {', '.join(listed)})"
+        suggestion = f"; did you mean {group}=none?" if "none" in names else ""
+    return f"there is no {group}={option}{suggestion} (options: {', '.join(listed_options)})"

@@ -37,7 +37,7 @@ _Option = tuple[str, dict[str, Any], dict[str, str]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A key. default: as YAML writes it; empty if a value must be given."""
+    """A key. default: in YAML syntax; empty if a value must be given."""
 
     key: str
     type: str
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of one class at one place. options: of the group, those that have this class there."""
+    """The keys of one class at one place. options: the group's options that have this class there."""
 
     group: str
     options: tuple[str, ...]
@@ -75,12 +75,12 @@ def sections() -> Iterator[Section]:
     for group in groups():
         if group.partition("/")[0] in ONLY_OPTIONS:
             continue
-        found: dict[tuple[str, str], list[tuple[_Option, Mapping[str, Any]]]] = {}
+        uses: dict[tuple[str, str], list[tuple[_Option, Mapping[str, Any]]]] = {}
         for option in [_option(group, name) for name in options(group)]:
             for node, place in nodes(option[1]):
-                found.setdefault((place, str(node["_target_"])), []).append((option, node))
-        for (place, target), having in found.items():
-            yield _section(group, place, target, having)
+                uses.setdefault((place, str(node["_target_"])), []).append((option, node))
+        for (place, target), options_and_nodes in uses.items():
+            yield _section(group, place, target, options_and_nodes)
 
 
 def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option, Mapping[str, Any]]]) -> Section:
@@ -98,7 +98,7 @@ def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option,
             words = name_of(argument.annotation)
         inner = ".".join(filter(None, (place, name)))
         remarks = [remarks[inner] for (_, _, remarks), _ in found if inner in remarks]
-        # The values of the options; where one has none, the default of the constructor.
+        # The values of the options, or the constructor's default.
         code = {"None": "null", "True": "true", "False": "false"}.get(argument.default, argument.default)
         texts = list(dict.fromkeys(code if value is _MISSING else _shown(value) for value in values))
         default = ", ".join(value or "must be given" for value in texts) if len(texts) > 1 else "".join(texts)
@@ -114,7 +114,7 @@ def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option,
 
 
 def _shown(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Return a value in the syntax of the command line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_shown, value))}]"
     if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ def _shown(value: Any) -> str:
 
 
 def _option(group: str, name: str) -> _Option:
-    """Read an option and, before it, those of its group that its list of defaults names."""
+    """Read an option on top of the options of its group that its list of defaults names."""
     path = option_file(group, name)
     assert path is not None
     content = _read(path) or {}
@@ -157,7 +157,7 @@ def _read(path: Path) -> Any:
 
 
 def argument_meanings(target: str, arguments: Collection[str]) -> dict[str, str]:
-    """Return what the docstrings of a class and its bases say of its arguments, by name; some may be missing."""
+    """Return the meanings of arguments by name, from the docstrings of a class and its bases; some may be missing."""
     meanings: dict[str, str] = {}
     for paragraph in (paragraph for docstring in docstrings(target) for paragraph in _paragraphs(docstring)):
         names = [(match, set(re.split(r", and |, | and | or ", match[1]))) for match in _NAMES.finditer(paragraph)]

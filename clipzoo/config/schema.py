@@ -33,7 +33,7 @@ ANY_KEY = "**"
 _WITHOUT_ARGUMENTS = {"object", "ABC", "Protocol", "Generic", "Module", "Part"}
 """Bases whose constructors take no arguments."""
 PREFIX = "from_model:"
-"""Beginning of a value that is found in the model; see `filled`."""
+"""Prefix of a value that is taken from the model; see `filled`."""
 RUN = {
     "head.image_width == encoder.image_width": "the head's width must be that of the encoder's features",
     "head.text_width == encoder.text_width": "the head's width must be that of the encoder's features",
@@ -59,12 +59,12 @@ T = TypeVar("T")
 def faults(config: Mapping[str, Any], path: str = "") -> list[str]:
     """Return a sentence for every fault of a resolved configuration: unknown keys, wrong values, missing values.
 
-    Relations between values are checked once every value by itself is right.
+    Relations between values are checked once every single value is right.
     """
-    found = list(nodes(config, path))
-    return [fault for node, place in found for fault in _node_faults(node, place)] or [
+    located_nodes = list(nodes(config, path))
+    return [fault for node, place in located_nodes for fault in _node_faults(node, place)] or [
         fault
-        for node, place in found
+        for node, place in located_nodes
         for fault in broken(class_constant(node["_target_"], "relations") or {}, node, f"{place}.")
     ]
 
@@ -91,10 +91,10 @@ def checked(cls: type[T]) -> type[T]:
             fault for name in values for fault in _value_faults(values[name], arguments[name], name, cls.__name__)
         ]
         if not faults:
-            wanted = get_type_hints(inspect.unwrap(cls.__init__))  # type: ignore[misc]
+            hints = get_type_hints(inspect.unwrap(cls.__init__))  # type: ignore[misc]
             faults = [
                 f"{name} must be {kind.__name__}, not {type(values[name]).__name__}"
-                for name, kind in wanted.items()
+                for name, kind in hints.items()
                 if name in values and isinstance(kind, type) and kind.__module__ != "builtins"
                 and not is_a(values[name], kind)
             ]  # fmt: skip
@@ -114,12 +114,12 @@ def is_a(value: object, kind: type) -> bool:
     if not getattr(kind, "_is_protocol", False):
         return isinstance(value, kind)
     names = {**vars(kind), **kind.__dict__.get("__annotations__", {})}
-    wanted = [name for name in names if name == "__call__" or not name.startswith("_")]
-    return all(inspect.getattr_static(value, name, None) is not None for name in wanted)
+    attributes = [name for name in names if name == "__call__" or not name.startswith("_")]
+    return all(inspect.getattr_static(value, name, None) is not None for name in attributes)
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: on one line, long ones cut."""
+    """Return the repr of a value for a message, cut to LONGEST_VALUE characters."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
@@ -147,16 +147,16 @@ def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         yield f"{path}._target_={target}: {error}"
         return
-    given = {key: value for key, value in config.items() if key not in HYDRA_KEYS}
-    for key, value in given.items():
+    values = {key: value for key, value in config.items() if key not in HYDRA_KEYS}
+    for key, value in values.items():
         if argument := arguments.get(key) or arguments.get(ANY_KEY):
             yield from _value_faults(value, argument, f"{path}.{key}", name)
             continue
-        new = RENAMED_KEYS.get(f"{path}.{key}")
-        near = f"; did you mean {new}?" if new else nearest(key, list(arguments))
-        yield f"{path}.{key}: {name} has no such argument{near or f': leave it out (~{path}.{key})'}"
+        renamed = RENAMED_KEYS.get(f"{path}.{key}")
+        suggestion = f"; did you mean {renamed}?" if renamed else nearest(key, list(arguments))
+        yield f"{path}.{key}: {name} has no such argument{suggestion or f': leave it out (~{path}.{key})'}"
     for key, argument in arguments.items():
-        if key not in given and not argument.optional and "_partial_" not in config:
+        if key not in values and not argument.optional and "_partial_" not in config:
             yield f"{path}.{key} is missing: {name} needs it"
 
 
@@ -172,10 +172,10 @@ def _value_faults(value: Any, argument: Argument, path: str, name: str) -> Itera
         yield f"{path}: the annotation {words} of {name}'s argument {key} cannot be checked{part}: change it"
         return
     if not kind.admits(value) and not is_open(value):
-        seen = "null" if value is None else f"{shown(value)} ({type(value).__name__})"
+        actual = "null" if value is None else f"{shown(value)} ({type(value).__name__})"
         group = path.replace(".", "/")
         remedy = f": choose it with {group}={value}" if isinstance(value, str) and is_group(group) else ""
-        yield f"{path} must be {kind.words}, not {seen}{remedy}"
+        yield f"{path} must be {kind.words}, not {actual}{remedy}"
 
 
 # Annotations as checks of plain YAML values.
@@ -203,12 +203,12 @@ def require_kinds(file: Path, content: Mapping[str, Any], kinds: Mapping[str, An
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the kind of values that an annotation admits, such as `Count`, or its source text.
+    """Return the kind of values that an annotation, such as `Count`, or its source text admits.
 
     A class that YAML cannot write, such as `Kernel`, admits a mapping with `_target_`, and objects in Python.
 
     Raises:
-        UncheckableError: the annotation is none of the forms below.
+        UncheckableError: the annotation has none of the forms below.
     """
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
@@ -219,7 +219,7 @@ def kind_of(annotation: Any) -> Kind:
     if origin in _SIMPLE and not parameters:
         return _SIMPLE[origin]
     if origin is Annotated:
-        # Metadata that is not of the vocabulary is ignored.
+        # Metadata outside the vocabulary is ignored.
         base, *constraints = parameters
         kind = kind_of(base)
         bounds = [one for one in constraints if isinstance(one, Range | MultipleOf | Ascending | Distinct)]
@@ -275,13 +275,13 @@ def name_of(annotation: Any) -> str:
 
 
 def _evaluated(text: str, names: Mapping[str, ast.stmt | str]) -> Any:
-    """Return the annotation that a source text means; the text itself if it means none.
+    """Evaluate the source text of an annotation; return the text itself if it cannot be evaluated.
 
-    names: of the module, see `_names`: its aliases (`Side = Literal["a", "b"]`) are replaced by their values.
+    names: names of the module, see `_names`; its aliases (`Side = Literal["a", "b"]`) are replaced by their values.
     """
     try:
         annotation = eval(text, {}, _Meanings(names))
-        # Text in an annotation, "Count | None".
+        # A quoted annotation, "Count | None".
         return _evaluated(annotation, names) if isinstance(annotation, str) else annotation
     except (TypeError, SyntaxError):
         return text
@@ -311,7 +311,7 @@ class _Meanings(dict[str, Any]):
 
 
 class _Named(type):
-    """A class of which only the name is known; its attributes are those of a module, as in `nn.Module`."""
+    """A class known only by its name; its attributes are such classes too, as in `nn.Module`."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
@@ -356,7 +356,7 @@ _COMPOUND = (
 
 @dataclass(frozen=True)
 class Argument:
-    """A constructor argument. annotation: None if it has none. optional: it has a default.
+    """A constructor argument. annotation: None if it has none. optional: True if it has a default.
 
     default: its source text; empty without one, and for classes of other packages.
     """
@@ -380,7 +380,7 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
         try:
             signature = inspect.signature(node, eval_str=True)
         except NameError:
-            # An annotation that only a type checker imports.
+            # An annotation names a class that is imported only for type checkers.
             signature = inspect.signature(node)
         for parameter in signature.parameters.values():
             is_keywords = parameter.kind is parameter.VAR_KEYWORD
@@ -419,9 +419,9 @@ def class_constant(target: str, name: str) -> Any:
     for item in node.body:
         match item:
             case ast.Assign(targets=[ast.Name(id=assigned)], value=value) if assigned == name:
-                own = ast.literal_eval(value)
+                literal = ast.literal_eval(value)
                 has_init = any(getattr(other, "name", "") == "__init__" for other in node.body)
-                return {**(constant or {}), **own} if isinstance(own, dict) and not has_init else own
+                return {**(constant or {}), **literal} if isinstance(literal, dict) and not has_init else literal
     return constant
 
 
@@ -437,20 +437,20 @@ def docstrings(target: str) -> Iterator[str]:
 
 
 def _definition(target: str) -> tuple[str, Any]:
-    """Return the module of a class or function and its statement there; for other packages the object itself."""
+    """Return the module of a class or function and the statement that defines it, or the object of another package."""
     module, _, name = target.rpartition(".")
     if module.split(".")[0] != PACKAGE.name:
-        found = getattr(importlib.import_module(module), name, None)
-        if found is None:
+        definition = getattr(importlib.import_module(module), name, None)
+        if definition is None:
             raise LookupError(f"{module} defines no {name}")
-        return module, found
+        return module, definition
     names = _names(module)
     node = names.get(name)
     if isinstance(node, str):
         return _definition(node)
     if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-        known = [name for name, node in names.items() if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-        raise LookupError(f"{module} defines no {name}{nearest(name, known)}")
+        defined = [name for name, node in names.items() if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        raise LookupError(f"{module} defines no {name}{nearest(name, defined)}")
     return module, node
 
 
@@ -502,29 +502,29 @@ def _argument(annotation: ast.expr | None, default: ast.expr | None, module: str
     return Argument(meaning, default is not None, "" if default is None else ast.unparse(default))
 
 
-# Values of a configuration that are found in the model, such as `image_size: from_model:image_size`.
+# Values of a configuration that are taken from the model, such as `image_size: from_model:image_size`.
 #
-# They remain as they are while the configuration is composed and checked, and while its run is looked up, because no
-# model is built until then: `clipzoo.build.with_facts` fills them in. The run's config.yaml holds the values.
+# They stay unresolved while the configuration is composed and checked and its run is looked up, because no model is
+# built until then: `filled` replaces them afterwards. The run's config.yaml holds the values.
 
 
 def is_open(value: object) -> bool:
-    """Return True for a value that is found in the model."""
+    """Return True for a value that is taken from the model."""
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
 def has_open(plain: Any) -> bool:
-    """Return True if any value in a configuration is found in the model."""
+    """Return True if any value in a configuration is taken from the model."""
     if isinstance(plain, Mapping):
         return any(map(has_open, plain.values()))
     return any(map(has_open, plain)) if isinstance(plain, list) else is_open(plain)
 
 
 def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:
-    """Return the configuration with the values that are found in the model; with null in their place without facts.
+    """Return the configuration with values taken from the model's facts; with null in their place without facts.
 
     Raises:
-        ConfigError: the model has no value of a name.
+        ConfigError: the model has no value of this name.
     """
 
     def value(text: str) -> Any:
@@ -549,7 +549,7 @@ def mapped(plain: Any, change: Callable[[str], Any]) -> Any:
 
 # Relations between values of a configuration, such as "image_size % patch_size == 0".
 #
-# A class states those of its constructor's arguments as `relations`, expression -> the sentence of the message, and
+# A class declares relations of its constructor's arguments as `relations`, expression -> sentence of the message, and
 # sizes that follow from the arguments as `derived`, name -> expression. Both are read from the source, without
 # importing the class. Dots lead into inner nodes: "image_width == image_tower.width".
 
@@ -566,8 +566,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"sum": sum, "len": len, "min": min, 
 def broken(relations: Mapping[str, str], values: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield a sentence for every relation that does not hold.
 
-    A relation holds if one of its values is missing, null or of a wrong type: the value's annotation reports that.
-    It also holds if a value is found in the model: the relation is checked again once that is known.
+    A relation is skipped if one of its values is missing, null or of a wrong type, which its annotation reports, or if
+    a value is taken from the model: the relation is checked again once the value is known.
     """
     for expression, sentence in relations.items():
         # The dotted names in the expression, in their order.
@@ -576,14 +576,14 @@ def broken(relations: Mapping[str, str], values: Mapping[str, Any], path: str = 
         outer = sorted((node for node in nodes if id(node) not in inner), key=lambda node: node.col_offset)
         names = dict.fromkeys(ast.unparse(node) for node in outer)
         try:
-            seen = {name: evaluate(name, values) for name in names if name not in FUNCTIONS}
-            if any(map(is_open, seen.values())) or (None in seen.values() and " None" not in expression):
+            actual = {name: evaluate(name, values) for name in names if name not in FUNCTIONS}
+            if any(map(is_open, actual.values())) or (None in actual.values() and " None" not in expression):
                 continue
             holds = evaluate(expression, values)
         except (LookupError, NameError, AttributeError, TypeError, ZeroDivisionError):
             continue
         if not holds:
-            yield f"{', '.join(f'{path}{name}={value}' for name, value in seen.items())}: {sentence}"
+            yield f"{', '.join(f'{path}{name}={value}' for name, value in actual.items())}: {sentence}"
 
 
 def evaluate(expression: str, values: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The classes that a configuration may name: parts of this package, and what the user trusts by name.
+"""The classes that a configuration may name: parts of this package, and classes that the user trusts by name.
 
 Trust comes from the command line (`trust=PACKAGE`, or `_target_=CLASS` itself) or from an argument, never from a file.
 """
@@ -45,9 +45,9 @@ def read(text: str) -> Override:
     group = override.key_or_group
     if not group:
         raise ConfigError(f"{text!r} names no key: write KEY=VALUE")
-    # An addition may be a node of its own (+encoder={...}); the values of a sweep are read one by one.
-    is_apart = override.is_delete() or override.is_add() or override.is_sweep_override()
-    if is_group(group) and not is_apart and not isinstance(override.value(), str | list):
+    # An addition may be a new node (+encoder={...}); the values of a sweep are read one by one.
+    is_exempt = override.is_delete() or override.is_add() or override.is_sweep_override()
+    if is_group(group) and not is_exempt and not isinstance(override.value(), str | list):
         raise ConfigError(unknown_option(group, text.partition("=")[2]))
     return override
 
@@ -69,7 +69,7 @@ def alternatives(override: Override) -> list[str] | None:
 
 
 def require_values(override: Override, is_sweep: bool) -> None:
-    """Raise ConfigError if an override has several values, but the command is no sweep, or has none."""
+    """Raise ConfigError if an override has several values outside a sweep, or no value."""
     line, key = override.input_line, override.get_key_element()
     if not is_sweep and key.startswith("search."):
         raise ConfigError(f"{line} is for a sweep: add -m")
@@ -128,7 +128,7 @@ def refusal(target: object, trust: Collection[str]) -> str | None:
 
 
 def is_within(name: str, packages: Collection[str]) -> bool:
-    """Return True if a dotted name is one of the packages, or lies in one."""
+    """Return True if a dotted name is one of the packages, or is in one."""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 

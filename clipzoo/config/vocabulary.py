@@ -3,7 +3,7 @@
     def __init__(self, width: Count, dropout: Probability, crop: OrderedPair): ...
     def __init__(self, temperature: Annotated[float, Range(above=0, at_most=10)]): ...
 
-A plain `float` admits finite numbers only, those that float32 can hold; `AnyNumber` also admits inf and nan.
+A plain `float` admits only finite numbers that float32 can hold; `AnyNumber` also admits inf and nan.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(at_least=0)]
 Probability = Annotated[float, Range(at_least=0, at_most=1)]
 Share = Annotated[float, Range(above=0, at_most=1)]
-"""A part of a whole that is not empty."""
+"""A fraction above 0."""
 Decay = Annotated[float, Range(at_least=0, below=1)]
 """Weight of the old value in a moving average."""
 Scale = Annotated[float, Range(at_least=1e-3, at_most=1e3)]

@@ -26,7 +26,7 @@ NO_CAPTION = 0
 
 @dataclass(frozen=True)
 class CaptionCounts:
-    """Captions of n pairs by how often they occur. occurrences: {1: 40, 3: 5} is 40 captions once and 5 three times.
+    """Captions of n pairs by how often they occur. occurrences: {1: 40, 3: 5} means 40 captions once, 5 three times.
 
     Captions are equal if their words are: spaces and line breaks do not count, capital letters do.
     """
@@ -35,15 +35,15 @@ class CaptionCounts:
 
     @classmethod
     def of(cls, digests: np.ndarray) -> CaptionCounts:
-        """Count digests, [n] uint64, NO_CAPTION left out.
+        """Count digests, [n] uint64, except NO_CAPTION.
 
         Needs at most 3 GiB: more than _SORTED_AT_ONCE digests are read several times, once for each remainder.
         """
-        parts = 1 + len(digests) // _SORTED_AT_ONCE
+        rounds = 1 + len(digests) // _SORTED_AT_ONCE
         occurrences: Counter[int] = Counter()
-        for part in range(parts):
+        for remainder in range(rounds):
             blocks = (digests[first : first + _BLOCK] for first in range(0, len(digests), _BLOCK))
-            chosen = [block[(block != NO_CAPTION) & (block % np.uint64(parts) == part)] for block in blocks]
+            chosen = [block[(block != NO_CAPTION) & (block % np.uint64(rounds) == remainder)] for block in blocks]
             counts = np.unique(np.concatenate([*chosen, np.empty(0, np.uint64)]), return_counts=True)[1]
             sizes, captions = np.unique(counts, return_counts=True)
             occurrences.update(dict(zip(sizes.tolist(), captions.tolist(), strict=True)))
@@ -60,7 +60,7 @@ class CaptionCounts:
         return sum(size * captions for size, captions in self.occurrences.items())
 
     def figures(self, batch: int) -> dict[str, float]:
-        """Return all figures by name, as a run directory holds them; see `described`. batch: global batch size N.
+        """Return the statistics below by name, as a run directory stores them. batch: global batch size N.
 
         pairs, distinct: number of pairs n, and of distinct captions K. batch: the smaller one of N and n.
 
@@ -95,7 +95,7 @@ class CaptionCounts:
 
 
 def described(figures: Mapping[str, float]) -> str:
-    """Return `CaptionCounts.figures` as one line; everything that shows them prints this."""
+    """Return `CaptionCounts.figures` as one line of text, the same in all output."""
     pairs, distinct, batch = (f"{figures[name]:,.0f}" for name in ("pairs", "distinct", "batch"))
     if figures["distinct"] == figures["pairs"]:
         return f"{pairs} captions, all distinct"
@@ -114,8 +114,8 @@ def digest(caption: str) -> int:
 def read_captions(descriptor: int, record: np.void, caption_key: str | None) -> list[str]:
     """Return the usable captions of a sample of an open shard.
 
-    record: of RECORD. caption_key: key of the .json that holds the caption or captions; None for the .txt. Raises
-    BadSampleError, also without a usable caption.
+    record: a RECORD. caption_key: key of the .json that holds the caption or captions; None for the .txt.
+    Raises BadSampleError, also without a usable caption.
     """
     try:
         text = read_member(descriptor, record, "txt" if caption_key is None else "json").decode("utf-8-sig")

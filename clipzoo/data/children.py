@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def bind_to_parent() -> None:
-    """Call first in a child process: the kernel kills it as soon as its parent ends, in whatever way.
+    """Call first in a child process: the kernel kills it as soon as its parent ends for any reason.
 
     Schedulers signal every process of a job: only the parent reacts to these signals.
     """
@@ -47,7 +47,7 @@ def map_in_children(
     if processes < 2:
         yield from map(function, arguments)
         return
-    others = set(multiprocessing.active_children())
+    earlier_children = set(multiprocessing.active_children())
     # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
     spawn = multiprocessing.get_context("spawn")
     try:
@@ -65,7 +65,7 @@ def map_in_children(
                 yield from pending.popleft().result()
         except BaseException as error:
             # The pool would wait for the arguments that its processes have begun, and they ignore SIGTERM.
-            for child in set(multiprocessing.active_children()) - others:
+            for child in set(multiprocessing.active_children()) - earlier_children:
                 child.kill()
             if isinstance(error, BrokenProcessPool):
                 raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None

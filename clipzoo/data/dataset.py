@@ -39,13 +39,13 @@ _MOST_CANDIDATES = 64
 class ShardDataset(Part):
     """Batches of image-caption pairs from WebDataset shards. Satisfies `clipzoo.training.parts.Dataset`.
 
-    shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `sources.parse_sources`.
+    shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `locations.parse_sources`.
     tokenizer: captions -> token ids.
     image_size: side S of the square crops in pixels.
     crop_scale: smallest and largest fraction of an image's area in a crop.
-    interpolation: how a crop is resized.
+    interpolation: method for resizing a crop.
     flip: probability of a horizontal flip.
-    rand_augment: number of operations and magnitude of 10; None for none.
+    rand_augment: number of operations, and magnitude from 0 to 10; None turns RandAugment off.
     decode: "exact" decodes every pixel; "fast" lets the JPEG decoder scale down by 2, 4 or 8 where the crop stays
         larger than image_size.
     max_pixels: larger images count as unusable.
@@ -54,8 +54,8 @@ class ShardDataset(Part):
     max_bad_fraction: fraction of unusable samples above which training stops.
     workers: decoding processes of each rank; 0 decodes in the training process, "auto" is as many as the cores allow.
     prefetch: batches that each worker prepares ahead.
-    index_folder: folder of the index; None for that of the shards, or the run directory if that is not writable.
-    cache_folder, cache_gigabytes: local copies of remote shards, see `cache.ShardCache`; at least two windows.
+    index_folder: folder of the index; None for the shards' folder, or for the run directory if that is read-only.
+    cache_folder, cache_gigabytes: local copies of remote shards, at least two windows; see `locations.ShardCache`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ShardDataset(Part):
     ) -> None:
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
-        # Plain tuples, because Hydra passes lists of its own that are slow to index.
+        # Plain tuples, because Hydra's lists are slow to index.
         scale = crop_scale[0], crop_scale[1]
         augment = (rand_augment[0], rand_augment[1]) if rand_augment else None
         self._transform = ImageTransform(image_size, scale, interpolation, flip, augment, decode, max_pixels)
@@ -96,7 +96,7 @@ class ShardDataset(Part):
         self.samples = 0
 
     def open(self, cache: Path | None, world: World) -> None:
-        """Load the index. The first rank builds it if needed, beside the shards or under `cache`, the run directory.
+        """Load the index. The first rank builds it if needed, next to the shards or under `cache`, the run directory.
 
         Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
         """
@@ -123,7 +123,7 @@ class ShardDataset(Part):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the shards' names and samples and of all that sets their order; a run resumes only on the same."""
+        """Digest of the shards' names and samples and of their order; a run resumes only if it is unchanged."""
         return fingerprint(self._indexes, self._sources, self._window)
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
@@ -141,7 +141,7 @@ class ShardDataset(Part):
         self._stored_keys = stored_keys
 
     def captions(self) -> CaptionCounts:
-        """Return how often captions repeat, over all sources alike whatever their weights. Reads the index only."""
+        """Return how often captions repeat over all sources, regardless of their weights. Reads only the index."""
         if len(self._indexes) == 1:
             return self._indexes[0].captions
         return CaptionCounts.of(np.concatenate([index.records["caption"] for index in self._indexes]))
@@ -234,12 +234,12 @@ class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
     def __getitem__(self, step: int) -> tuple[Batch, list[Fault]]:
         rows = self.plan.rows(step)
         ids, epochs = torch.from_numpy(rows.sample_id[self.rows].copy()), rows.epoch[self.rows].tolist()
-        stored = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
+        stored_keys = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
         size = self.reader.transform.image_size
         images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
         captions, keys, faults = list[str](), list[int](), list[Fault]()
-        for position, place in enumerate(zip(ids.tolist(), epochs, stored, strict=True)):
-            image, caption, key, sample_faults = self.reader.read(*place)
+        for position, request in enumerate(zip(ids.tolist(), epochs, stored_keys, strict=True)):
+            image, caption, key, sample_faults = self.reader.read(*request)
             if image is not None:
                 if not images.is_contiguous():
                     images = images.contiguous()
@@ -275,12 +275,12 @@ class SampleReader:
     ) -> tuple[Tensor | None, str, int, list[Fault]]:
         """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
 
-        The image (uint8 [3, S, S]), the caption, the image's key (see `ImageTransform`), and the replacement and
-        conversions of this sample. Raises ConfigError if none of the candidates is usable.
+        Returns the image (uint8 [3, S, S]), the caption, the image's key (see `ImageTransform`), and this sample's
+        replacement and conversions. Raises ConfigError if none of the candidates is usable.
         """
-        index, *wanted = self.locate(sample_id)
+        index, *address = self.locate(sample_id)
         failure: BadSampleError | None = None
-        for shard, position in _candidates(index, *wanted):
+        for shard, position in _candidates(index, *address):
             # Random choices depend on `sample_id`, also if another sample is read in its place.
             random = generator("augment", self._seed, epoch, sample_id)
             try:
@@ -290,25 +290,25 @@ class SampleReader:
             except BadSampleError as error:
                 failure = failure or error
                 continue
-            chosen = 0
+            caption_index = 0
             if len(captions) > 1:
-                chosen = int(generator("caption", self._seed, epoch, sample_id).integers(len(captions)))
+                caption_index = int(generator("caption", self._seed, epoch, sample_id).integers(len(captions)))
             faults: list[Fault] = []
             if failure or conversions:
                 place = _name(index, shard, position)
                 faults += [Fault(sample_id, *place, kind, "converted to plain RGB", None) for kind in conversions]
             if failure:
-                name = _name(index, *wanted)
+                name = _name(index, *address)
                 faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
-            return image, captions[chosen], key, faults
+            return image, captions[caption_index], key, faults
         assert failure is not None
         raise ConfigError(
-            f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
+            f"{' '.join(_name(index, *address))} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
-        """Return the index that holds a sample, its shard and its position there."""
+        """Return the index that holds a sample, its shard, and its position in the shard."""
         source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
         index = self._indexes[source]
         return index, *index.locate(sample_id - int(self._first_ids[source]))
@@ -324,9 +324,9 @@ def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[
         yield shard, (position + step) % count
     shards = len(index.counts)
     for step in range(1, min(shards, _MOST_CANDIDATES)):
-        following = (shard + step) % shards
-        if index.counts[following]:
-            yield following, position % index.counts[following]
+        next_shard = (shard + step) % shards
+        if index.counts[next_shard]:
+            yield next_shard, position % index.counts[next_shard]
 
 
 def _name(index: ShardIndex, shard: int, position: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Unusable samples and damaged shards, and files left out of a new dataset: counted, and named in a file."""
+"""Counts and lists of unusable samples, damaged shards, and files left out of a new dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clipzoo.errors import ConfigError, masked, number_of
 
 FILE = "left_out.tsv"
 NO_IMAGE_FILE = "no_image_file"
-"""Kind of the files that are neither images in a format that is read nor the captions of one."""
+"""Kind of files that are neither readable images nor caption files."""
 _NAMED_PER_KIND = 10_000
 
 
@@ -92,7 +92,7 @@ class FaultLog:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file that is not in the dataset. kind: what is counted; reason: a sentence."""
+    """A file that is not in the dataset. kind: the counter's name; reason: a sentence."""
 
     path: Path
     kind: str
@@ -100,7 +100,7 @@ class LeftOut:
 
 
 def write_left_out(left_out: Sequence[LeftOut], folder: Path) -> None:
-    """Write `folder`/left_out.tsv with one line per file, or remove an earlier one if there is no file."""
+    """Write `folder`/left_out.tsv with one line per file, or remove an earlier one if `left_out` is empty."""
     table = StringIO()
     rows = csv.writer(table, delimiter="\t", lineterminator="\n")
     rows.writerow(["file", "kind", "reason"])
@@ -112,13 +112,13 @@ def write_left_out(left_out: Sequence[LeftOut], folder: Path) -> None:
 
 
 def summary(left_out: Sequence[LeftOut], folder: Path) -> list[str]:
-    """Return lines for the terminal: numbers by kind, other files by extension, and where they are named."""
+    """Return lines for the terminal: numbers by kind, other files by extension, and the path of the list."""
     kinds = Counter(entry.kind for entry in left_out if entry.kind != NO_IMAGE_FILE)
-    others = Counter(entry.path.suffix.lower() for entry in left_out if entry.kind == NO_IMAGE_FILE)
+    extensions = Counter(entry.path.suffix.lower() for entry in left_out if entry.kind == NO_IMAGE_FILE)
     lines = [f"left out: {counted(kinds)}"] if kinds else []
-    if others:
-        shown = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in others.most_common())
-        lines.append(f"other files, which are not read: {shown}")
+    if extensions:
+        listing = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in extensions.most_common())
+        lines.append(f"other files, which are not read: {listing}")
     return [*lines, f"{folder / FILE} names each of them"] if lines else []
 
 

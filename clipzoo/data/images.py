@@ -72,7 +72,7 @@ class ImageTransform:
         """Return the crop, the kinds of conversion that the image needed, and its key. Raises BadSampleError.
 
         The key is a digest of the encoded image and the place of the crop, never 0. An image whose key is `stored_key`
-        is not decoded: its crop is None. stored_key: 0 decodes every image; None leaves the digest out, the key is 0.
+        is not decoded: its crop is None. stored_key: 0 decodes every image; None computes no digest, the key is 0.
         """
         import torch
 
@@ -89,8 +89,8 @@ class ImageTransform:
             shortest = min(box.height, box.width)
             reduction = next((factor for factor in (8, 4, 2) if shortest >= factor * self.image_size), 1)
         pixels = image.decode(reduction)
-        # The crop starts on the grid of the reduced pixels; off the grid it would differ several times more from the
-        # exactly decoded one.
+        # The crop starts on the grid of the reduced pixels; off the grid, its difference from the exactly decoded crop
+        # would be several times larger.
         top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
         resized = torch.nn.functional.interpolate(
             torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
@@ -144,7 +144,7 @@ def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.rand
     Each operation is drawn from OPERATIONS with replacement, applied with probability 1/2 at `magnitude` of 10, and has
     a random sign.
 
-    Source: RandAugment as in ALBEF and the vision-language codes that follow it.
+    Source: RandAugment as in ALBEF and the vision-language code bases that follow it.
     """
     kinds = random.integers(len(OPERATIONS), size=operations)
     applied = random.random(operations) < 0.5
@@ -195,16 +195,16 @@ def read_image_file(path: Path) -> bytes:
 
 
 def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
-    """Read the header of an image. Raises BadSampleError for no image, and for one larger than `max_pixels`.
+    """Read the header of an image. Raises BadSampleError if it is not an image or exceeds `max_pixels`.
 
     max_pixels: data.max_pixels; None for the limit of PIL, 2 * PIL.Image.MAX_IMAGE_PIXELS.
     """
     image = EncodedImage(encoded)
-    key, most = "data.max_pixels", max_pixels
-    if most is None:
-        key, most = "2 * PIL.Image.MAX_IMAGE_PIXELS =", 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
-    if image.height * image.width > most:
-        raise BadSampleError("enormous_image", f"{image.width} x {image.height} pixels, more than {key} {most}")
+    key, limit = "data.max_pixels", max_pixels
+    if limit is None:
+        key, limit = "2 * PIL.Image.MAX_IMAGE_PIXELS =", 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
+    if image.height * image.width > limit:
+        raise BadSampleError("enormous_image", f"{image.width} x {image.height} pixels, more than {key} {limit}")
     return image
 
 
@@ -214,7 +214,7 @@ def decode(encoded: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert the current frame of a PIL image of any mode to RGB; an RGB image is returned itself.
+    """Convert the current frame of a PIL image of any mode to RGB; an RGB image is returned unchanged.
 
     Raises:
         BadSampleError: floating-point pixels, or integers that exceed 16 bits.
@@ -238,11 +238,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 class EncodedImage:
-    """An image of which only the header has been read. Raises BadSampleError.
+    """An encoded image whose header has been read. Raises BadSampleError.
 
-    extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
-    kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB
-    or grey image.
+    extension: file extension of its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size.
+    conversions: kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty
+    for a plain RGB or grey image.
     """
 
     height: int
@@ -281,7 +281,7 @@ class EncodedImage:
             return image
 
     def decode(self, reduction: int) -> Pixels:
-        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]; call once. Raises BadSampleError."""
         if self._image is None:
             height, width = -(-self.height // reduction), -(-self.width // reduction)
             with suppress(ValueError):

@@ -20,8 +20,8 @@ from clipzoo.types import Batch, World
 class InMemoryDataset:
     """Batches of n pairs that are held as two tensors. Satisfies `clipzoo.training.parts.Dataset`.
 
-    image, text: [n, ...] each, in the form that the encoders take; row i of one belongs to row i of the other. A batch
-    of n samples holds every pair once.
+    image, text: inputs of the encoders, [n, ...] each; row i of both forms a pair. A batch of n samples holds every
+    pair once.
     """
 
     def __init__(self, image: Tensor, text: Tensor) -> None:
@@ -35,7 +35,7 @@ class InMemoryDataset:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the pairs; a run resumes only on the same ones."""
+        """Digest of the pairs; a run resumes only if it is unchanged."""
         digest = hashlib.sha256()
         for view in (self._image, self._text):
             digest.update(view.contiguous().cpu().numpy().tobytes())

@@ -35,7 +35,7 @@ VERSION = 2
 DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
 MOST = 2**44
-"""Samples of a shard, and bytes of its keys: sums over a hundred thousand shards are 64-bit integers."""
+"""Upper bound of a shard's samples and key bytes: sums over a hundred thousand shards fit into 64 bits."""
 _CACHED_SHARDS = 8
 _SHARDS_PER_PROCESS = 8
 _SHOWN = 3
@@ -52,8 +52,8 @@ class Shard:
 
     bytes: size of the archive when its samples were listed. state: size and modification time of the file when it was
     last checked; a size below `bytes` means that the shard was cut since then (-1: deleted). Its samples keep their
-    ids. key_start, key_bytes: position of its keys among all keys. digest: of keys, offsets and sizes. flaw: why the
-    list of samples may be incomplete.
+    ids. key_start, key_bytes: position of its keys among all keys. digest: hash of keys and records. flaw: why the list
+    of samples may be incomplete.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Shard:
 class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    captions: how often the captions repeat; of samples with several captions, the first one.
+    captions: how often the captions repeat; a sample with several captions counts with its first one.
     """
 
     def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path, captions: CaptionCounts) -> None:
@@ -82,7 +82,7 @@ class ShardIndex:
 
     @cached_property
     def records(self) -> np.ndarray:
-        """[n] of RECORD. Memory-mapped on first use, in the process that reads."""
+        """Records [n] of type RECORD. Memory-mapped on first use, in the process that reads."""
         return np.memmap(self.data, RECORD, "r", shape=(self.samples,)) if self.samples else np.empty(0, RECORD)
 
     def records_of(self, shard: int) -> np.ndarray:
@@ -125,33 +125,33 @@ def load_or_build(
     """Return an up-to-date index of the shards; only new and changed shards are read.
 
     folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
-    None for one per core. caption_key: of the captions that are counted, see `read_captions`. Raises ConfigError if no
-    folder is writable.
+    None for one per core. caption_key: key of the counted captions, see `read_captions`. Raises ConfigError if
+    no folder is writable.
     """
-    known = load(locations, folders, caption_key)
-    now = states(locations)
-    before: list[Shard | None] = list(known.shards) if known else [None] * len(locations)
+    last_index = load(locations, folders, caption_key)
+    present_states = states(locations)
+    indexed_shards: list[Shard | None] = list(last_index.shards) if last_index else [None] * len(locations)
     # The state of a pipe is unknown until it is read: an intact shard is trusted.
     stale = [
         shard is None or (shard.flaw is not None if state is None else state != shard.state)
-        for shard, state in zip(before, now, strict=True)
+        for shard, state in zip(indexed_shards, present_states, strict=True)
     ]
-    if known and not any(stale):
-        return known
+    if last_index and not any(stale):
+        return last_index
 
     # Read new and changed shards, and copy the rows of all others.
-    stale_locations = [location for location, read in zip(locations, stale, strict=True) if read]
+    stale_locations = [location for location, is_stale in zip(locations, stale, strict=True) if is_stale]
     count = min(processes or os.cpu_count() or 1, len(stale_locations) // _SHARDS_PER_PROCESS)
     scans = map_in_children(partial(_scan, cache, caption_key), stale_locations, count, 4)
     names = relative_names(locations)
 
     def rows() -> Iterator[tuple[Shard, bytes, bytes]]:
-        for number, (shard, state) in enumerate(zip(before, now, strict=True)):
+        for number, (shard, state) in enumerate(zip(indexed_shards, present_states, strict=True)):
             scan = next(scans) if stale[number] else None
-            if scan is None or (known and scan.flaw and _is_start_of(scan, known, number)):
-                assert known and shard
+            if scan is None or (last_index and scan.flaw and _is_start_of(scan, last_index, number)):
+                assert last_index and shard
                 row = replace(shard, state=state or shard.state, flaw=scan.flaw) if scan else shard
-                records, keys = known.records_of(number).tobytes(), "\0".join(known.keys(number)).encode()
+                records, keys = last_index.records_of(number).tobytes(), "\0".join(last_index.keys(number)).encode()
             else:
                 records, keys = scan.records.tobytes(), "\0".join(scan.keys).encode()
                 row = Shard(
@@ -182,10 +182,10 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
     count = len(scan.records)
     if count > known.shards[number].count or scan.keys != known.keys(number)[:count]:
         return False
-    before = known.records_of(number)[:count]
-    if not np.array_equal(scan.records[:-1], before[:-1]):
+    old_records = known.records_of(number)[:count]
+    if not np.array_equal(scan.records[:-1], old_records[:-1]):
         return False
-    return not count or all(new in (0, old) for new, old in zip(scan.records[-1], before[-1], strict=True))
+    return not count or all(new in (0, old) for new, old in zip(scan.records[-1], old_records[-1], strict=True))
 
 
 def _digest_of(keys: bytes, records: bytes) -> str:
@@ -194,10 +194,10 @@ def _digest_of(keys: bytes, records: bytes) -> str:
 
 @contextmanager
 def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
-    """Yield the first writable folder. A folder that is created here and stays empty is removed."""
+    """Yield the first writable folder. A folder that this function creates and that stays empty is removed."""
     refusals = []
     for folder in folders:
-        new = not folder.exists()
+        created = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".{os.uname().nodename}.{os.getpid()}.probe"
@@ -209,7 +209,7 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            if new:
+            if created:
                 with suppress(OSError):  # not empty
                     folder.rmdir()
         return
@@ -224,13 +224,13 @@ def _write(
 ) -> ShardIndex:
     """Write an index, given every shard with its records and keys, in memory independent of the number of samples.
 
-    The writes are atomic, data before table: a reader sees the old index or the new one, whatever is interrupted. The
+    The writes are atomic, data before table: after an interruption, a reader sees the old index or the new one. The
     data file is named by its content, so a run that reads an older one is not disturbed.
     """
     shards: list[Shard] = []
     key_start, content = 0, hashlib.sha256()
     with io.explained(folder):
-        # Without a name: a kill leaves nothing.
+        # Unnamed files: a killed process leaves none.
         files = [tempfile.TemporaryFile(dir=folder) for _ in range(2)]  # noqa: SIM115 - closed below
     try:
         for shard, *parts in rows:
@@ -241,7 +241,7 @@ def _write(
                     file.write(part)
                 content.update(part)
         samples = sum(shard.count for shard in shards)
-        # A source without samples, such as a mistyped one, leaves no files behind.
+        # No files are written for a source without samples, such as a mistyped one.
         if not samples:
             return ShardIndex(shards, locations, folder / "nothing", CaptionCounts())
         data = folder / f"{digest}-{content.hexdigest()[:12]}.bin"
@@ -265,7 +265,7 @@ def _write(
 def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | None = None) -> ShardIndex | None:
     """Read the last written index from the first of the folders that has one; the shards are not checked.
 
-    A damaged index is named in the log and counts as none.
+    A damaged index is logged and skipped.
     """
     for folder in folders:
         path = folder / f"{index_name(locations, caption_key)}.json"
@@ -277,7 +277,7 @@ def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | N
 def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     """Read and verify an index; None for one of another version. Raises DamagedFileError.
 
-    The data file must have its size, and the records and keys that the digests describe. In a file larger than
+    The data file must have the expected size, and records and keys that match the digests. In a file larger than
     _VERIFIED_BYTES, shards at equal distances are verified.
     """
     table = io.read_json(path, 64 * io.MB, REMEDY)
@@ -336,7 +336,7 @@ def index_name(locations: Sequence[str], caption_key: str | None = None) -> str:
 
 def relative_names(locations: Sequence[str]) -> list[str]:
     """Return names relative to the common folder: index and fingerprint stay valid when the folder is moved."""
-    # A token in a URL is no part of the shard's name.
+    # A token in a URL is not part of the shard's name.
     names = masked(list(locations))
     if any(name.startswith("pipe:") for name in names):
         return names
@@ -349,10 +349,10 @@ def index_folders(shards: Sequence[str], index_folder: str | None, run: Path | N
     """Return the folders in which the index of a source may be, the preferred one first."""
     if index_folder is not None:
         return [Path(index_folder)]
-    home = Path(shards[0]).parent
+    shard_folder = Path(shards[0]).parent
     # The index must not create the folder of missing shards.
-    beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
-    return beside + ([run / FOLDER] if run else [])
+    default_folders = [] if is_remote(shards[0]) or not shard_folder.is_dir() else [shard_folder / FOLDER]
+    return default_folders + ([run / FOLDER] if run else [])
 
 
 # Shards that are missing, truncated, damaged or empty before training starts, and the samples lost with them.
@@ -369,18 +369,18 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
     cut = never_indexed = 0
     for index in indexes:
         intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
-        usual = int(np.median(intact)) if intact else _UNKNOWN
+        usual_count = int(np.median(intact)) if intact else _UNKNOWN
         for number, (location, shard) in enumerate(zip(index.locations, index.shards, strict=True)):
-            shard_cut = shard_rest = 0
+            shard_cut = shard_unindexed = 0
             if shard.flaw is not None or not shard.count:
                 if shard.state[0] < shard.bytes:
                     records = index.records_of(number)
                     ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
                     shard_cut = int((ends.astype(np.int64) > shard.state[0]).sum())
                 if not shard_cut:
-                    shard_rest = max(0, _stated_count(location, usual) - shard.count)
-                cut, never_indexed = cut + shard_cut, never_indexed + shard_rest
-                lost = shard_cut + shard_rest
+                    shard_unindexed = max(0, _stated_count(location, usual_count) - shard.count)
+                cut, never_indexed = cut + shard_cut, never_indexed + shard_unindexed
+                lost = shard_cut + shard_unindexed
                 loss = "an unknown number of" if lost >= _UNKNOWN else f"about {lost}"
                 kind = "missing_shards" if shard.state[0] < 0 else "truncated_shards" if shard.count else "empty_shards"
                 reason = f"{shard.flaw or 'no samples'}; {loss} samples are lost"
@@ -390,20 +390,20 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
                 reason = f"keys that occur more than once, each time as a sample: {', '.join(repeated[:_SHOWN])}, ..."
                 faults.append(Fault(-1, location, "", "duplicate_keys", reason, None))
 
-    present = sum(index.samples for index in indexes)
-    if not present:
+    indexed = sum(index.samples for index in indexes)
+    if not indexed:
         shards = [pair for index in indexes for pair in zip(index.locations, index.shards, strict=True)]
-        shown = "; ".join(f"{location}: {shard.flaw or 'no samples'}" for location, shard in shards[:_SHOWN])
+        examples = "; ".join(f"{location}: {shard.flaw or 'no samples'}" for location, shard in shards[:_SHOWN])
         more = f"; and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
         demo = any("data/demo/" in location for location, _ in shards)
         hint = ". `clipzoo world` makes the demo's in data/demo" if demo else ""
-        raise ConfigError(f"data.shards: none of the shards holds a sample. {shown}{more}{hint}")
-    fraction = (cut + never_indexed) / (present + never_indexed)
+        raise ConfigError(f"data.shards: none of the shards holds a sample. {examples}{more}{hint}")
+    fraction = (cut + never_indexed) / (indexed + never_indexed)
     if fraction > max_bad_fraction:
-        shown = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
+        examples = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
         raise ConfigError(
             f"data.shards lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
-            f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {shown}. Download them again, remove "
+            f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {examples}. Download them again, remove "
             "them from data.shards, or raise data.max_bad_fraction."
         )
     for fault in faults[: _SHOWN * 3]:
@@ -429,7 +429,7 @@ def _stated_count(location: str, usual: int) -> int:
 
 
 def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int) -> str:
-    """Return a digest of the shards' names and samples and of all that sets their order."""
+    """Return a digest of the shards' names and samples and of the settings of their order."""
     facts = [(index.fingerprint, source.weight) for index, source in zip(indexes, sources, strict=True)]
     return hashlib.sha256(repr((facts, window)).encode()).hexdigest()
 

@@ -33,7 +33,7 @@ def iterate(
 ) -> Generator[Item, None, None]:
     """Yield the items of `steps` in order, computed by `workers` processes, `prefetch` items ahead each.
 
-    The workers start at once. They end when the generator ends or is closed, or when this process ends in any way.
+    The workers start at once. They end when the generator ends or is closed, or when this process ends for any reason.
     With 0 workers the items are computed in this process.
 
     timeout: seconds without an item after which the workers count as hanging. key: the configuration key that holds
@@ -86,7 +86,7 @@ class _InWorker(Dataset, Generic[Item]):
     def __getitem__(self, step: int) -> Item | _Failure:
         try:
             item = self.dataset[step]
-            # Here, because a failure in the thread that sends the item would leave the parent waiting for it.
+            # In the worker: a failure in the thread that sends the item would leave the parent waiting for it.
             self._share(item)
             return item
         except (ConfigError, TrainingError) as error:
@@ -112,7 +112,7 @@ class _InWorker(Dataset, Generic[Item]):
 
 
 def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> Generator[Item, None, None]:
-    """Yield the items of the workers. A thread takes them: torch waits without a limit for the rest of an item."""
+    """Yield the workers' items. A thread receives them, because torch waits for the rest of an item without a limit."""
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
     results: queue.SimpleQueue[Item | _Failure | Exception | None] = queue.SimpleQueue()
 
@@ -147,7 +147,7 @@ def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> 
 
 
 def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -> Any:
-    """Wait for a result while the workers live, for `timeout` seconds."""
+    """Wait up to `timeout` seconds for a result while the workers are alive."""
     waited = 0.0
     while True:
         item = None
@@ -163,7 +163,7 @@ def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -
                 reasons = {-signal.SIGKILL: " (out of memory?)", -signal.SIGBUS: f" ({SHARED_MEMORY} or a disk full?)"}
                 raise TrainingError(f"loader process {pid} {cause}{reasons.get(code, '')}: lower {key}, or set {key}=0")
         if item is not None:
-            # Errors of the dataset are items: this is one of the loader.
+            # Errors of the dataset arrive as items, so this is an error of the loader.
             raise TrainingError(f"the loader processes failed: {item}; {key}=0 uses none") from item
         if waited >= timeout:
             words = {"D": "waits for a disk or a network", "R": "computes", "T": "is stopped"}
@@ -178,7 +178,7 @@ def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -
 
 
 def _stop(iterator: Iterator, healthy: bool = True) -> None:
-    """End the workers. They may be busy, and ignore SIGTERM; their items are not needed any more."""
+    """End the workers, which may be busy and ignore SIGTERM."""
     workers = getattr(iterator, "_workers", [])
     # A thread that pins memory waits for the rest of an item whose sender is killed: it has to end first.
     pins = hasattr(iterator, "_pin_memory_thread")

@@ -37,24 +37,24 @@ SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without output after which a command counts as hanging."""
 Shards = str | Path | Sequence[str | Path] | Sequence[Mapping[str, str | float | Sequence[str]]]
 State = tuple[int, int]
-"""Size of a shard in bytes, and its modification time or a number made from its tag."""
+"""Size of a shard in bytes, and its modification time or a hash of its version tag."""
 MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _MARKS = 0xF0000
-"""First of the characters that no path contains."""
+"""First of the private characters that represent counts of nested braces."""
 _SCRIPT = """
 exec 3<&0 </dev/null
 ((read -r line <&3; kill -KILL 0) >/dev/null 2>&1 &)
 exec 3<&-
 eval "$1"
 """
-"""Runs its argument. Its standard input ends with the process that started it, and with it all of its processes."""
+"""Runs its argument. When standard input ends, because the parent has ended, all processes of the script are killed."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Shards that are shuffled together. weight: how often a sample comes, relative to other sources."""
+    """Shards that are shuffled together. weight: how often a sample occurs, relative to other sources."""
 
     shards: tuple[str, ...]
     weight: float
@@ -84,8 +84,8 @@ def parse_sources(shards: Shards) -> list[Source]:
         patterns = [patterns] if isinstance(patterns, str) else patterns
         locations = [shard for pattern in patterns for shard in _expand(str(pattern))]
         if len(set(locations)) < len(locations):
-            repeated = min(shard for shard in locations if locations.count(shard) > 1)
-            raise ConfigError(f"data.shards names {repeated} twice: every sample comes once an epoch")
+            duplicate = min(shard for shard in locations if locations.count(shard) > 1)
+            raise ConfigError(f"data.shards names {duplicate} twice: every sample comes once an epoch")
         sources.append(Source(tuple(locations), float(weight)))
     return sources
 
@@ -121,7 +121,7 @@ def _count(pattern: str) -> int:
 
     def marked(match: re.Match[str]) -> str:
         if numbers := _NUMBERS.fullmatch(match[1]):
-            # More digits represent more shards than are allowed.
+            # Longer numbers are cut to 19 digits, which still exceeds MOST_SHARDS.
             first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
             counts.append(abs(last - first) // (abs(step) or 1) + 1)
         else:
@@ -140,8 +140,8 @@ def _listed(path: str) -> list[str]:
     if is_url(path):
         if not glob.has_magic(path) and not path.endswith("/"):
             return [path]
-        filesystem, place = open_filesystem(path, KEY)
-        pattern, fault = place.rstrip("/") + "/*.tar" if path.endswith("/") else place, "matches no file"
+        filesystem, store_path = open_filesystem(path, KEY)
+        pattern, fault = store_path.rstrip("/") + "/*.tar" if path.endswith("/") else store_path, "matches no file"
         try:
             names = sorted(repeated(path, lambda: filesystem.glob(pattern), KEY))
         except OSError as error:
@@ -168,7 +168,7 @@ def is_remote(location: str) -> bool:
 
 
 def states(locations: Sequence[str]) -> list[State | None]:
-    """Return the state of every shard: MISSING if there is none, None if only reading the shard would tell."""
+    """Return the state of every shard: MISSING if there is none, None if it is unknown until the shard is read."""
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(_state, locations))
 
@@ -179,10 +179,10 @@ def _state(location: str) -> State | None:
     try:
         if is_remote(location):
             filesystem, path = open_filesystem(location, KEY)
-            facts = repeated(location, lambda: filesystem.info(path), KEY)
-            if facts.get("size") is None:
+            info = repeated(location, lambda: filesystem.info(path), KEY)
+            if info.get("size") is None:
                 return None
-            return int(facts["size"]), int(hashlib.sha256(_version(facts).encode()).hexdigest()[:12], 16)
+            return int(info["size"]), int(hashlib.sha256(_version(info).encode()).hexdigest()[:12], 16)
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
@@ -197,7 +197,7 @@ def _state(location: str) -> State | None:
 
 
 def _version(facts: Mapping[str, Any]) -> str:
-    """Return the tag or time by which a store tells versions of a file apart."""
+    """Return the version tag or modification time that a store gives for a file."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
     return "".join(str(facts[name]) for name in names if name in facts)
 
@@ -209,7 +209,7 @@ def _version(facts: Mapping[str, Any]) -> str:
 
 
 class ShardCache:
-    """Opens shards. Remote shards are copied whole into a bounded folder.
+    """Opens shards. Remote shards are copied whole into a folder of limited size.
 
     All processes of a machine share the cache. folder: None for a folder of this user in the temporary folder.
     gigabytes: limit of the cache; the least recently used shards are deleted first.
@@ -227,7 +227,7 @@ class ShardCache:
         read, ConfigError if the cache cannot be written.
         """
         if not is_remote(location):
-            # A named pipe that has taken the place of a shard would wait for a writer.
+            # O_NONBLOCK: opening a named pipe would wait for a writer.
             return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
         with self._explained():
             self._folder.mkdir(mode=0o777 if self._chosen else 0o700, parents=True, exist_ok=True)
@@ -239,7 +239,6 @@ class ShardCache:
             lock = open(self._folder / f".{copy.name}.lock", "w")  # noqa: SIM115 - closed by `_held`
         with _held(lock):
             if size is not None:
-                # A copy of that many bytes is opened and marked as used.
                 with suppress(FileNotFoundError):
                     descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
                     if os.fstat(descriptor).st_size == size:
@@ -247,18 +246,18 @@ class ShardCache:
                             os.utime(descriptor)
                         return descriptor
                     os.close(descriptor)
-            part = copy.with_name(f".{copy.name}.part")
+            partial_copy = copy.with_name(f".{copy.name}.part")
             try:
                 with self._explained():
-                    target = open(part, "wb")  # noqa: SIM115 - closed below
+                    target = open(partial_copy, "wb")  # noqa: SIM115 - closed below
                 with self._explained(full_disk_only=True), target:
                     copy_location(location, target)
                 with self._explained():
-                    descriptor = os.open(part, os.O_RDONLY)
-                    os.replace(part, copy)
+                    descriptor = os.open(partial_copy, os.O_RDONLY)
+                    os.replace(partial_copy, copy)
             finally:
-                part.unlink(missing_ok=True)
-            # The least recently used copies are deleted.
+                partial_copy.unlink(missing_ok=True)
+            # Delete the least recently used copies.
             with _held(open(self._folder / ".evict.lock", "w")):
                 copies = []
                 for path in self._folder.glob("[!.]*"):
@@ -277,7 +276,7 @@ class ShardCache:
     def _explained(self, full_disk_only: bool = False) -> Iterator[None]:
         """Turn errors of the cache's own files into ConfigError: they must not count as unusable samples.
 
-        full_disk_only: other errors are those of the shard's source.
+        full_disk_only: other errors come from the shard's source.
         """
         try:
             yield
@@ -314,14 +313,14 @@ def copy_location(location: str, target: IO[bytes]) -> None:
     def download() -> None:
         target.seek(0)
         target.truncate()
-        facts = filesystem.info(path)
-        if facts.get("size") is None:
+        info = filesystem.info(path)
+        if info.get("size") is None:
             with filesystem.open(path, "rb") as source:
                 shutil.copyfileobj(source, target, 1 << 20)
             return
-        for content in read_ranges(location, filesystem, path, int(facts["size"]), KEY):
+        for content in read_ranges(location, filesystem, path, int(info["size"]), KEY):
             target.write(content)
-        if int(facts["size"]) > RANGE and _version(filesystem.info(path)) != _version(facts):
+        if int(info["size"]) > RANGE and _version(filesystem.info(path)) != _version(info):
             raise TruncatedError("the shard has changed while it was read")
 
     repeated(location, download, KEY)

@@ -1,7 +1,7 @@
-"""Sample in every row of every step: a pure function of the seed, known to all ranks and workers.
+"""Sample order: the sample in every row of every step, a pure function of the seed, known to all ranks and workers.
 
 The stream of a source is order(0), order(1), ..., epoch after epoch of all its samples. Steps cut the streams
-regardless of where an epoch ends, so every sample comes exactly once an epoch and every batch is full.
+regardless of where an epoch ends, so every sample occurs exactly once an epoch and every batch is full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4}
 def generator(
     purpose: Literal["shards", "window", "augment", "caption"], seed: int, epoch: int, index: int
 ) -> np.random.Generator:
-    """Return Philox keyed by (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
+    """Return a generator for (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
     key = np.array([seed % 2**64, _PURPOSES[purpose]], dtype=np.uint64)
     counter = np.array([0, 0, index, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -39,10 +39,10 @@ class Rows:
 
 
 class Plan:
-    """Rows of every step.
+    """Sample order of a run: the rows of every step.
 
     counts: number of samples of every shard, for each source. Sample ids run through the shards in order, 0 .. n - 1.
-    weights: how often a sample of the source comes, relative to other sources. With one source, and with equal
+    weights: how often a sample of the source occurs, relative to other sources. With one source, and with equal
     weights, n rows hold every sample once. Otherwise each source passes through its own epochs at its own pace, every
     sample once an epoch; each step spreads its rows over the sources as evenly as whole numbers allow.
 
@@ -97,7 +97,7 @@ class Mixture:
     """Assigns every row of the run to one of the sources, in proportion to their integer `shares`.
 
     Item t of source i is due at (2 t + 1) / (2 share_i). Rows take items in the order in which they are due; ties go
-    to the source that comes first. The arithmetic is exact, so the millionth step is assigned like the first.
+    to the source that comes first. The arithmetic is exact at every step.
     """
 
     shares: Sequence[int]
@@ -106,10 +106,10 @@ class Mixture:
         """Return the row of the run that holds item `item` of the source."""
         share = self.shares[source]
         row = item
-        for other, other_share in enumerate(self.shares):
-            if other < source:
+        for index, other_share in enumerate(self.shares):
+            if index < source:
                 row += ((2 * item + 1) * other_share - share) // (2 * share) + 1
-            elif other > source:
+            elif index > source:
                 row += -((share - (2 * item + 1) * other_share) // (2 * share))
         return row
 
@@ -127,7 +127,7 @@ class Stream:
     permuted when it is first read, so memory and the cost of resuming do not grow with n.
 
     If a step takes the last r entries of one epoch and the first h of the next, entries of the next order that are
-    among those r move directly behind the first h other entries. With n >= 2 (r + h) this never changes the end of an
+    among those r move directly after the first h other entries. With n >= 2 (r + h) this never changes the end of an
     epoch, so an order depends only on its own and its predecessor's permutation. With fewer samples the orders are
     computed from epoch 0 on.
     """
@@ -184,16 +184,16 @@ class Stream:
         """Return the sample ids [stop - start] at positions start .. stop - 1 of order(epoch)."""
         n = self.samples
         if n < 2 * self._most:
-            # The order of a small source, from the one before.
+            # The order of a small source is computed from the previous order.
             if self._small is None or self._small[0] > epoch:
                 self._small = 0, self._shuffled(0, 0, n)
-            current, order = self._small
-            while current < epoch:
-                current += 1
-                tail, head = self._boundary(current)
-                permutation = self._shuffled(current, 0, n)
+            current_epoch, order = self._small
+            while current_epoch < epoch:
+                current_epoch += 1
+                tail, head = self._boundary(current_epoch)
+                permutation = self._shuffled(current_epoch, 0, n)
                 order = _without_repeats(permutation, order[n - tail :], head) if tail else permutation
-            self._small = current, order
+            self._small = current_epoch, order
             return order[start:stop]
         tail, head = self._boundary(epoch)
         zone = tail + head

@@ -1,4 +1,4 @@
-"""Captions and encoded images of samples from their shards, and the download of shards ahead of their use."""
+"""Read captions and encoded images from shards, and download remote shards ahead of their use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShardReader:
         self._descriptors: OrderedDict[str, int] = OrderedDict()
 
     def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
-        """Return the usable captions of a sample. Raises BadSampleError, also without one."""
+        """Return the usable captions of a sample. Raises BadSampleError, also if there is none."""
         record = index.records[index.starts[shard] + position]
         return read_captions(self._open(index, shard), record, self._caption_key)
 
@@ -51,7 +51,7 @@ class ShardReader:
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
         size = os.fstat(descriptor).st_size
-        # A shard that the index knows to be cut is read as far as it goes.
+        # A shard that is truncated according to the index is read up to its end.
         if size not in (entry.bytes, entry.state[0]):
             os.close(descriptor)
             raise BadSampleError("shard_changed", f"{location} has {size} bytes, {entry.bytes} when it was indexed")

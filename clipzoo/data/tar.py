@@ -1,4 +1,4 @@
-"""Samples of a tar shard: the members of the archive, from its headers alone, grouped by key.
+"""Samples of a tar shard: the members of the archive, listed from its headers and grouped by key.
 
 Member names serve only as labels: no path named in an archive is ever opened.
 """
@@ -19,7 +19,7 @@ from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
 ROLES = ("image", "txt", "json")
-# Offset 0 marks a missing member: the first header of the archive is there.
+# Offset 0 marks a missing member: an archive begins with a header.
 # The digest of the caption, or of the first one, lets a run count repeated captions without reading them.
 RECORD = np.dtype(
     [(f"{role}_{name}", kind) for role in ROLES for name, kind in (("offset", "<u8"), ("size", "<u4"))]
@@ -35,7 +35,7 @@ _LONGEST_NAME = 1 << 20
 class Scan:
     """Samples of a shard; the defaults are those of a shard that cannot be read.
 
-    records: [count] of RECORD, in the order of the archive. bytes: size of the archive, -1 if it cannot be read.
+    records: [count] of type RECORD, in the order of the archive. bytes: size of the archive, -1 if it cannot be read.
     duplicates: number of samples whose key occurred before. flaw: why there may be more samples; None for an intact
     shard.
     """
@@ -51,7 +51,7 @@ def scan_shard(path: str, caption_key: str | None = None) -> Scan:
     """List the samples of a shard by reading its headers and captions. caption_key: see `read_captions`.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
-    shard. If a key repeats a member, a second sample with that key begins. A key without image and caption is no
+    shard. A repeated member begins a second sample with its key. A key without image and caption is not a
     sample.
     """
     try:
@@ -69,7 +69,7 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
     except OSError as error:
         return Scan(f"unreadable: {error.strerror}")
 
-    # Samples in the order of the archive: the members of each by extension.
+    # Key and members by extension of every sample, in the order of the archive.
     samples: list[tuple[str, dict[str, Member]]] = []
     by_key: dict[str, list[dict[str, Member]]] = {}
     for member in members:
@@ -113,7 +113,7 @@ class Member:
 def list_members(descriptor: int, size: int) -> tuple[list[Member], str | None]:
     """Return all complete members of an open archive of `size` bytes, and why there may be more; None if it is intact.
 
-    Archives joined end to end are read to the last one. Damage raises nothing: it ends the list.
+    Concatenated archives are read to the last one. Damage ends the list and raises no error.
     """
     members: list[Member] = []
     if 0 < size < _BLOCK:

@@ -58,12 +58,12 @@ class ClipTokenizer(Part):
         return torch.from_numpy(ids)
 
     def encode(self, caption: str) -> list[int]:
-        """Return the ids of all words, without control tokens and without a limit."""
+        """Return the token ids of a caption, without control tokens and of any length."""
         if len(self._words) > _CACHED_WORDS:
             self._words.clear()
         source, pattern = _load()
-        # Repairing broken encodings and HTML entities costs more than all the rest, and leaves printable ASCII without
-        # "&" unchanged.
+        # Repairing broken encodings and HTML entities takes longer than tokenization, and leaves printable ASCII
+        # without "&" unchanged.
         text = caption.lower() if _PLAIN.fullmatch(caption) else source.clean_fn(caption)
         tokens: list[int] = []
         for word in pattern.findall(text):

@@ -32,7 +32,7 @@ ALL_LINES = "all"
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
 _PAIRS_A_PROCESS = 100
-"""Fewer are packed sooner than another process starts."""
+"""Fewer pairs are packed in less time than another process takes to start."""
 _WRITE_CHUNK = 8
 _CHUNK = 200
 """Samples that a process reads at a time for statistics."""
@@ -42,7 +42,7 @@ _QUANTILES = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
 
 @dataclass(frozen=True)
 class Pair:
-    """An image file and its captions: given, or in a file of which `caption_line` is read.
+    """An image file with its captions, or with a caption file of which `caption_line` is read.
 
     caption_line: None joins all lines to one caption; "all" makes each line a caption; "2" is the second line; any
     other text is the beginning of the line, which is removed: "de.utf8=" chooses "Hund" from "de.utf8=Hund".
@@ -69,37 +69,37 @@ class Pair:
         if line == ALL_LINES:
             return lines, False
         if line.isdecimal():
-            chosen = lines[int(line) - 1 : int(line)]
+            captions = lines[int(line) - 1 : int(line)]
         else:
-            chosen = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
-        if not chosen:
+            captions = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
+        if not captions:
             raise BadSampleError("missing_caption", f"the caption file has no line {line}")
-        return chosen, False
+        return captions, False
 
 
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
-    """Return all images below the folder that have a caption beside them, the same name with .txt, and all other files.
+    """Return the images below the folder that have a caption file (same name, .txt) next to them, and all other files.
 
     Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE. Raises ConfigError if
     there is no pair.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     images = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
-    others = set(files).difference(images)
-    pairs, left_out, used = list[Pair](), list[LeftOut](), set[Path]()
+    other_files = set(files).difference(images)
+    pairs, left_out, caption_files = list[Pair](), list[LeftOut](), set[Path]()
     for path in images:
-        if (caption := path.with_suffix(".txt")) in others:
+        if (caption := path.with_suffix(".txt")) in other_files:
             pairs.append(Pair(path, [], caption, caption_line))
-            used.add(caption)
+            caption_files.add(caption)
         else:
             left_out.append(LeftOut(path, "missing_caption", f"there is no {caption.name} next to it"))
-    for path in sorted(others - used):
+    for path in sorted(other_files - caption_files):
         reason = "there is no image next to it" if path.suffix == ".txt" else f"not {', '.join(IMAGE_EXTENSIONS)}"
         left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
     if not pairs:
         raise ConfigError(
             f"{folder}: none of {number_of(len(images), 'image')} has a caption next to it (the same name with .txt)"
-            + (f"; it holds {len(others)} other files" if others else "")
+            + (f"; it holds {len(other_files)} other files" if other_files else "")
         )
     return pairs, left_out
 
@@ -137,14 +137,14 @@ def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> li
 
 
 def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Divide pairs into those for training and those held out; no caption is on both sides.
+    """Split pairs into training and held-out pairs, which have no caption in common.
 
     Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
     an order that depends only on the seed and their captions, as long as they fit into `share` of the pairs; a larger
     group stays in training. Pairs whose captions cannot be read stay in training too. Raises ConfigError if fewer than
     two pairs are held out.
     """
-    # Takes a second to import.
+    # scipy takes a second to import.
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -161,17 +161,17 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
     edges = np.ones(len(owners), bool), (np.array(owners, np.int64), len(pairs) + captions_of_pairs)
     group_of = connected_components(coo_array(edges, shape=(nodes, nodes)), directed=False)[1]
     sizes = np.bincount(group_of[: len(pairs)])
-    # The smallest digest of a group, drawn with the seed, gives its place.
-    of_captions = group_of[len(pairs) :]
-    names = {int(group): int(value) for group, value in zip(of_captions[::-1], values[::-1], strict=True)}
-    room, chosen = int(share * len(pairs)), set()
-    for group in sorted(names, key=lambda group: digest(f"{seed} {names[group]}")):
-        if sizes[group] <= room:
-            room -= int(sizes[group])
-            chosen.add(group)
+    # The seed and the smallest digest of a group determine its place in the order.
+    caption_groups = group_of[len(pairs) :]
+    group_digests = {int(group): int(value) for group, value in zip(caption_groups[::-1], values[::-1], strict=True)}
+    pairs_left, held_out = int(share * len(pairs)), set()
+    for group in sorted(group_digests, key=lambda group: digest(f"{seed} {group_digests[group]}")):
+        if sizes[group] <= pairs_left:
+            pairs_left -= int(sizes[group])
+            held_out.add(group)
     sides: tuple[list[Pair], list[Pair]] = [], []
     for pair, group in zip(pairs, group_of, strict=False):
-        sides[int(group) in chosen].append(pair)
+        sides[int(group) in held_out].append(pair)
     if len(sides[1]) < 2:
         raise ConfigError(
             f"--hold-out {share:.3g} of {len(pairs)} pairs holds out {len(sides[1])}: give a larger share; pairs with "
@@ -213,7 +213,7 @@ def write_shards(
 
     shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
     order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger
-    images are left out. progress: called with the numbers of pairs that are read, and of all. Raises ConfigError if the
+    images are left out. progress: called with the number of pairs read, and the total. Raises ConfigError if the
     folder has shards already.
     """
     make_folder(folder)
@@ -237,7 +237,7 @@ def write_shards(
 
     samples = usable()
     for first in samples:
-        path, before = folder / f"{written.shards:05d}.tar", written.samples
+        path, earlier_samples = folder / f"{written.shards:05d}.tar", written.samples
         with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for pair, (suffix, encoded, captions, joined) in chain([first], islice(samples, samples_a_shard - 1)):
                 facts = {"caption": captions[0], "captions": captions, "file": pair.image.name}
@@ -249,14 +249,14 @@ def write_shards(
                 written.samples += 1
                 written.joined += joined
                 digests.append(digest(captions[0]))
-        write_json(path.with_name(f"{path.stem}_stats.json"), {"successes": written.samples - before})
+        write_json(path.with_name(f"{path.stem}_stats.json"), {"successes": written.samples - earlier_samples})
         written.shards += 1
     written.captions = CaptionCounts.of(np.array(digests, np.uint64))
     return written
 
 
 def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> Prepared | LeftOut:
-    """Read a pair whose image training can decode."""
+    """Read a pair, or return why training cannot use it."""
     try:
         texts, joined = pair.read_captions()
         captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
@@ -284,7 +284,7 @@ def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> Prepared
 
 @dataclass(frozen=True)
 class Inspection:
-    """Rules by which samples are read: those of ShardDataset. decode: decode images whole, not their headers alone."""
+    """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers."""
 
     cache: ShardCache
     caption_key: str | None
@@ -321,12 +321,12 @@ def sample_statistics(
 ) -> SampleStatistics:
     """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions.
 
-    progress: called with the numbers of samples that are read, and that will be.
+    progress: called with the number of samples read, and the total.
     """
     order = np.random.default_rng(seed).permutation(index.samples)[:samples]
-    chosen, shown = np.sort(order), frozenset(order[:tiles].tolist())
-    chunks = [chosen[start : start + _CHUNK].tolist() for start in range(0, len(chosen), _CHUNK)]
-    parts = map_in_children(partial(_read, index, rules, shown), chunks, min(processes, len(chunks)), chunk=1)
+    sample_ids, tile_samples = np.sort(order), frozenset(order[:tiles].tolist())
+    chunks = [sample_ids[start : start + _CHUNK].tolist() for start in range(0, len(sample_ids), _CHUNK)]
+    parts = map_in_children(partial(_read, index, rules, tile_samples), chunks, min(processes, len(chunks)), chunk=1)
     statistics, done = SampleStatistics(), 0
     for chunk, part in zip(chunks, parts, strict=True):
         for name, values in vars(part).items():
@@ -336,7 +336,7 @@ def sample_statistics(
             else:
                 total.update(values)
         done += len(chunk)
-        progress(done, len(chosen))
+        progress(done, len(sample_ids))
     return statistics
 
 
@@ -366,13 +366,13 @@ def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: 
 
 
 def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
-    """Return the statistics as plain text. batch: for which the expected number of equal captions is given."""
+    """Return the statistics as plain text. batch: batch size for the expected number of equal captions."""
 
     def quantiles(values: Sequence[int]) -> str:
         if not values:
             return "-"
-        places = np.percentile(values, list(_QUANTILES.values()))
-        return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, places, strict=True))
+        percentiles = np.percentile(values, list(_QUANTILES.values()))
+        return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, percentiles, strict=True))
 
     def numbers(kinds: Counter[str]) -> str:
         return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"

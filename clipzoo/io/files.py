@@ -1,7 +1,7 @@
 """Files: names, reading, writing, folders that appear complete, and tables. Needs neither torch nor numpy.
 
-Every reader opens regular files only and states the largest size that it reads. Every writer shows a file complete or
-not at all.
+Every reader opens only regular files and states the largest size that it reads. A written file appears complete
+or not at all.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 MB = 2**20
-"""Bytes. A mark, a setting or a configuration has less; results and lists of names have a few of them."""
+"""Bytes. A configuration or a checkpoint's mark has less; results and lists of names have a few MB."""
 ANY_SIZE = 2**63 - 1
-"""For files of which a bounded part is read, such as archives."""
+"""Size limit of files that are not read whole, such as archives."""
 MOST_LINES = 1_000_000
 """Largest number of lines of a log."""
 MOST_DIGITS = 300
-"""Largest number of digits of a whole number in JSON, which float can hold then."""
+"""Largest number of digits of a whole number in JSON; float can hold that many."""
 MOST_CHARACTERS = 1_000_000
 """Largest size of a YAML file with its aliases written out."""
 LONGEST_NAME = 150
@@ -76,9 +76,9 @@ class WriteError(TrainingError):
 
 
 def folder_name(name: str, key: str) -> str:
-    """Return `name` if a folder or file may be called so. key: of the configuration, for the message.
+    """Return `name` if it is a valid name of a folder or file. key: configuration key for the message.
 
-    Raises ConfigError for a name that is too long, leads elsewhere ("/", "..") or means something to a shell.
+    Raises ConfigError for a name that is too long, is a path ("/", "..") or has characters that are special in a shell.
     """
     if _VALID_NAME.fullmatch(name) and len(name.encode()) <= LONGEST_NAME:
         return name
@@ -90,7 +90,7 @@ def folder_name(name: str, key: str) -> str:
 
 
 def below(folder: Path, name: object, links: bool = False) -> Path:
-    """Return the path of a name below `folder`. Every name that is not written in the code is joined by this function.
+    """Return the path of a name below `folder`. Every name that is not a constant of the code is joined here.
 
     name: parts joined by "/", from a store, an archive, a manifest, an index, a journal or a configuration. links:
     follow links out of the folder, for datasets and runs that the user has put on other disks.
@@ -144,7 +144,7 @@ def require_no_links(folder: Path, *others: Path) -> None:
 
 
 def shortened(value: object) -> str:
-    """The value as Python writes it, at most 40 characters."""
+    """Return the repr of a value, cut to 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -157,8 +157,8 @@ def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedRea
     """Open a regular file to read bytes.
 
     most: largest size of the file in bytes. remedy: for the message, what to do about a damaged file. Raises
-    DamagedFileError if opening the file or reading it in the block fails, the file is a pipe, a device or another thing
-    that may never end, or it is larger than `most`.
+    DamagedFileError if opening the file or reading it in the block fails, it is a pipe, a device or another endless
+    stream, or it is larger than `most`.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -184,7 +184,7 @@ def file_type(mode: int) -> str:
 def read_bytes(path: Path, most: int, remedy: str = "") -> bytes:
     """Return the content of a file of at most `most` bytes. Raises DamagedFileError."""
     with readable(path, most, remedy) as file:
-        # Not more than its present size: a log may grow faster than it is read.
+        # At most its present size: a log may grow faster than it is read.
         return file.read(os.fstat(file.fileno()).st_size)
 
 
@@ -244,7 +244,7 @@ def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
         if isinstance(node.value, str):
             return len(node.value) + 1
         if id(node) not in sizes:
-            sizes[id(node)] = MOST_CHARACTERS  # of an alias inside the node that it names
+            sizes[id(node)] = MOST_CHARACTERS  # size of an alias inside its own node
             parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
             sizes[id(node)] = 1 + sum(map(size, parts))
         return sizes[id(node)]
@@ -266,8 +266,8 @@ def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
 def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
     """Return the mappings in a file with a JSON value on every line; none if the file does not exist.
 
-    A last line without an end, as a kill leaves it, is left out. Other lines that are not mappings are left out too,
-    with a warning. Raises DamagedFileError.
+    An unfinished last line, left by a killed process, is skipped. Other lines that are not mappings are skipped with a
+    warning. Raises DamagedFileError.
     """
     if not path.exists():
         return []
@@ -291,7 +291,7 @@ def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
 def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]:
     """Yield the rows of a table in UTF-8, separated by tabs if its name ends in .tsv, else by commas.
 
-    Raises ConfigError if the file is no table, lacks one of `columns`, or a row has more or fewer values than columns.
+    Raises ConfigError if the file is not a table or lacks one of `columns`, or if a row lacks or adds a value.
     """
     try:
         with readable(path, ANY_SIZE) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as file:
@@ -316,9 +316,9 @@ def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]
 
 def require_fields(path: Path, content: Mapping[str, Any], fields: Mapping[str, Kinds], remedy: str = "") -> None:
     """Raise DamagedFileError unless `content` of the file has all these keys, with values of these types."""
-    lacking = [name for name in fields if name not in content]
-    if lacking:
-        raise DamagedFileError(path, f"lacks {', '.join(lacking)}", remedy)
+    missing = [name for name in fields if name not in content]
+    if missing:
+        raise DamagedFileError(path, f"lacks {', '.join(missing)}", remedy)
     for name, kinds in fields.items():
         value = content[name]
         if not isinstance(value, kinds) or isinstance(value, bool):
@@ -366,7 +366,7 @@ def write_json(path: Path, content: object) -> None:
 def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file to write to, which takes the name `path` once its content is on the disk.
 
-    A reader sees the old file or the new one, never a part, whatever is killed or full. Missing folders are made.
+    A reader sees the old or the new file, never a part, even after a kill or on a full disk. Missing folders are made.
     only_full_disks: see `explained`. Raises WriteError; an earlier file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -384,7 +384,7 @@ def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
 
 
 class JsonLines:
-    """Appends mappings to a file, one line of JSON for each. A line that a kill has left unfinished is ended first.
+    """Appends mappings to a file, one line of JSON for each. A line that a killed process left unfinished is ended.
 
     Raises WriteError.
     """
@@ -393,7 +393,7 @@ class JsonLines:
         self.path = path
         make_folder(path.parent)
         with explained(path):
-            # Without a buffer: after an error nothing is left that closing would try to write again.
+            # Unbuffered: after an error, closing does not try to write again.
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until `close`
             unfinished = self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n"
         if unfinished:
@@ -458,7 +458,7 @@ def make_folder(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which takes the name `folder` at the end, or is removed after an error.
 
-    `folder` must not exist then, or be empty. What a killed process has left is removed first. Raises WriteError if the
+    `folder` must not exist then, or be empty. Leftovers of a killed process are removed first. Raises WriteError if the
     disk is full, or the folder cannot be made.
     """
     temporary = folder.with_name(f".{folder.name}.partial")
@@ -500,7 +500,7 @@ def ensure_folder(
     it. One process at a time writes; the others wait and then use the folder.
 
     record: name of the JSON file in `root` with the recipe and the digests of all files; written last. recipe:
-    everything that determines the files, as JSON holds it. contents: words for the message, "a generated world".
+    everything that determines the files, as JSON values. contents: words for the message, "a generated world".
 
     Returns True if the folder was written. Raises ConfigError if `root` holds other files, WriteError.
     """
@@ -509,12 +509,12 @@ def ensure_folder(
     with root.with_name(f".{root.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remedy = "the folder is written again"
-        facts: dict[str, Any] = {}
+        existing_record: dict[str, Any] = {}
         if (root / record).is_file():
-            facts = DamageLog().read(lambda: read_json(root / record, 16 * MB, remedy), {})
-        files = facts.get("files")
+            existing_record = DamageLog().read(lambda: read_json(root / record, 16 * MB, remedy), {})
+        files = existing_record.get("files")
         if (
-            {key: facts.get(key) for key in recipe} == dict(recipe)
+            {key: existing_record.get(key) for key in recipe} == dict(recipe)
             and isinstance(files, dict)
             and all(below(root, name).is_file() and digest_of(below(root, name)) == files[name] for name in files)
         ):
@@ -536,7 +536,7 @@ def ensure_folder(
 
 
 def digest_of(*paths: Path) -> str:
-    """SHA-256 of the content of files, end to end."""
+    """Return the SHA-256 of the concatenated content of files."""
     digest = hashlib.sha256()
     for path in paths:
         with readable(path, ANY_SIZE) as file:

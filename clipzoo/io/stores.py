@@ -39,11 +39,11 @@ Result = TypeVar("Result")
 
 
 class TruncatedError(ConnectionError):
-    """A server has sent fewer bytes than it announced, or other ones than were stored."""
+    """A server has sent fewer bytes than it announced, or bytes that differ from the stored ones."""
 
 
 class ChangedError(OSError):
-    """A file of a store has another size than it was listed with."""
+    """A file of a store has a different size than in its listing."""
 
 
 def is_url(location: str) -> bool:
@@ -52,18 +52,18 @@ def is_url(location: str) -> bool:
 
 
 def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
-    """Return the fsspec file system of a URL and the path in it. key: of the configuration, for the message.
+    """Return the fsspec file system of a URL and the path in it. key: configuration key for the message.
 
     Raises ConfigError if there is no such file system, or its package is not installed.
     """
     import fsspec
 
-    # They announce where they have found credentials, and every request.
+    # These libraries log where they find credentials, and every request.
     for library in ("aiobotocore", "botocore", "httpx", "httpx2"):
         logging.getLogger(library).setLevel(logging.WARNING)
     protocol, remedy = url.partition("://")[0], ""
     try:
-        # Deadlines where the limit is minutes a request; the user's fsspec configuration has precedence.
+        # Deadlines, because the defaults are minutes per request; the user's fsspec configuration has precedence.
         options: dict[str, Any] = {}
         if protocol in ("http", "https"):
             import aiohttp
@@ -75,8 +75,8 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
             options = {"config_kwargs": limits, "max_concurrency": PARALLEL_RANGES}
         configured: Mapping[str, Any] = fsspec.config.conf.get(protocol, {})
         for name, value in options.items():
-            own = {**value, **configured.get(name, {})} if isinstance(value, dict) else configured.get(name, value)
-            options[name] = own
+            merged = {**value, **configured.get(name, {})} if isinstance(value, dict) else configured.get(name, value)
+            options[name] = merged
         # A cached listing would hide the changes of other machines.
         return fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except (ImportError, ValueError) as error:
@@ -88,14 +88,14 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
 
 
 def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, key: str) -> Iterator[bytes]:
-    """Yield the content of a file of `size` bytes in requests of at most RANGE bytes; each is repeated by itself.
+    """Yield the content of a file of `size` bytes in requests of at most RANGE bytes; each is retried separately.
 
     A server without ranges answers the first request with the whole file. Raises as `repeated` does.
     """
 
     def read(start: int) -> bytes:
         end = min(start + RANGE, size)
-        # A file of one range is asked for as a whole, which every server can do.
+        # A file of one range is requested as a whole, which every server can do.
         limits = {} if end - start == size else {"start": start, "end": end}
         content: bytes = filesystem.cat_file(path, **limits)
         if len(content) == size and start:
@@ -122,10 +122,10 @@ def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, 
 def repeated(url: str, action: Callable[[], Result], key: str, patience: float | None = None) -> Result:
     """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
 
-    key: of the configuration, for the message. patience: seconds; None for PATIENCE. Raises TrainingError if the server
+    key: configuration key for the message. patience: seconds; None for PATIENCE. Raises TrainingError if the server
     has not recovered in time, OSError for any other error, also for those of fsspec's backends.
     """
-    begin, pause, tries = time.monotonic(), FIRST_PAUSE, 0
+    start_time, pause, tries = time.monotonic(), FIRST_PAUSE, 0
     while True:
         tries += 1
         try:
@@ -133,13 +133,13 @@ def repeated(url: str, action: Callable[[], Result], key: str, patience: float |
         except (ConfigError, TrainingError):
             raise
         except Exception as error:
-            # fsspec takes every failure of HTTP for a missing file.
+            # fsspec reports every HTTP failure as a missing file.
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             if not is_transient(cause):
                 if isinstance(error, OSError):
                     raise
                 raise OSError(f"{url}: {type(error).__name__}: {error}") from error
-            seconds = time.monotonic() - begin
+            seconds = time.monotonic() - start_time
             if seconds + pause > (PATIENCE if patience is None else patience):
                 raise TrainingError(
                     f"{key}: {url} cannot be read, {tries} tries in {seconds:.0f} seconds: "
@@ -162,7 +162,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_missing(error: OSError) -> bool:
-    """Return True if an error says that a file does not exist; the hub has a class of its own for some of them."""
+    """Return True if an error says that a file does not exist; the hub raises its own class for some of them."""
     return isinstance(error, FileNotFoundError) or _status(error) == 404
 
 

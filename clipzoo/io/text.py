@@ -34,9 +34,9 @@ _LATEX = {
     **{character: f"\\{character}" for character in "&%#_{}$"},
 }  # fmt: skip
 _SECOND = "\0"
-"""Second column of a wide character."""
+"""Placeholder for the second column of a wide character."""
 _LANGUAGES = {"HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean", "CJK": "Chinese"}
-"""Scripts that are better known by a language."""
+"""Scripts that are better known by the name of a language."""
 _UNFIT = ("color", "last resort", "blank")
 """Parts of the names of fonts whose glyphs are colour images, boxes or empty."""
 _reported: set[str] = set()
@@ -54,7 +54,7 @@ def markdown_text(text: str) -> Markup:
 
 
 def markdown_code(text: str, in_table: bool = False) -> Markup:
-    """Return the text as a code span. in_table: a "|" would end the cell."""
+    """Return the text as a code span. in_table: escape "|", which would end the cell."""
     line = one_line(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     space = " " if len(fence) > 1 else ""
@@ -85,19 +85,19 @@ def wrap(text: str, columns: int, lines: int, placeholder: str = " ...") -> str:
 
 
 def _with_columns(text: str) -> str:
-    """The text with one character for every column."""
+    """Return the text with one character for every column."""
     wide = (unicodedata.east_asian_width(character) in "WF" for character in text)
     return "".join(character + _SECOND * second for character, second in zip(text, wide, strict=True))
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Save a figure as PNG, atomically. options: of matplotlib's savefig. Raises WriteError."""
+    """Save a figure as PNG, atomically. options: arguments of matplotlib's savefig. Raises WriteError."""
     with whole(path) as file:
         draw(figure, file, **options)
 
 
 def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
-    """Write a figure as PNG, with installed fonts for all characters; dollar signs are no marks of a formula.
+    """Write a figure as PNG, with installed fonts for all characters; dollar signs do not begin a formula.
 
     Characters that no installed font has are drawn as the name of their script, "[Thai]", and named in one warning.
     """
@@ -105,15 +105,15 @@ def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
     from matplotlib.text import Text
     from matplotlib.ticker import FixedFormatter, FuncFormatter
 
-    # A family may lack the weight that is asked for: matplotlib takes another weight, and would say so at each text.
+    # A family may lack the requested weight: matplotlib uses another one, and would log this for each text.
     font_log = logging.getLogger("matplotlib.font_manager")
     level = font_log.level
     font_log.setLevel(logging.ERROR)
-    missing: set[str] = set()
+    missing_scripts: set[str] = set()
     numbers: set[Text] = set()
     try:
         for axis in figure.findobj(Axis):
-            # Numbers at ticks are formulas of matplotlib's; labels that were given as text have one of two formatters.
+            # matplotlib writes numbers at ticks as formulas; labels given as text have one of these two formatters.
             numbers.add(axis.get_offset_text())
             for ticks, formatter in (
                 (axis.get_major_ticks(), axis.get_major_formatter()),
@@ -124,18 +124,18 @@ def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
             if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
                 # The formatter writes the labels again at every drawing.
                 labels = [tick.label1 for tick in axis.get_major_ticks()]
-                strings = [_fitted(label, missing) for label in labels]
+                strings = [_fitted(label, missing_scripts) for label in labels]
                 if strings != [label.get_text() for label in labels]:
                     axis.set_ticklabels(strings)
         for text in figure.findobj(Text):
             if text not in numbers:
                 text.set_parse_math(False)
-            text.set_text(_fitted(text, missing))
-        if new := sorted(missing - _reported):
-            _reported.update(new)
+            text.set_text(_fitted(text, missing_scripts))
+        if unreported := sorted(missing_scripts - _reported):
+            _reported.update(unreported)
             log.warning(
                 "figures: no installed font has %s characters: the script's name is drawn instead, [%s]; install fonts "
-                "for them, for example Debian's fonts-noto", ", ".join(new), new[0],
+                "for them, for example Debian's fonts-noto", ", ".join(unreported), unreported[0],
             )  # fmt: skip
         figure.savefig(file, format="png", **options)
     finally:
@@ -154,8 +154,8 @@ def _fitted(text: Text, missing: set[str]) -> str:
     families = {
         character: _family_with(character) for character in dict.fromkeys(string) if ord(character) not in default
     }
-    if further := dict.fromkeys(family for family in families.values() if family):
-        text.set_fontfamily([*text.get_fontfamily(), *further])
+    if extra_families := dict.fromkeys(family for family in families.values() if family):
+        text.set_fontfamily([*text.get_fontfamily(), *extra_families])
     undrawable = {character for character, family in families.items() if family is None}
     plain = []
     for character in string:
@@ -181,23 +181,23 @@ def _fitted(text: Text, missing: set[str]) -> str:
 
 
 def _script(text: str) -> str:
-    """Name of the script of a text, the first word of the names of its letters; "symbol" without letters."""
+    """Return the script of a text: the first word of the names of its letters; "symbol" without letters."""
     names = [unicodedata.name(c, "symbol").partition(" ")[0] for c in text if c.isalpha()]
-    known = {_LANGUAGES[name] for name in names if name in _LANGUAGES}
-    if known:
-        return min(known - {"Chinese"}, default="Chinese")
+    languages = {_LANGUAGES[name] for name in names if name in _LANGUAGES}
+    if languages:
+        return min(languages - {"Chinese"}, default="Chinese")
     return names[0].capitalize() if names else "symbol"
 
 
 @cache
 def _family_with(character: str) -> str | None:
-    """The first family of installed fonts with this character, None if there is none."""
+    """Return the first family of installed fonts with this character; None if there is none."""
     return next((family for family, codes in _installed().items() if ord(character) in codes), None)
 
 
 @cache
 def _installed() -> dict[str, frozenset[int]]:
-    """Characters of each family of fonts, plain ones without serifs first.
+    """Return the characters of each family of fonts, plain ones without serifs first.
 
     Fonts that were installed after matplotlib wrote its list of fonts are added to the list.
     """
@@ -219,7 +219,7 @@ def _installed() -> dict[str, frozenset[int]]:
 
 @cache
 def _codes(family: str) -> frozenset[int]:
-    """Characters of the font that matplotlib chooses for a family; empty if it cannot be read."""
+    """Return the characters of the font that matplotlib chooses for a family; empty if it cannot be read."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     with suppress(Exception):

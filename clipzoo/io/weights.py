@@ -1,6 +1,6 @@
-"""Weights by the name that a configuration gives them: their file, its digest and, within bounds, its tensors.
+"""Weights named in a configuration: find their file, compute its digest, and read its tensors within size limits.
 
-Besides, access to the libraries and the hub that publish weights. Only `read_tensors` needs torch.
+Also access to the libraries and the hub that publish weights. Only `read_tensors` needs torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 """Opcodes of pickles that name a class or a function."""
 REGISTRIES = ("open_clip", "timm", "huggingface")
 RANDOM = "random"
-"""The name of the initial values that the seed gives."""
+"""Name of the random initial weights, which the seed determines."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection to the hub."""
 MANIFEST = "manifest.json"
@@ -41,7 +41,7 @@ _STORED_CLASSES = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
     r"|torch(\.storage)? ([A-Z][A-Za-z0-9]*Storage|Size|device|bool|[a-z]+\d+\w*)"
 )
-"""Names in the pickle of a .pt file: those with which torch.save writes tensors. None allocates what it is told to."""
+"""Names that torch.save writes for tensors in a .pt file. None allocates memory of a size given in the file."""
 FORMS_ON_DISK = "a run directory, one of its checkpoints or a .safetensors file"
 FORMS = f"{FORMS_ON_DISK}, open_clip:NAME/TAG, timm or huggingface"
 
@@ -53,9 +53,9 @@ def registry_of(name: str) -> str | None:
 
 
 def weights_file(name: str, key: str) -> Path:
-    """Return the file of weights on the disk: of a run its newest complete checkpoint, of an export its safetensors.
+    """Return the file of weights on the disk: a run's newest complete checkpoint, or an export's .safetensors.
 
-    A sharded checkpoint is a folder. key: of the configuration, for the message. Raises ConfigError.
+    A sharded checkpoint is a folder. key: configuration key for the message. Raises ConfigError.
     """
     path = Path(name)
     if path.is_file() or is_sharded(path):
@@ -77,19 +77,19 @@ def weights_file(name: str, key: str) -> Path:
 
 
 def weights_digest(name: str, key: str) -> str:
-    """Return the SHA-256 of weights on the disk; weights of a registry are known by their name. Raises ConfigError."""
-    place = name
+    """Return the SHA-256 of weights on the disk, or the name of weights of a registry. Raises ConfigError."""
+    location = name
     if registry := registry_of(name):
-        # These lead to the disk: open_clip:local-dir:FOLDER, open_clip:NAME/FILE and huggingface:FOLDER.
-        rest = name.partition(":")[2]
-        place = rest.partition("/")[2] if registry == "open_clip" else rest
-        if rest.startswith("local-dir:"):
-            place = rest.removeprefix("local-dir:")
-        elif not place or not Path(place).exists():
+        # These names refer to the disk: open_clip:local-dir:FOLDER, open_clip:NAME/FILE and huggingface:FOLDER.
+        reference = name.partition(":")[2]
+        location = reference.partition("/")[2] if registry == "open_clip" else reference
+        if reference.startswith("local-dir:"):
+            location = reference.removeprefix("local-dir:")
+        elif not location or not Path(location).exists():
             return name
     if name == RANDOM:
         return name
-    path = weights_file(place, key)
+    path = weights_file(location, key)
     # The .json next to another program's file is not a mark.
     if mark_of(path).exists() and is_checkpoint(path) and (run_of(path) / "config.yaml").exists():
         content = read_json(mark_of(path), MB, "give another checkpoint")
@@ -109,7 +109,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return True for a checkpoint: its file or folder, or a path with the name of one at which there is nothing.
+    """Return True for a checkpoint: its file or folder, or a missing path with a checkpoint's name.
 
     A run may have any name, also "x.pt": its directory has a config.yaml.
     """
@@ -139,9 +139,9 @@ def run_of(path: Path) -> Path:
 def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str, Any]:
     """Return the content of a .safetensors file, or of any other file as torch.save writes it. Nothing is executed.
 
-    The one reader of tensors; `require_bounded` comes first. mapped: read the values of a .pt file when they are used,
+    All tensors are read here, after `require_bounded`. mapped: read the values of a .pt file when they are used,
     as those of a .safetensors file are. Raises DamagedFileError if the file is missing, needs more memory than its
-    size, is no file of tensors, or holds objects other than tensors and plain values.
+    size, is not a file of tensors, or holds objects other than tensors and plain values.
     """
     import torch
 
@@ -160,7 +160,7 @@ def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str
     if not isinstance(content, dict):
         raise DamagedFileError(path, "holds no mapping", remedy)
     for tensor in tensors_in(content):
-        # Otherwise, a copy of a tensor that repeats few values takes any amount of memory.
+        # A copy of an expanded tensor, which repeats few stored values, could take any amount of memory.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             fault = f"has a tensor of shape {shortened(list(tensor.shape))} with fewer values"
             raise DamagedFileError(path, fault, remedy)
@@ -170,9 +170,9 @@ def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str
 def require_bounded(path: Path, remedy: str = "") -> None:
     """Raise DamagedFileError unless a file of tensors takes, when it is read, memory in proportion to its size.
 
-    The header of a .safetensors file must lie in the file. Any other file must be a zip archive, as torch.save writes
-    it, whose members are not compressed and do not overlap; its pickle may name torch's storages and tensors only, and
-    refer to itself only as often as it has bytes. Headers and pickles have at most MOST_DESCRIPTION bytes.
+    The header of a .safetensors file must fit into the file. Any other file must be a zip archive, as torch.save writes
+    it, whose members are not compressed and do not overlap; its pickle may name only torch's storages and tensors, and
+    repeat its values at most as often as it has bytes. Headers and pickles have at most MOST_DESCRIPTION bytes.
     """
     if path.exists() and not path.is_file():
         raise DamagedFileError(path, "is not a regular file", remedy)
@@ -214,7 +214,7 @@ def _require(condition: bool, fault: str) -> None:
 
 
 class _Directory(io.BufferedReader):
-    """A file that gives zipfile a list of members of a bounded size only."""
+    """A file whose list of members zipfile can read only up to a size limit."""
 
     def read(self, count: int | None = -1) -> bytes:
         count = -1 if count is None else count
@@ -223,37 +223,37 @@ class _Directory(io.BufferedReader):
 
 
 def _require_plain(pickled: bytes) -> None:
-    """Raise _BoundError if a pickle names other classes than torch.save does, or copies values that it holds once.
+    """Raise _BoundError if a pickle names other classes than torch.save does, or repeats its values too often.
 
     Counts the values with all references written out, as the YAML reader does with aliases.
     """
     # The number of values that each item represents; None for a mark.
     stack: list[list[int] | None] = []
-    known: dict[Any, list[int] | None] = {}
+    memo: dict[Any, list[int] | None] = {}
     copied = 0
     for opcode, argument, _ in pickletools.genops(pickled):
         name = opcode.name
         if name == "MARK":
             stack.append(None)
         elif name.endswith("GET"):
-            stack.append(known[argument])
+            stack.append(memo[argument])
         elif name.endswith("PUT"):
-            known[argument] = stack[-1]
+            memo[argument] = stack[-1]
         else:
             if name in _NAMES_CLASSES and not _STORED_CLASSES.fullmatch(str(argument)):
                 raise _BoundError(f"is no checkpoint of weights and plain values (it names {shortened(argument)})")
-            taken: list[list[int]] = []
+            operands: list[list[int]] = []
             for kind in opcode.stack_before[::-1]:
                 if kind is pickletools.stackslice:
                     while (item := stack.pop()) is not None:
-                        taken.append(item)
+                        operands.append(item)
                 elif kind is not pickletools.markobject:
-                    taken.append(stack.pop())  # type: ignore[arg-type]
-            count = sum(item[0] for item in taken)
+                    operands.append(stack.pop())  # type: ignore[arg-type]
+            count = sum(item[0] for item in operands)
             copied += count if name in ("REDUCE", "BUILD", "NEWOBJ") else 0
             # Items that others refer to grow with their content.
             changes = name in ("SETITEM", "SETITEMS", "APPEND", "APPENDS", "ADDITEMS", "BUILD")
-            value = taken[-1] if changes else [1]
+            value = operands[-1] if changes else [1]
             value[0] = count if changes else 1 + count
             _require(copied + value[0] <= len(pickled) + 1000, "repeats the values of its pickle too often")
             stack.extend([value] * len(opcode.stack_after))
@@ -265,14 +265,14 @@ def tensors_in(content: object) -> list[Any]:
 
     # A loop, because a file may nest its values deeper than Python's stack, or hold a list in itself.
     tensors: list[Any] = []
-    waiting, known = [content], {id(content)}
-    for value in waiting:
+    pending, visited = [content], {id(content)}
+    for value in pending:
         if isinstance(value, torch.Tensor):
             tensors.append(value)
         elif isinstance(value, dict | list | tuple):
-            inner = [part for part in (value.values() if isinstance(value, dict) else value) if id(part) not in known]
-            known.update(map(id, inner))
-            waiting += inner
+            inner = [part for part in (value.values() if isinstance(value, dict) else value) if id(part) not in visited]
+            visited.update(map(id, inner))
+            pending += inner
     return tensors
 
 
@@ -284,8 +284,8 @@ def _first_sentence(error: Exception) -> str:
 def from_hub(name: str, what: str, remedy: str = "") -> Iterator[None]:
     """Like `one_message`, for a block that reads `name` from the hub, unless there is a file or folder of this name.
 
-    Where the hub accepts no connection, the block reads only the hub's cache: the libraries would otherwise repeat
-    each request for most of a minute without a word.
+    Where the hub accepts no connection, the block reads only the hub's cache: the libraries would otherwise retry
+    each request silently for most of a minute.
     """
     from huggingface_hub import constants
 
@@ -303,12 +303,12 @@ def from_hub(name: str, what: str, remedy: str = "") -> Iterator[None]:
 
 def unreachable(address: str) -> str | None:
     """Return why the host of an address accepts no connection; None if it does, or if there is a proxy."""
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or ""):
+    url = urllib.parse.urlsplit(address)
+    if url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(url.hostname or ""):
         return None
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
+        port = url.port or (443 if url.scheme == "https" else 80)
+        socket.create_connection((url.hostname or "", port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         return error.strerror or os.strerror(error.errno) if error.errno else str(error)
     return None
