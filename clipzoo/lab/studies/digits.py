@@ -95,8 +95,8 @@ class Digits(Study):
         )  # fmt: skip
         numbers = [key for key, value in rows[0].items() if isinstance(value, float)]
         by_loss: dict[str, Row] = {
-            name: {"loss": name, **{key: sum(row[key] for row in mine) / len(mine) for key in numbers}}
-            for name, mine in ((name, select(rows, loss=name)) for name in LOSSES)
+            name: {"loss": name, **{key: sum(row[key] for row in loss_rows) / len(loss_rows) for key in numbers}}
+            for name, loss_rows in ((name, select(rows, loss=name)) for name in LOSSES)
         }
         claims = self._claims(by_loss)
         verdict = (
@@ -167,8 +167,8 @@ class Digits(Study):
         images, labels = test
         probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
         wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
-        known = probabilities[LABEL].argmax(dim=1) == labels
-        doubt = torch.where(known, torch.stack(wrong).sum(dim=0), -1.0)
+        is_right = probabilities[LABEL].argmax(dim=1) == labels
+        doubt = torch.where(is_right, torch.stack(wrong).sum(dim=0), -1.0)
         chosen = doubt.argsort(descending=True)[: self.candidates].tolist()
         figure, axes = panels(self.candidates, 4, 2.3, 1.8)
         for place, index in enumerate(chosen):

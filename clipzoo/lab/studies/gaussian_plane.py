@@ -89,7 +89,7 @@ class GaussianPlane(Study):
         }
         # The product of the marginals, tilted by exp(sign(u) sign(v)).
         densities["normalised"] = _normalised((GRID.sign()[:, None] * GRID.sign()).exp() * product)
-        near = product > 1e-12  # beyond it the weight is nil, and densities of the grid underflow
+        near = product > 1e-12  # elsewhere weights are negligible, and densities underflow
         pmi, weights = (truth / product).log()[near].numpy(), ((truth + product) / 2)[near].numpy()
         rows: list[Row] = [
             {
@@ -195,8 +195,8 @@ def _moments(density: Tensor) -> dict[str, float]:
 
 def _draw_joint(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
     figure, axes = panels(2, 3, 2.8, 2.4)
-    shown = {"product of marginals": product, "truth": truth, **densities}
-    for axis, (name, density) in zip(axes, shown.items(), strict=True):
+    drawn_densities = {"product of marginals": product, "truth": truth, **densities}
+    for axis, (name, density) in zip(axes, drawn_densities.items(), strict=True):
         image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
         axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
         axis.set(

@@ -1,4 +1,4 @@
-"""Convergence rates of the approximations behind point-set heads: points (KME-CLIP) and random features (WPSE)."""
+"""Convergence rates of the approximations in point-set heads: points (KME-CLIP) and random features (WPSE)."""
 
 from __future__ import annotations
 
