@@ -523,11 +523,11 @@ class Verdict:
             return ""
         metric = self.claim["metric"]
         unit = "points" if metric in TASKS else SIMILARITY[metric].partition(", ")[2]
-        seen = f"{self.measured.seeds} seeds show {self.measured.detectable:.2g} {unit}".rstrip()
+        text = f"{self.measured.seeds} seeds show {self.measured.detectable:.2g} {unit}".rstrip()
         if self.measured.is_separated:
-            return seen
+            return text
         needed = self.measured.seeds_needed
-        return f"{seen}; this difference needs {f'over {MOST_SEEDS}' if needed is None else needed}"
+        return f"{text}; this difference needs {f'over {MOST_SEEDS}' if needed is None else needed}"
 
 
 def verdicts(lab: Lab) -> list[Verdict]:

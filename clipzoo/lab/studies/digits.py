@@ -34,11 +34,11 @@ Split = tuple[Tensor, Tensor]
 class Digits(Study):
     """Train LeNet with three losses and compare the models' distributions of labels and of images.
 
-    mnist: folder with MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits. test_share: fraction of
-    scikit-learn's digits used for testing. batch, epochs, rate: settings of Adam. shown: label whose images are drawn.
-    drawn: number of images drawn. candidates: number of test images whose predicted labels are shown.
-    identity_tolerance: absolute, of proposition 6.1. seeds: trainings per loss; tables show their mean, figures the
-    first. seed: first seed.
+    mnist: folder with MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits. test_share: fraction of scikit-learn's
+    digits used for testing. batch, epochs, rate: settings of Adam. shown: label whose images are drawn. drawn: number
+    of images drawn. candidates: number of test images whose predicted labels are shown. identity_tolerance: absolute
+    tolerance of proposition 6.1. seeds: trainings per loss; tables show their mean, figures the first. seed: first
+    seed.
     """
 
     mnist: str | None

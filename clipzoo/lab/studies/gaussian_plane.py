@@ -41,9 +41,10 @@ TICKS = [-4, -2, 0, 2, 4]
 class GaussianPlane(Study):
     """Train four models of one two-dimensional Gaussian and compare their densities with the closed forms.
 
-    variance: of u and of v. covariance: of u with v. samples: training samples. batch, steps, rate: settings of Adam.
-    sign_samples, sign_draws: the loss of the normalised encoder is the mean over sign_draws draws of sign_samples.
-    tolerance: relative, for parameters; moment_tolerance: relative, for variances; loss_tolerance: absolute.
+    variance: variance of u and of v. covariance: covariance of u and v. samples: number of training samples. batch,
+    steps, rate: settings of Adam. sign_samples, sign_draws: the loss of the normalised encoder is the mean over
+    sign_draws draws of sign_samples samples. tolerance: relative tolerance of parameters. moment_tolerance: relative
+    tolerance of variances. loss_tolerance: absolute tolerance of the loss.
     """
 
     variance: Positive

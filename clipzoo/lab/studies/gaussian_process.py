@@ -30,12 +30,12 @@ INVERSE_LENGTH, REGULARITY = 3.0, 2.0
 class GaussianProcess(Study):
     """Measure errors of the conditional means while one of width, batch size and training samples varies.
 
-    modes: modes of the process. places, coefficients: dimensions of u and v. noise: standard deviation of u's noise.
-    widths, batches, sizes: embedding widths, batch sizes and numbers of training samples to try; width, batch, samples:
-    their values while another one varies. steps, rate: settings of Adam, the same in all trainings. seeds: number of
-    draws of data and weights to average over. paths: number of realisations in the figure. seed: first seed.
-    tolerance: of a mean's error around its closed form, in units of the squared mean. 0.015 is less than the change of
-    the error of v given u from one width to the next, so the check tells neighbouring widths apart.
+    modes: number of modes of the process. places, coefficients: dimensions of u and v. noise: standard deviation of u's
+    noise. widths, batches, sizes: embedding widths, batch sizes and numbers of training samples to try; width, batch,
+    samples: their values while another one varies. steps, rate: settings of Adam, the same in all trainings. seeds:
+    number of draws of data and weights to average over. paths: number of realisations in the figure. seed: first seed.
+    tolerance: tolerance of a mean's error around its closed form, in units of the squared mean. 0.015 is less than the
+    change of the error of v given u from one width to the next, so the check tells neighbouring widths apart.
     """
 
     modes: Count

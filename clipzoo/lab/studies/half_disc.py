@@ -36,9 +36,9 @@ class HalfDisc(Study):
     temperatures: the paper's main temperature, then its less long-tailed one. sizes: sample sizes n. draws: draws of
     data to average over. shown: n in the figure of the popularity. iterations: fixed-point iterations for the
     popularity. nuclr_steps: updates of zeta by the NUCLR objective on whole batches; mini_batch, mini_steps, mini_eta:
-    settings of its stochastic updates. risk_samples: samples of the paper's estimate of the true risk.
-    zeta_tolerance: of log popularity, absolute; gradient_tolerance: of the gradient at the fixed point;
-    risk_tolerance: of the true risk, in standard errors of its estimate.
+    settings of its stochastic updates. risk_samples: samples of the paper's estimate of the true risk. zeta_tolerance:
+    absolute tolerance of log popularity. gradient_tolerance: tolerance of the gradient at the fixed point.
+    risk_tolerance: tolerance of the true risk, in standard errors of its estimate.
     """
 
     temperatures: list[Scale]

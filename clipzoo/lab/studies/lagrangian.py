@@ -40,11 +40,12 @@ Real = NDArray[np.float64]
 class Lagrangian(Study):
     """Train embeddings of flows and trajectories and measure retrieval in both directions.
 
-    flows: distribution of the flows and their tracers. samples, test_samples: training pairs, and pairs of the
-    retrieval test. width, layers, heads: size of the trajectory transformer. batch, epochs, rate: settings of Adam.
-    temperature, max_scale: of the cosine. precision, device: of the training. compared_step: step of the Runge-Kutta
-    method with which the solver is compared on compared_flows flows. solver_tolerance: of the final position;
-    conserved_tolerance: of the potential along a path in a steady flow, relative to its standard deviation.
+    flows: distribution of the flows and their tracers. samples, test_samples: number of training pairs and of pairs of
+    the retrieval test. width, layers, heads: size of the trajectory transformer. batch, epochs, rate: settings of Adam.
+    temperature, max_scale: settings of the head. precision, device: those of the training. compared_step: step of the
+    Runge-Kutta method with which the solver is compared on compared_flows flows. solver_tolerance: tolerance of the
+    final position. conserved_tolerance: tolerance of the potential along a path in a steady flow, relative to its
+    standard deviation.
     """
 
     flows: Flows

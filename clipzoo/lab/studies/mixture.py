@@ -71,10 +71,10 @@ class World:
 class Mixture(Study):
     """Train CLIP and KME-CLIP heads on the mixture world and compare their scores with the PMI.
 
-    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector.
-    samples, batch, steps, rate: settings of the training with InfoNCE. temperature, max_scale, gamma: of the heads.
-    built_error: error of theorem 7's construction in exp PMI for d = 2. information_tolerance: in nats, of KME-CLIP's
-    loss at the largest width above its minimum -I.
+    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector. samples, batch,
+    steps, rate: settings of the training with InfoNCE. temperature, max_scale, gamma: settings of the heads.
+    built_error: error of theorem 7's construction in exp PMI for d = 2. information_tolerance: allowed distance in nats
+    of KME-CLIP's loss at the largest width from its minimum -I.
     """
 
     classes: list[Count]

@@ -30,11 +30,11 @@ PAPER = {10.0: (0.67, 0.33), 14.0: (1.00, 0.48)}
 class MutualInformation(Study):
     """Train estimators of mutual information and compare their estimates with the truth.
 
-    dimensions: of x and of y. information: true values in nats. batch: batch size. steps: training batches, all new.
-    hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings. rate: learning rate of Adam.
-    inverse_temperatures, betas: grid for InfoLOOB and for the Hopfield retrieval; at each value of trained_at the model
-    whose estimate on validation_batches is closest to the truth is selected.
-    test_batches: batches per mean and variance. tolerance: of InfoNCE at the highest information, relative to
+    dimensions: number of dimensions of x and of y. information: true values in nats. batch: batch size. steps: number
+    of training batches, all new. hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings.
+    rate: learning rate of Adam. inverse_temperatures, betas: grid for InfoLOOB and for the Hopfield retrieval; at each
+    value of trained_at the model whose estimate on validation_batches is closest to the truth is selected.
+    test_batches: batches per mean and variance. tolerance: tolerance of InfoNCE at the highest information, relative to
     log batch.
     """
 

@@ -29,12 +29,12 @@ INNER, WPSE = "inner product", "WPSE"
 class Rank(Study):
     """Fit inner products and WPSE to a planted matrix of full rank.
 
-    items: N on each side. sharpness, floor: of the planted density ratio, floor + bump exp(sharpness (cos - 1)).
-    inner_widths: widths d of the inner product. wpse_widths, points: widths d and numbers of points of WPSE.
-    item_width: width of a point's free token vector. kernel_width, alpha, features: of WPSE, D in training. steps,
-    rate, wpse_rate: settings of Adam. evaluation_features: D in evaluation; small_features: values of D for which the
-    error due to random features is shown; evaluation_draws: draws per value. tolerance: of the trained inner product's
-    error to its closed form, relative.
+    items: number N of items on each side. sharpness, floor: settings of the planted density ratio, floor + bump
+    exp(sharpness (cos - 1)). inner_widths: widths d of the inner product. wpse_widths, points: widths d and numbers of
+    points of WPSE. item_width: width of a point's free token vector. kernel_width, alpha, features: settings of WPSE,
+    features being D in training. steps, rate, wpse_rate: settings of Adam. evaluation_features: D in evaluation;
+    small_features: values of D for which the error due to random features is shown; evaluation_draws: draws per value.
+    tolerance: relative tolerance of the trained inner product's error to its closed form.
     """
 
     items: Count

@@ -149,16 +149,16 @@ def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> No
     (listed,) = read_members(names, ["data-by-emoji.json"]).values()
     emoji = read_emoji(facts, listed)
     for vendor, source in sources.items():
-        members = {one: f"img/{vendor}/64/{one.picture}" for one in emoji}
+        members = {entry: f"img/{vendor}/64/{entry.picture}" for entry in emoji}
         contents = read_members(source, list(members.values()))
         (folder / vendor).mkdir()
         with (folder / f"{vendor}.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(COLUMNS)
-            for one, member in members.items():
-                path = f"{vendor}/{one.slug}.png"
+            for entry, member in members.items():
+                path = f"{vendor}/{entry.slug}.png"
                 below(folder, path).write_bytes(contents[member])
-                table.writerow((path, one.name, one.group))
+                table.writerow((path, entry.name, entry.group))
 
 
 def write_datasets(folder: Path, train: str, judge: str) -> None:
