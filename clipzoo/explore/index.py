@@ -105,8 +105,7 @@ class SearchIndex:
         """Return the best images of each caption, best first.
 
         candidates: for a head whose score is not an inner product (KME-CLIP), number of images with the best
-            approximate scores that are scored exactly; None scores all images. Other heads, whose search is exact,
-            ignore it.
+            approximate scores that are scored exactly; None scores all images. The search of other heads is exact.
         """
         rows = [self.nearest(self.embed(caption), count, candidates) for caption in as_captions(captions)]
         return [[Match(self.names[row], score) for row, score in best] for best in rows]

@@ -118,7 +118,7 @@ def write_page(
 
 def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     """Yield the sections of the page; files of figures are relative to the folder of its pictures."""
-    claims, differences, baseline = verdicts(lab), from_baseline(lab), lab.facts["baseline"]
+    claims, deltas, baseline = verdicts(lab), from_baseline(lab), lab.facts["baseline"]
     scales = lab.facts.get("scales")
     if scales:
         for compared in lab.comparisons:
@@ -127,11 +127,11 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         yield Section("Which claims of the papers hold here", _said(claims), [claims_table(claims)])
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
-    if differences:
+    if deltas:
         above, below = (
             ", ".join(
                 f"{item.label} ({item.group})"
-                for item in differences
+                for item in deltas
                 if item.is_separated and sign * item.interval.estimate > 0
             )
             for sign in (1, -1)
@@ -148,26 +148,24 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
                 f"{item.p:.2g}", Cell("yes" if item.is_separated else "no", bold=item.is_separated),
                 f"{item.detectable:.1f}",
             ]
-            for item in differences
+            for item in deltas
         ]  # fmt: skip
         labels = ["comparison", "method", "difference", "95 % over seeds", "95 % over samples", "p (Holm)",
                   "separated", "detectable"]  # fmt: skip
-        picture = Picture(
-            "differences with intervals", difference_figure(differences, baseline), file="differences.png"
-        )
+        picture = Picture("differences with intervals", difference_figure(deltas, baseline), file="differences.png")
         yield Section(f"Differences from {baseline}", [text], [text_table(labels, rows, left=2, wrap=True)], [picture])
     for compared in lab.comparisons:
         results, *others = _compared(compared)
         yield results
         yield from () if scales else others
-    if differences:
+    if deltas:
         yield Section(
             "What the seeds can show",
             ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
-             f"probability, at the spread over seeds that was measured and the level {differences[0].level:.2g}: 5 % "
-             f"divided by the {len(differences)} differences from {baseline}, which Holm's method asks of the smallest "
-             "p. Larger p-values of the same table may pass at a less strict level."],
-            [power_table(lab, differences)],
+             f"probability, at the spread over seeds that was measured and the level {deltas[0].level:.2g}: 5 % "
+             f"divided by the {len(deltas)} differences from {baseline}, which Holm's method asks of the smallest p. "
+             "Larger p-values of the same table may pass at a less strict level."],
+            [power_table(lab, deltas)],
         )  # fmt: skip
     rows = []
     for compared in lab.comparisons:

@@ -41,10 +41,10 @@ TICKS = [-4, -2, 0, 2, 4]
 class GaussianPlane(Study):
     """Train four models of one two-dimensional Gaussian and compare their densities with the closed forms.
 
-    variance: variance of u and of v. covariance: covariance of u and v. samples: number of training samples. batch,
-    steps, rate: settings of Adam. sign_samples, sign_draws: the loss of the normalised encoder is the mean over
-    sign_draws draws of sign_samples samples. tolerance: relative tolerance of parameters. moment_tolerance: relative
-    tolerance of variances. loss_tolerance: absolute tolerance of the loss.
+    variance: variance of u and of v. covariance: covariance of u and v. samples: training samples. batch, steps, rate:
+    settings of Adam. sign_samples, sign_draws: the loss of the normalised encoder is the mean over sign_draws draws of
+    sign_samples pairs. tolerance, moment_tolerance: relative tolerances of parameters and variances. loss_tolerance:
+    absolute.
     """
 
     variance: Positive

@@ -36,10 +36,9 @@ PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
 class GaussianTheorems(Study):
     """Train every loss at every embedding width and compare A, B and the loss with their closed forms.
 
-    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: number of training
-    samples. batch, steps, rate: settings of Adam. tolerance: relative tolerance of whitened A and B in the Frobenius
-    norm. loss_tolerance: absolute tolerance of the loss. covariance_tolerance: relative tolerance of the models'
-    covariances.
+    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: training samples. batch,
+    steps, rate: settings of Adam. tolerance: relative tolerance of whitened A and B (Frobenius). loss_tolerance:
+    absolute tolerance of the loss. covariance_tolerance: that of the models' covariances, relative.
     """
 
     correlations: list[Annotated[float, Range(at_least=0, below=1)]]
