@@ -182,7 +182,7 @@ class LabSettings:
     """A lab.
 
     name: stem of the YAML file. baseline: method that the others are compared with. seeds: fresh seeds of every winner.
-    evaluations: evenly spaced evaluations on the validation split during a training. claims of the papers:
+    evaluations: evenly spaced evaluations on the validation split during a training. claims: statements of papers that
     method `better` has a better `metric` than method `than` in `comparison`. scales: names of the scales, for the power
     laws of the page. trust: packages whose classes the methods may name; only from the command line.
     """

@@ -41,10 +41,9 @@ TICKS = [-4, -2, 0, 2, 4]
 class GaussianPlane(Study):
     """Train four models of one two-dimensional Gaussian and compare their densities with the closed forms.
 
-    variance: variance of u and of v. covariance: covariance of u and v. samples: training samples. batch, steps, rate:
-    settings of Adam. sign_samples, sign_draws: the loss of the normalised encoder is the mean over sign_draws draws of
-    sign_samples pairs. tolerance, moment_tolerance: relative tolerances of parameters and variances. loss_tolerance:
-    absolute.
+    variance: that of u and of v. covariance: that of u and v. samples: training samples. batch, steps, rate: settings
+    of Adam. sign_samples, sign_draws: the normalised encoder's loss is the mean over sign_draws draws of sign_samples
+    pairs. tolerance, moment_tolerance: relative tolerances of parameters and variances. loss_tolerance: absolute.
     """
 
     variance: Positive

@@ -21,7 +21,7 @@ from clipzoo.types import Features, PointSet
 class Rates(Study):
     """Measure approximation errors over the number of points M and of random features D.
 
-    dimensions: number of dimensions of the unit sphere. gamma: inverse width of KME-CLIP's kernel. concentration:
+    dimensions: number of dimensions of the unit sphere. gamma: coefficient of KME-CLIP's kernel. concentration:
     concentration of the weights w on the sphere. population: number of points of the exact mean embedding. points:
     values of M. point_draws: point sets drawn per M. kernel_width: width of WPSE's two kernels. cosines: cosines
     between the two compared points. features: values of D. feature_draws: draws of random features per D.

@@ -142,8 +142,8 @@ class WorldParameters:
 
     train: all training images. shard: images per training shard. probe, test: training and test images of each of the
     four classification datasets. scenes: images of the retrieval split.
-    captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of
-    objects whose captions have known probabilities.
+    captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of objects whose
+    captions have known probabilities.
     """
 
     seed: int
