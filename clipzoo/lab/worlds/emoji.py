@@ -71,7 +71,7 @@ def _say(text: str) -> None:
 class Package:
     """One version of a package.
 
-    integrity: SHA-512 of its file, as `npm view NAME@VERSION dist.integrity` prints it. licence: that of the files used.
+    integrity: SHA-512 of its file, as `npm view NAME@VERSION dist.integrity` prints it. licence: licence of its files.
     """
 
     name: str
