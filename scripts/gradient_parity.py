@@ -106,7 +106,7 @@ def training(
 ) -> Gradients:
     """Return the losses of a training, and the gradients and the objective's state in its last step, whole.
 
-    group: number of ranks that divide the weights; None for DDP. recipe: of the optimizer; None for AdamW.
+    group: number of ranks that divide the weights; None for DDP. recipe: optimizer recipe; None for AdamW.
     """
     model, objective = _built(_config(*pair), block_encoder)
     share = BATCH // world.size
@@ -157,7 +157,7 @@ def _gradients_and_state(model: nn.Module, objective: nn.Module) -> Gradients:
 
 
 def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
-    """Head and objective as conf/ describes them, those that may be trained together."""
+    """Compatible pairs of a head and an objective of conf/."""
     return [
         (head, objective)
         for head in heads or _names("head")
@@ -204,8 +204,8 @@ def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
     loss = ClipLoss(rank=world.rank, world_size=world.size)
     if world.size > 1:
         model = DistributedDataParallel(model)
-    mine = _batch(0).split(BATCH // world.size)[world.rank]
-    shares = mine.split(len(mine) // parts)
+    local = _batch(0).split(BATCH // world.size)[world.rank]
+    shares = local.split(len(local) // parts)
     with torch.no_grad():
         cached = [model(share)[:2] for share in shares]
     for position, share in enumerate(shares):  # its accumulation: each part again, the others from the cache

@@ -43,12 +43,12 @@ def main() -> None:
     head = model.head
     assert isinstance(head, KmeHead)
     head.merge = None
-    everything = head.embed_image(model.image_features(pixels[:1])).points.shape[1]
+    all_points = head.embed_image(model.image_features(pixels[:1])).points.shape[1]
     exact = model.similarity(model.encode_image(pixels), text)
     size = model.config["encoder"]["image_size"]
     encoder = BatchEncoder(build_part(model.config["eval"]["tokenizer"]), size, "bicubic", 256, 0, "float32")
     rows = []
-    for count in (None, *(count for count in options.counts if count < everything)):
+    for count in (None, *(count for count in options.counts if count < all_points)):
         head.merge = count
         error = exact - model.similarity(model.encode_image(pixels), text)
         bound = float(head.logs().get("merge_error", torch.zeros(())))
@@ -59,7 +59,7 @@ def main() -> None:
             numbers.append(f"{zero_shot(model, dataset, 'test', encoder, size, 1).metrics['top1']:.1f}")
         recalls = retrieval(model, scenes, encoder, 1, False).metrics
         numbers += [f"{recalls[way]['recall_at_1']:.1f}" for way in ("image_to_text", "text_to_image")]
-        rows.append([f"{everything}, exact" if count is None else str(count), *numbers])
+        rows.append([f"{all_points}, exact" if count is None else str(count), *numbers])
     header = ["points", "mean error", "largest", "merge_error", "shapes", "colours", "image to text @1", "to image @1"]
     print(markdown(text_table(header, rows, left=1)), flush=True)
     print(f"exact scores: standard deviation {float(exact.std()):.2f}; gamma {float(head.gamma):.2f}")

@@ -53,9 +53,9 @@ Answer = dict[str, Any]
 RETRIEVED = 8
 """Images of CLOOB's memory that are shown."""
 CANDIDATES = 2000
-"""Pictures that KME-CLIP scores exactly, of more the best by an approximation; see `SearchIndex.search`."""
+"""Pictures that KME-CLIP scores exactly: those with the best approximate scores; see `SearchIndex.search`."""
 MOST_POINTS = 2000
-"""Pictures of a map."""
+"""Maximum number of pictures in a map."""
 SUBSPACE, ITERATIONS = 8, 12
 """Width and number of the iterations that find the principal components of a map."""
 SIDE = 192
@@ -71,14 +71,14 @@ CLIENT_TIMEOUT_SECONDS = 20
 """Longest time to send a request, and longest pause of a client that reads an answer."""
 MOST_CONNECTIONS, MOST_REQUEST_BYTES = 512, 16384
 MATCHES, NEIGHBOURS, EXPLAINED = 12, 8, 4
-"""Pictures by caption and by picture, and best pictures per caption whose parts an export has."""
+"""Pictures per caption, neighbours per picture, and pictures per caption that a static page explains by parts."""
 CHOICES = 1000
 MOST_LETTERS, MOST_VALUES = 500, 400
 """Letters of a caption, and values of a curve."""
 
 
 def run(options: argparse.Namespace, steps: Sequence[int | None]) -> None:
-    """Serve the page of `clipzoo explore`, or write it. steps: of the checkpoints that are loaded; None without one."""
+    """Serve the page of `clipzoo explore`, or write it. steps: those of the loaded checkpoints, or None."""
     with tempfile.TemporaryDirectory() as temporary:
         models = [load(source, trust=options.trust) for source in options.models]
         if options.images is not None:
@@ -88,11 +88,11 @@ def run(options: argparse.Namespace, steps: Sequence[int | None]) -> None:
             collections = collections_of(config, options.dataset, options.limit)
         parts = []
         for name, source, model, step in zip(names_of(options.models), options.models, models, steps, strict=True):
-            # Sources may have one name; a path as a name would lead into the run.
+            # Sources may share a name, and a path as a folder name would lead into the run.
             digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-            own = model.folder / "explore" if model.folder else Path(temporary) / digest
-            cached = options.cache / digest if options.cache else own
-            parts.append(explored(name, source, model, collections, cached, step))
+            default_cache = model.folder / "explore" if model.folder else Path(temporary) / digest
+            cache_folder = options.cache / digest if options.cache else default_cache
+            parts.append(explored(name, source, model, collections, cache_folder, step))
         explorer = Explorer(parts, collections)
         if options.static is not None:
             write_whole(options.static / "index.html", explorer.static(options.captions))
@@ -126,7 +126,7 @@ class Collection:
 
     gallery: the pictures; their number in the dataset is their name. captions: captions of each picture, or none.
     choices: captions to choose from: those of the pictures, or a prompt for each class. labels: class of each picture.
-    total: pictures of the dataset, of which the gallery may have a part.
+    total: pictures of the dataset, of which the gallery may be a part.
     """
 
     name: str
@@ -150,16 +150,16 @@ def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) 
         ConfigError: the configuration has no evaluation dataset, or none of these names, or all datasets are missing.
     """
     node = config.get("eval") or {}
-    known = list(dict.fromkeys(name for task in TASKS for name in node.get(task) or ()))
-    if not known:
+    dataset_names = list(dict.fromkeys(name for task in TASKS for name in node.get(task) or ()))
+    if not dataset_names:
         raise ConfigError(f"the run has no evaluation data (its eval lists no dataset): {REMEDY}")
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in dataset_names]
     if unknown:
         raise ConfigError(
-            f"--dataset {unknown[0]} is not an evaluation dataset of the run (it has: {', '.join(known)})"
+            f"--dataset {unknown[0]} is not an evaluation dataset of the run (it has: {', '.join(dataset_names)})"
         )
     collections, missing = [], []
-    for name in names or known:
+    for name in names or dataset_names:
         try:
             dataset = open_benchmark(name, Path(node["root"]), node.get("prompts", "set"))
             collections.append(_collection(dataset, node["root"], limit))
@@ -282,15 +282,15 @@ class ExploredModel:
     def _map(self, collection: int) -> Answer:
         """The first two principal components of the pictures' embeddings, and their shares of the variance."""
         images = self.index(collection).images
-        some = unit_vectors(images[_mapped(len(images))]).float()
-        # Two of up to thousands of components are needed.
+        vectors = unit_vectors(images[_mapped(len(images))]).float()
+        # A low-rank method: only two components are needed.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            left, lengths, _ = torch.pca_lowrank(some, min(SUBSPACE, *some.shape), niter=ITERATIONS)
+            left, lengths, _ = torch.pca_lowrank(vectors, min(SUBSPACE, *vectors.shape), niter=ITERATIONS)
         # One picture has one component.
         left, lengths = pad(left, (0, 1)), pad(lengths, (0, 1))
         points = left[:, :2] * lengths[:2]
-        share = lengths[:2].square() / (some - some.mean(dim=0)).square().sum().clamp(min=1e-30)
+        share = lengths[:2].square() / (vectors - vectors.mean(dim=0)).square().sum().clamp(min=1e-30)
         scale = points.abs().max().clamp(min=1e-30)
         return {
             "model": self.name,
@@ -310,7 +310,7 @@ class Explorer:
         """Return the answer to a path, such as "search?collection=0&caption=a%20circle".
 
         Raises:
-            ConfigError: the path asks for nothing that the page shows.
+            ConfigError: the path is not one that the page requests.
         """
         name, _, text = path.partition("?")
         query = dict(parse_qsl(text, keep_blank_values=True))
@@ -343,7 +343,7 @@ class Explorer:
         return content.getvalue()
 
     def overview(self, choices: int) -> list[Answer]:
-        """Facts of the collections. choices: captions to choose from, at most."""
+        """Facts of the collections. choices: maximum number of captions to choose from."""
         return [
             {
                 "name": collection.name, "count": len(collection), "total": collection.total,
@@ -417,13 +417,13 @@ def explored(
 
     def build(number: int) -> SearchIndex:
         collection = collections[number]
-        place = below(folder, re.sub(r"[^\w.-]", "_", collection.name))
+        index_folder = below(folder, re.sub(r"[^\w.-]", "_", collection.name))
         index = build_index(
-            model, source, collection.gallery, place, replace=True,
+            model, source, collection.gallery, index_folder, replace=True,
             report=lambda line: say(f"{name}, {collection.name}: {line}"),
         )  # fmt: skip
         assert index is not None
-        # The first search prepares the next ones.
+        # The first search loads what later ones reuse.
         index.nearest(index.embed(""), 1, CANDIDATES)
         return index
 
@@ -446,7 +446,7 @@ def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any
     """Return the terms of a score by patch and word; None for a head that compares one vector per sample.
 
     score: the logit. is_logarithm: the logit is the logarithm of the terms' sum. side: patches in a row and in a
-    column; 0 if the tokens are no square grid. prefix: tokens before the patches. fit: see FITS. words: texts of the
+    column; 0 if the tokens are not a square grid. prefix: tokens before the patches. fit: see FITS. words: texts of the
     tokens. values: a row per token of the image, a column per word. image_weights, text_weights: of the points.
     """
     ids = model.tokenizer([caption])
@@ -488,9 +488,9 @@ def grid(tokens: int) -> tuple[int, int]:
 
 
 def thinned(curve: Curve, main: bool) -> dict[str, Any]:
-    """At most MOST_VALUES values of a curve, the last one included; those that are no number are left out.
+    """At most MOST_VALUES values of a curve, the last one included, without NaN and infinity.
 
-    main: the page shows it without being asked.
+    main: the page shows it at once.
     """
     points = [point for point in zip(curve.steps, curve.values, strict=True) if abs(point[1]) < float("inf")]
     stride = -(-len(points) // MOST_VALUES) or 1
@@ -568,7 +568,7 @@ def server(explorer: Explorer) -> uvicorn.Server:
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            # uvicorn itself waits for ever for the rest of a request.
+            # uvicorn has no time limit for receiving a request.
             self.loop.call_later(CLIENT_TIMEOUT_SECONDS, self.end_without_request)
 
         def end_without_request(self) -> None:
@@ -578,7 +578,7 @@ def server(explorer: Explorer) -> uvicorn.Server:
     routes = [
         Route("/", lambda request: HTMLResponse(page)), Route("/api/{name}", answer), Route("/picture", picture),
     ]  # fmt: skip
-    # A page of another host whose name was made to lead here is refused.
+    # Refuse pages of other hosts whose name resolves to this address (DNS rebinding).
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])]
     application = Starlette(routes=routes, middleware=middleware, exception_handlers={ConfigError: refusal})
     return uvicorn.Server(

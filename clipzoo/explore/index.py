@@ -4,7 +4,7 @@
     <folder>/names.json             names of the images
     <folder>/blocks/00000.safetensors    embeddings of a block of images
 
-A block is written completely or not at all: an interrupted build continues with the blocks that are missing.
+A block is written completely or not at all: an interrupted build continues with the missing blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FILE, NAMES = "index.json", "names.json"
 BLOCK = 256
 """Images in a block."""
 LONGEST_NAME = 2**13
-"""Bytes of names.json for each image."""
+"""Maximum bytes of names.json per image."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
 REMEDY = "build the index again in another folder"
@@ -55,7 +55,7 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images with names: paths below the folder, or SHARD.tar/KEY. source: where they are from."""
+    """Images with names: paths below the folder, or SHARD.tar/KEY. source: their origin."""
 
     source: str
     names: list[str]
@@ -104,8 +104,8 @@ class SearchIndex:
     ) -> list[list[Match]]:
         """Return the best images of each caption, best first.
 
-        candidates: for a head whose score is no inner product (KME-CLIP), number of images with the best approximate
-            scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
+        candidates: for a head whose score is not an inner product (KME-CLIP), number of images with the best
+            approximate scores that are scored exactly; None scores all images. The search of other heads is exact.
         """
         rows = [self.nearest(self.embed(caption), count, candidates) for caption in as_captions(captions)]
         return [[Match(self.names[row], score) for row, score in best] for best in rows]
@@ -126,9 +126,9 @@ class SearchIndex:
 
     def recall(self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None) -> float:
         """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
-        found, best = (self.search(captions, count, number) for number in (candidates, None))
+        approximate, best = (self.search(captions, count, number) for number in (candidates, None))
         pairs = [(place, match.name) for place, matches in enumerate(best) for match in matches]
-        hits = {(place, match.name) for place, matches in enumerate(found) for match in matches}
+        hits = {(place, match.name) for place, matches in enumerate(approximate) for match in matches}
         return sum(pair in hits for pair in pairs) / len(pairs)
 
     @torch.no_grad()
@@ -147,7 +147,7 @@ class SearchIndex:
 class Candidates:
     """Images by the inner product of their factor with that of a caption; see `Head.search_factors`.
 
-    By faiss where it is installed, by blocks of products otherwise.
+    Computed by faiss if it is installed, else in blocks of products.
     """
 
     def __init__(self, head: Head, images: Embedding) -> None:
@@ -191,17 +191,17 @@ def read_gallery(source: str) -> Gallery:
         if missing := [path for path in tars if not path.exists()]:
             raise ConfigError(f"{missing[0]} does not exist")
     if tars:
-        found = {
+        images = {
             f"{path.name}/{sample.key}": sample.image
             for path in tars
             for sample in tar_samples(path, "remove it or make it again", unterminated=True)
         }
     else:
         files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in EXTENSIONS and path.is_file()]
-        found = {str(path.relative_to(folder)): ImageFile(path) for path in files}
-    if not found:
+        images = {str(path.relative_to(folder)): ImageFile(path) for path in files}
+    if not images:
         raise ConfigError(f"{source} has no images ({', '.join(EXTENSIONS)}): give a folder of images, or tar shards")
-    return Gallery(source, list(found), ImageFiles(list(found.values())))
+    return Gallery(source, list(images), ImageFiles(list(images.values())))
 
 
 def build_index(
@@ -216,7 +216,7 @@ def build_index(
     """Embed the images of a folder or of tar shards, and return the index on the first rank. Collective.
 
     source: name by which `clipzoo.load` finds the model. images: a gallery, or see `read_gallery`. report: called with
-    lines of progress. replace: remove an index of other images or of another model from the folder. Blocks that exist
+    progress messages. replace: remove an index of other images or of another model from the folder. Blocks that exist
     are kept.
 
     Raises:
@@ -229,8 +229,8 @@ def build_index(
         before = _facts(folder) if (folder / FILE).exists() else None
         different = [key for key in ("images", "names", "key", "block") if before and before[key] != facts[key]]
         if different and not replace:
-            what = "another model" if different == ["key"] else "other images"
-            raise ConfigError(f"{folder} has an index of {what}: give another --output, or remove the folder")
+            content = "another model" if different == ["key"] else "other images"
+            raise ConfigError(f"{folder} has an index of {content}: give another --output, or remove the folder")
         if different:
             shutil.rmtree(folder)
         if different or before is None:
@@ -238,13 +238,13 @@ def build_index(
 
     world.run_on_first(claim)
     blocks = range(world.rank, math.ceil(len(gallery.names) / BLOCK), world.size)
-    own = [number for number in blocks if not _block(folder, number).exists()]
-    for done, number in enumerate(own, start=1):
+    missing = [number for number in blocks if not _block(folder, number).exists()]
+    for done, number in enumerate(missing, start=1):
         rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
         pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
         with torch.no_grad(), exact_products():
             write_block(folder, number, model.encode_image(pixels))
-        report(f"{done} of {len(own)} blocks of {number_of(BLOCK, 'image')}")
+        report(f"{done} of {len(missing)} blocks of {number_of(BLOCK, 'image')}")
     world.barrier()
     return SearchIndex(folder, model) if world.is_first else None
 
@@ -253,7 +253,7 @@ def build_index(
 
 
 def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return what index.json holds. source, images: where the model and the images are from."""
+    """Return the content of index.json. source, images: origins of the model and of the images."""
     sizes = {"count": len(names), "block": BLOCK}
     return {"model": source, "images": images, **sizes, "key": model_key(model, ()), "names": _digest(names)}
 

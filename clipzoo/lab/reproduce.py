@@ -36,7 +36,7 @@ from clipzoo.runs.record import TrainingLog
 
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
 """The paper's learning rate: with the demo's, made for unit vectors, nothing is learned. Padding tokens of the demo's
-text encoder are all alike, so they are left out."""
+text encoder are identical, so they are left out."""
 CLOOB = "optim.schedule.peak=5e-4", "optim.schedule.warmup_steps=600"
 """A slow start, as in the paper: untrained embeddings are so similar that retrieval averages the whole batch, and at a
 high learning rate the captions' embeddings collapse first."""
@@ -49,7 +49,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "nuclr/CC3M/SogCLR": ("objective.temperature=0.05",),
     "wpse/CC3M/CLIP": (),
 }
-"""Rows with their overrides: points of the paper's own search that suit this scale; for WPSE and CLOOB also others."""
+"""Rows with their overrides: points of the paper's search that suit this scale; for WPSE and CLOOB also other keys."""
 COMMON = ("scale=demo", "eval.linear_probe=[shapes,counts]")
 PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
 SECONDS_BETWEEN_REPORTS = 20.0
@@ -59,7 +59,7 @@ TRAINING_SHARE = 0.97
 
 @dataclass
 class Job:
-    """The run of a row. process: while it is trained."""
+    """The run of a row. process: its training while it runs."""
 
     row: str
     overrides: tuple[str, ...]
@@ -133,8 +133,8 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
                 continue
             reported = time.monotonic()
             done, minutes = sum(job.progress() for job in jobs), (reported - begun) / 60
-            rest = minutes * (len(jobs) - done) / max(done - before, 1e-9)
-            left = f", about {rest:.0f} min left" if done - before > 0.02 else ""
+            minutes_left = minutes * (len(jobs) - done) / max(done - before, 1e-9)
+            left = f", about {minutes_left:.0f} min left" if done - before > 0.02 else ""
             shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
             rows = number_of(len(jobs), "row")
             _print(f"{done / len(jobs):.0%} of {rows} after {minutes:.0f} min{left} ({shares})")
@@ -192,13 +192,13 @@ def page() -> str:
     tables: list[list[str | Cell]] = []
     for paper_table in map(table, table_names()):
         names = list(dict.fromkeys(row.name for row in paper_table.rows))
-        known = [experiments()[name] for name in names if name in experiments()]
+        runnable = [experiments()[name] for name in names if name in experiments()]
         title = paper_table.title + ("" if paper_table.without_numbers is None else " (published numbers missing)")
         datasets = ", ".join(dict.fromkeys(row.pretrain for row in paper_table.rows))
-        count = f"{len(known)}" if len(known) == len(names) else f"{len(known)} of {len(names)}"
+        count = f"{len(runnable)}" if len(runnable) == len(names) else f"{len(runnable)} of {len(names)}"
         demo = sum(name in ROWS for name in names)
         command = Cell(f"--table {paper_table.name}", code=True)
-        tables.append([paper_table.name, title, datasets, count, str(demo or ""), total_cost(known), command])
+        tables.append([paper_table.name, title, datasets, count, str(demo or ""), total_cost(runnable), command])
     rows: list[list[str | Cell]] = []
     for experiment in experiments().values():
         runs = f"{experiment.runs} x " if experiment.runs > 1 else ""

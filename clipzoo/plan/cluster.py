@@ -59,12 +59,11 @@ class Cluster:
         return self.gpu.within_node if ranks <= self.per_node else self.between_nodes
 
 
-# How ranks share weights, micro-batches, recomputation.
-
-
 @dataclass(frozen=True)
 class Setting:
-    """shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
+    """How ranks share weights, and how they compute.
+
+    shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
 
     micro_batch: samples that pass the encoders at once, at most the rank's share. recomputed: activation checkpointing.
     """
@@ -107,7 +106,7 @@ def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Sett
 
 
 def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
-    """Return the setting that a configuration has."""
+    """Return the setting of a configuration."""
     trainer = plain["trainer"]
     shards = 1
     if trainer.get("parallel", "ddp") == "fsdp":

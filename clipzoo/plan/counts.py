@@ -24,11 +24,11 @@ from clipzoo.training.gradients import PairEncoder
 from clipzoo.training.tuned import TunedModel
 from clipzoo.types import Batch
 
-# Memory that tensors take, counted as they are made and freed; fake tensors take none and are counted alike.
+# Memory of tensors, counted as they are made and freed; fake tensors use none and are counted as if they did.
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts the bytes of tensors made in the block: `live` now, `peak` at most. known: tensors that do not count."""
+    """Counts the bytes of tensors made in the block: `live` now, `peak` at most. known: uncounted tensors."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -83,8 +83,7 @@ SAMPLES = 2, 4
 class Activations:
     """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`, of which `per_image`.
 
-    fixed: copies of the weights in the precision of the encoders, of which `fixed_images` of the image tower. Without
-    checkpointing and with it.
+    fixed: copies of the weights in the precision of the encoders, of which `fixed_images` of the image tower.
     """
 
     fixed: float
@@ -233,7 +232,7 @@ def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Bat
 
 
 def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: Collection[str]) -> Activations:
-    """Count what a forward pass keeps of two batches, and draw a line through both."""
+    """Count the activations kept for two batch sizes, and fit a line through both."""
     with torch.device("meta"):
         parts = build_parts(plain, trust)
         model = build_model(plain, parts.head, trust)

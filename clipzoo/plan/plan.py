@@ -84,14 +84,14 @@ def main(arguments: list[str]) -> None:
     shape = shape_of(plain, counts, cluster)
     keys = recomputation_keys(plain)
     recomputed = recomputes(plain)
-    given = predict(plain, counts, cluster, configured(plain, cluster, shape.local, recomputed))
+    as_configured = predict(plain, counts, cluster, configured(plain, cluster, shape.local, recomputed))
     best, *others = predictions(plain, counts, cluster)
     print(
         f"{counts.encoder + counts.others:,} parameters, {counts.step_flops / 1e9:.0f} GFLOP a pair; {cluster.gpus} "
         f"{options.gpu}, {number_of(cluster.nodes, 'node')}; {shape.local} of {number_of(shape.batch, 'pair')} a GPU"
     )
-    print(f"\nas configured: {_setting(given, shape.ranks, shape.local)}")
-    print(_details(given, cluster))
+    print(f"\nas configured: {_setting(as_configured, shape.ranks, shape.local)}")
+    print(_details(as_configured, cluster))
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
         "that fits for each way to share the weights.\n"

@@ -84,21 +84,21 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
     """
     shape = shape_of(plain, counts, cluster)
     options = settings(cluster, shape.local, can_recompute=bool(recomputation_keys(plain)))
-    made = [predict(plain, counts, cluster, setting) for setting in options]
-    fitting = [item for item in made if item.fits(cluster)]
+    candidates = [predict(plain, counts, cluster, setting) for setting in options]
+    fitting = [item for item in candidates if item.fits(cluster)]
     if fitting:
         limit = (1 + TOLERATED_SLOWDOWN) * min(item.step for item in fitting)
         best = next(item for item in fitting if item.step <= limit)
     else:
-        best = min(made, key=lambda item: item.memory.total)
+        best = min(candidates, key=lambda item: item.memory.total)
     # Settings come with the largest micro-batch first, and the last item of a key stays in a dict.
     largest = {(item.setting.shards, item.setting.recomputed): item for item in reversed(fitting)}.values()
 
-    points = {(item.memory.total, item.step) for item in made}
+    points = {(item.memory.total, item.step) for item in candidates}
     others = []
-    for item in made:
-        here = item.memory.total, item.step
-        is_beaten = any(memory <= here[0] and step <= here[1] for memory, step in points - {here})
+    for item in candidates:
+        costs = item.memory.total, item.step
+        is_beaten = any(memory <= costs[0] and step <= costs[1] for memory, step in points - {costs})
         if item is not best and (item in largest or not is_beaten):
             others.append(item)
     return [best, *sorted(others, key=lambda item: item.step)]
@@ -108,11 +108,10 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
 
 
 class Memory(NamedTuple):
-    """weights: also buffers. casts: weights of the encoder in its precision. activations: at their largest.
+    """weights: with buffers. casts: weights of the encoder in its precision. activations: at their largest.
 
-    gathered: under fsdp whole weights, and gradients before they are divided.
-
-    average: averaged weights. scores: also the embeddings of all ranks. state: per-sample state of the objective.
+    gathered: under fsdp whole weights, and gradients before they are divided. average: averaged weights.
+    scores: with the embeddings of all ranks. state: per-sample state of the objective.
     batch: images and captions.
     """
 
@@ -139,15 +138,15 @@ def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Sett
     samples = min(setting.micro_batch, shape.local)
     cost = counts.head.cost(shape)
     pooled = 2 * FLOAT * shape.local * (shape.image_width + shape.text_width)
-    at_most = max(_moments(counts, shape, setting, samples), key=sum)
+    largest = max(_moments(counts, shape, setting, samples), key=sum)
     return Memory(
         weights=FLOAT * (counts.encoder / shards + counts.others) + counts.buffers,
-        gradients=at_most.gradients + FLOAT * counts.trained_others,
+        gradients=largest.gradients + FLOAT * counts.trained_others,
         optimizer=counts.optimizer * trained,
         average=FLOAT * trained if plain.get("average") else 0.0,
-        casts=at_most.casts,
-        gathered=at_most.gathered,
-        activations=at_most.activations + pooled,
+        casts=largest.casts,
+        gathered=largest.gathered,
+        activations=largest.activations + pooled,
         scores=cost.scores + cost.points,
         state=counts.state,
         batch=counts.sample * shape.local,
@@ -169,19 +168,19 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     if setting.shards == 1:
         after_forward = kept.per_sample * samples
         if setting.recomputed:
-            # One block's activations and casts are there again while its gradient is computed.
+            # One block's activations and casts exist again while its gradient is computed.
             largest = max(counts.image_blocks.largest, counts.text_blocks.largest) or counts.encoder
             block = largest / counts.encoder * (whole.of(samples) - kept.of(samples))
             after_forward += max(0.0, block - (whole.fixed - kept.fixed))
-        # Later the activations of the captions are freed, and the gradient of a large embedding of tokens takes their
+        # Later the activations of the captions are freed, and the gradient of a large token embedding takes their
         # place before ranks exchange it.
         later = kept.per_image * samples + FLOAT * counts.largest_of_text
         return [_Moment(max(after_forward, later), whole.fixed, 0.0, FLOAT * counts.trained_encoder)]
 
     # With shards: the end of the forward pass, the backward passes of captions and of images, and their end. Weights
-    # outside of the blocks are gathered during each pass. Of a block there are, in the forward pass, the weights and
-    # the buffer in which they have arrived; in the backward pass the weights, those of the next block on their way, the
-    # gradients, and those of the block before on their way.
+    # outside of the blocks are gathered during each pass. A block has, in the forward pass, its weights and the buffer
+    # that received them; in the backward pass its weights and gradients, the next block's weights being received, and
+    # the previous block's gradients being sent.
     is_divided = samples < shape.local
     outside, image, text = (
         FLOAT * n for n in (counts.outside, counts.image_blocks.largest, counts.text_blocks.largest)
@@ -201,13 +200,13 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     forward = outside + left + max(2 * text, outside)
     # Gradients of a block appear while its activations are freed.
     text_gradients, image_gradients = max(0.0, trains * text - text_again), max(0.0, trains * image - image_again)
-    captions = outside + 2 * text + text_gradients + max(left, trains * text)
-    rest = outside + FLOAT * counts.largest_of_text + 2 * image + image_gradients + trains * max(text, image)
+    captions_gathered = outside + 2 * text + text_gradients + max(left, trains * text)
+    images_gathered = outside + FLOAT * counts.largest_of_text + 2 * image + image_gradients + trains * max(text, image)
     return [
         _Moment(both, kept.fixed, forward, before),
-        _Moment(both + text_again, kept.fixed, captions, before),
-        _Moment(images + image_again, kept.fixed_images, rest, of_captions),
-        # The backward pass of the first block: no block follows it, and all shards of gradients are there.
+        _Moment(both + text_again, kept.fixed, captions_gathered, before),
+        _Moment(images + image_again, kept.fixed_images, images_gathered, of_captions),
+        # The backward pass of the first block: no block follows it, and all shards of gradients exist.
         _Moment(image_again, kept.fixed_images, outside + image + 2 * trains * image, gradients),
     ]
 
@@ -215,7 +214,7 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
 # Bytes that a rank receives in a step, by cause. Collectives count as rings, which receive least.
 #
 # With n ranks and m bytes on each rank, an all-gather and a reduce-scatter receive (n - 1) m, an all-reduce of m bytes
-# 2 (n - 1) / n m, an exchange of all with all (n - 1) / n of what a rank holds.
+# 2 (n - 1) / n m, an all-to-all (n - 1) / n of the bytes that a rank holds.
 
 
 @dataclass(frozen=True)
@@ -233,29 +232,29 @@ def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: S
     ranks = shape.ranks
     if ranks == 1:
         return []
-    found: list[Transfer] = []
+    items: list[Transfer] = []
     gradients, shards = FLOAT * counts.trained_encoder, setting.shards
     if gradients and shards == 1:
-        found.append(Transfer("gradients of the encoder", _all_reduce(gradients, ranks), ranks, hidden=True))
+        items.append(Transfer("gradients of the encoder", _all_reduce(gradients, ranks), ranks, hidden=True))
     elif gradients:
         parts = -(-shape.local // setting.micro_batch)
         # A micro-batch passes the encoders once without a graph and once with it; the backward pass gathers again.
         passes = 2 if parts == 1 else 3 * parts
         share = (shards - 1) / shards
         weights = passes * share * FLOAT * counts.encoder
-        found.append(Transfer("weights of the encoder", weights, shards, hidden=True))
-        found.append(Transfer("gradients of the encoder", parts * share * gradients, shards, hidden=True))
+        items.append(Transfer("weights of the encoder", weights, shards, hidden=True))
+        items.append(Transfer("gradients of the encoder", parts * share * gradients, shards, hidden=True))
         if shards < ranks:
             between = _all_reduce(gradients / shards, ranks // shards)
-            found.append(Transfer("gradients between the copies", between, ranks, hidden=True))
-    found.append(Transfer("gradients of head and objective", _all_reduce(FLOAT * counts.trained_others, ranks), ranks))
+            items.append(Transfer("gradients between the copies", between, ranks, hidden=True))
+    items.append(Transfer("gradients of head and objective", _all_reduce(FLOAT * counts.trained_others, ranks), ranks))
     cost, others = counts.head.cost(shape), (ranks - 1) * shape.local
     # Embeddings, in the precision of the gather, and their gradients in float32.
     entry = FLOAT + (2 if plain["trainer"]["gather"] == "bf16" else FLOAT)
-    found.append(Transfer("embeddings and scores", entry * others * cost.gathered + cost.exchanged, ranks))
+    items.append(Transfer("embeddings and scores", entry * others * cost.gathered + cost.exchanged, ranks))
     of_objective = counts.objective.cost(shape, 2 * FLOAT * cost.gathered, counts.sample)
-    found.append(Transfer("objective", others * of_objective, ranks))
-    return [transfer for transfer in found if transfer.received]
+    items.append(Transfer("objective", others * of_objective, ranks))
+    return [transfer for transfer in items if transfer.received]
 
 
 def _all_reduce(size: float, ranks: int) -> float:

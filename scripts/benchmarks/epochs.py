@@ -82,11 +82,11 @@ class Outcome:
 def _repeated(side: str, shards: str, case: Case, peer: Path) -> dict[str, float]:
     """Measure three runs with one seed, two epochs each."""
     runs = [_run(side, shards, case, 2, peer).epochs for _ in range(3)]
-    seen = [Counter(epoch) for run in runs for epoch in run]
-    samples = sum(case.counts) * len(seen)
+    counters = [Counter(epoch) for run in runs for epoch in run]
+    samples = sum(case.counts) * len(counters)
     return {
-        "seen exactly once": sum(count == 1 for counts in seen for count in counts.values()) / samples,
-        "seen at all": sum(map(len, seen)) / samples,
+        "seen exactly once": sum(count == 1 for counts in counters for count in counts.values()) / samples,
+        "seen at all": sum(map(len, counters)) / samples,
         "orders in three runs": len({json.dumps(run) for run in runs}),
         "sets in three runs": len({json.dumps([sorted(set(epoch)) for epoch in run]) for run in runs}),
     }

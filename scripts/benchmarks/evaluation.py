@@ -3,10 +3,10 @@
     python scripts/benchmark.py evaluation --run runs/demo
     python scripts/benchmark.py evaluation --run runs/demo --encoder bench_vit --rounds 5
 
-Agreement: the trained run on the sets on disk, in float64; the peers' code gets the same model behind their interface.
-What is compared are counts of right answers, so equal means equal. Speed: an untrained model of --encoder, ours against
-open_clip's own copy of it with the same weights, float32, one thread; every program reads the same tars with as many
-workers, and turns are taken. The peers need numpy < 2.4 (their accuracy() fails with newer ones); it is put into
+Agreement: the trained run on the sets on disk, in float64; the peers' code gets the same model through its interface.
+The compared numbers are counts of right answers, so equal means equal. Speed: an untrained model of --encoder in
+clipzoo and in open_clip with the same weights, float32, one thread; the programs read the same tars with as many
+workers, in turn. The peers need numpy < 2.4 (their accuracy() fails with newer ones); it is put into
 build/peer_evaluation, apart from the environment.
 """
 
@@ -75,7 +75,7 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
         "CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options),
         "open_clip": _open_clip(peer, data, model.transform, model.tokenizer, options),
     }
-    # Theirs are means in float32 of zeros and ones.
+    # The peers' numbers are float32 means of zeros and ones.
     differences = [abs(value - ours[key]) for numbers in peers.values() for key, value in numbers.items()]
     compared, differing = len(differences), sum(difference > 1e-4 for difference in differences)
     log(f"{name}: {compared} numbers compared, {differing} differ")
@@ -83,8 +83,8 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
 
 
 def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
-    """The set's folder; of a retrieval set a copy without pictures that have a caption of another: such captions tie,
-    and a tie is broken at random by the peers' sorting, by the order of the set in ours."""
+    """Return the dataset's folder; for retrieval, a copy without pictures that share a caption. Shared captions tie:
+    the peers' sorting breaks ties at random, ours by the order of the dataset."""
     import io
 
     from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_retrieval
@@ -93,13 +93,13 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     if not hasattr(data, "captions"):
         return root / name
     owners: dict[str, set[int]] = {}
-    own: dict[int, list[str]] = {}
+    owner_captions: dict[int, list[str]] = {}
     for caption, owner in zip(data.captions, data.caption_image, strict=True):
         owners.setdefault(caption, set()).add(owner)
-        own.setdefault(owner, []).append(caption)
+        owner_captions.setdefault(owner, []).append(caption)
 
     def examples() -> Iterator[tuple[bytes, list[str]]]:
-        for index, captions in own.items():
+        for index, captions in owner_captions.items():
             if all(len(owners[caption]) == 1 for caption in captions):
                 stream = io.BytesIO()
                 data.images[index].save(stream, "PNG")

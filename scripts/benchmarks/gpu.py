@@ -44,7 +44,7 @@ SHORTEST = 10.0
 
 @dataclass(frozen=True)
 class Part:
-    """title: of the part, for the log. function: its name in `module`. limit: seconds after which it is ended.
+    """title: name of the part in the log. function: its name in `module`. limit: seconds after which it is ended.
 
     expected: seconds on an H100. runs: arguments of the function after the recorder, for each of the part's processes,
     which run at the same time. on_cpu: environment variables where the device is a CPU.

@@ -157,9 +157,9 @@ def scores(recorder: Recorder) -> None:
             try:
                 contenders = build()
             except Exception:
-                recorder.measure(table, f"{title}, {products} products", build)  # fails again, and is a row
+                recorder.measure(table, f"{title}, {products} products", build)  # fails again, for its row
                 continue
-            # The others are measured if one runs out of memory.
+            # If one contender runs out of memory, measure the others.
             for name in names:
                 facts = {"case": title, "products": products, "contender": name}
                 times = partial(_times, recorder, contenders[name], flop, facts)
@@ -243,7 +243,7 @@ def probe(recorder: Recorder) -> None:
 
 
 def _search(recorder: Recorder, options: Namespace) -> dict[str, Any]:
-    train, made = _timed(recorder, lambda: probe_features(options, seed=1))
+    train, spent = _timed(recorder, lambda: probe_features(options, seed=1))
     validation = probe_features(options, seed=2, samples=options.samples // 25)
     if recorder.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -258,7 +258,7 @@ def _search(recorder: Recorder, options: Namespace) -> dict[str, Any]:
     solution = LogisticRegression.solve(model, best)
     top1 = accuracies(solution.logits(validation.features), validation.labels)["top1"]
     return {
-        "values_of_C": model.values, "chosen": best, "making_features_seconds": made, "preparation_seconds": prepared,
+        "values_of_C": model.values, "chosen": best, "making_features_seconds": spent, "preparation_seconds": prepared,
         "search_seconds": model.seconds, "top1": top1,
         "converged": solution.converged, "remaining_gradient": _remaining_gradient(solution, train, best),
         "peak_mib": peak,

@@ -81,13 +81,13 @@ def bars(path: Path, rows: list[Row], panels: Iterable[Panel], title: str | None
     """A bar for each row, in one panel for each quantity; quantities that were not measured are left out."""
     from matplotlib.figure import Figure
 
-    shown = [panel for panel in panels if any(row.get(panel[1]) is not None for row in rows)]
-    figure = Figure(figsize=(4.6 + 2.6 * len(shown), 0.32 * len(rows) + 0.9), layout="constrained")
+    measured = [panel for panel in panels if any(row.get(panel[1]) is not None for row in rows)]
+    figure = Figure(figsize=(4.6 + 2.6 * len(measured), 0.32 * len(rows) + 0.9), layout="constrained")
     # open_clip in one colour, forms with a matrix in another.
     kinds = {"open_clip": 1, "matrix": 2, "naive": 2}
     colours = [colour(next((kind for word, kind in kinds.items() if word in str(row["name"])), 0)) for row in rows]
     for axes, (title, key, factor, form) in zip(
-        figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown, strict=True
+        figure.subplots(1, len(measured), sharey=True, squeeze=False)[0], measured, strict=True
     ):
         values = [factor * (row.get(key) or 0.0) for row in rows]
         bars = axes.barh([row["name"] for row in rows], values, color=colours)

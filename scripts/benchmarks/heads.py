@@ -59,7 +59,7 @@ PROGRESS = Progress(step=0, total_steps=1000, samples=100_000, global_batch=100)
 class Contender:
     """A training step and its cost.
 
-    step: of the benchmark's batch; clipzoo's take another one as their argument.
+    step: trains on the benchmark's batch; clipzoo's steps accept another batch as an argument.
     flops: floating-point operations of a step, recomputation not counted; the first call counts them.
     """
 
@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
     build = {name: partial(_step, name, options, device) for name in options.heads}
-    build[options.heads[0]]()()  # memory of what is loaded once belongs to no contender
+    build[options.heads[0]]()()  # modules that are loaded once count for no contender
     memory = {}
     for name in options.heads:
         memory[name] = whole_mib(build[name], device)

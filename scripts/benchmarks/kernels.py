@@ -252,14 +252,14 @@ def _missing_sets(device: torch.device) -> bool:
     rows = (image_rows, image_rows, text_rows, text_rows)
     leaves = [tensor.clone().requires_grad_() for tensor in sets]
     scores = kme_score(*leaves)
-    some = scores[image_rows][:, text_rows]
+    kept_scores = scores[image_rows][:, text_rows]
     fewer = [tensor[kept].clone().requires_grad_() for tensor, kept in zip(sets[:4], rows, strict=True)]
     expected = kme_score(*[*fewer, sets[4]])
-    gradients = torch.autograd.grad(some.sum(), leaves[:4])
+    gradients = torch.autograd.grad(kept_scores.sum(), leaves[:4])
     wanted = torch.autograd.grad(expected.sum(), fewer)
     return (
         bool((scores[2] == -math.inf).all() and (scores[:, 1] == -math.inf).all())
-        and _alike(some, expected)
+        and _alike(kept_scores, expected)
         and all(_alike(a[kept], b) for a, b, kept in zip(gradients, wanted, rows, strict=True))
     )
 
@@ -290,23 +290,23 @@ def _kme_deterministic(device: torch.device) -> bool:
 
 def _kme_nan(device: torch.device) -> bool:
     """NaN in an input shows in the scores."""
-    shown = []
+    is_nan = []
     for broken in range(4):
         sets = point_sets((3, 4, 5, 2, 6), 7.0, "fp32", device)
         sets[broken][0, 0] = math.nan
         scores = kme_score(*sets)
-        shown.append(bool((scores[0] if broken < 2 else scores[:, 0]).isnan().all()))
-    return all(shown)
+        is_nan.append(bool((scores[0] if broken < 2 else scores[:, 0]).isnan().all()))
+    return all(is_nan)
 
 
 def _sums_nan(device: torch.device) -> bool:
     """NaN in an input shows in the sums."""
-    shown = []
+    is_nan = []
     for broken in range(2):
         left, right = vectors(5, 9, 8, "fp32", device)
         (left, right)[broken][1, 0] = math.nan
-        shown.append(bool(log_sum_exps(left, right, 0, 8)[broken][1].isnan()))
-    return all(shown)
+        is_nan.append(bool(log_sum_exps(left, right, 0, 8)[broken][1].isnan()))
+    return all(is_nan)
 
 
 def _lonely_row(device: torch.device) -> bool:

@@ -85,7 +85,7 @@ def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: in
         for name, loader in loaders.items():
             loader.read(prepared)
             reading = loader.read(max(prepared, options.samples // options.batch))
-            # Until the workers have prefetched all they may, and do not disturb the next measurement.
+            # Wait until the workers are idle, so that they do not disturb the next measurement.
             loader.read(0)
             if turn:
                 readings[name].append(reading)

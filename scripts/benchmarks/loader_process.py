@@ -1,6 +1,6 @@
 """Run one loader, ours or open_clip's, in a process started by the benchmarks `loader` and `epochs`.
 
-    python scripts/loader_process.py '{"side": "open_clip", "task": "speed", ...}'
+    python scripts/benchmarks/loader_process.py '{"side": "open_clip", "task": "speed", ...}'
 
 Task "speed": for every line on stdin, a number of batches, read that many and print the time; for 0 wait until the
 workers are idle. Task "ids": read `epochs` epochs of captions such as "number 12" and print the numbers of each epoch.

@@ -67,7 +67,7 @@ def whole_mib(build: Callable[[], Run], device: torch.device, warm_up: bool = Tr
         torch.cuda.reset_peak_memory_stats(device)
         run()
         return torch.cuda.max_memory_allocated(device) / 2**20 - before
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size
     run()
     return memory_mib("VmHWM") - before
 
@@ -194,7 +194,7 @@ def run_part(
     except subprocess.TimeoutExpired:
         status, reason = "stopped", f"stopped after {settings.seconds + GRACE:.0f} s"
     finally:
-        # With the processes that it has started.
+        # Also end the processes that it has started.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

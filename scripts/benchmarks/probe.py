@@ -53,12 +53,12 @@ def main(options: argparse.Namespace) -> None:
 def features(options: argparse.Namespace, seed: int, samples: int | None = None) -> LabelledFeatures:
     """Overlapping classes in a space whose variances fall off as those of encoders do, unit length, float32."""
     count, device = samples or options.samples, options.device
-    shared, own = (torch.Generator(device).manual_seed(number) for number in (0, seed))
+    shared_random, split_random = (torch.Generator(device).manual_seed(number) for number in (0, seed))
     scales = torch.arange(1, options.width + 1, device=device).pow(-0.75)
-    centers = torch.randn(options.classes, options.width, generator=shared, device=device)
-    turn = torch.linalg.qr(torch.randn(options.width, options.width, generator=shared, device=device)).Q
-    labels = torch.randint(0, options.classes, (count,), generator=own, device=device)
-    spread = options.noise * torch.randn(count, options.width, generator=own, device=device)
+    centers = torch.randn(options.classes, options.width, generator=shared_random, device=device)
+    turn = torch.linalg.qr(torch.randn(options.width, options.width, generator=shared_random, device=device)).Q
+    labels = torch.randint(0, options.classes, (count,), generator=split_random, device=device)
+    spread = options.noise * torch.randn(count, options.width, generator=split_random, device=device)
     points = ((centers[labels] + spread) * scales) @ turn + 0.1
     return LabelledFeatures(torch.nn.functional.normalize(points, dim=1), labels)
 

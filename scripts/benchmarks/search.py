@@ -67,17 +67,17 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     chosen = search_of(overrides)
     assert chosen is not None
     search, space = chosen
-    shown = Trials(Study(study_folder(search, space), search, space).trials(), search.metrics, search.directions)
+    trials = Trials(Study(study_folder(search, space), search, space).trials(), search.metrics, search.directions)
     return {
-        "best": round(shown.best[0].results[0], 3),
-        "best point": dict(shown.best[0].values),
-        "finished": len(shown.finished),
-        "trials": len(shown.trials),
-        "steps of training": sum(_steps(trial) for trial in shown.trials),
-        "minutes of training": round(sum(shown.minutes.values()), 3),
+        "best": round(trials.best[0].results[0], 3),
+        "best point": dict(trials.best[0].values),
+        "finished": len(trials.finished),
+        "trials": len(trials.trials),
+        "steps of training": sum(_steps(trial) for trial in trials.trials),
+        "minutes of training": round(sum(trials.minutes.values()), 3),
         "CPU minutes": round((cpu_seconds(os.getpid()) - before) / 60, 3),
         "minutes": round((time.monotonic() - start) / 60, 3),
-        "results": {str(trial.number): [*trial.rungs.values(), *trial.results] for trial in shown.trials},
+        "results": {str(trial.number): [*trial.rungs.values(), *trial.results] for trial in trials.trials},
     }
 
 

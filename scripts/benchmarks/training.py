@@ -7,7 +7,7 @@ positions:
 
     python scripts/benchmark.py training --captions cc3m --batch 256 --steps 21
 
-Both programs run as a user runs them, one after the other, in turn; of each run the median of its own samples/s
+Both programs run as a user runs them, in turn; of each run the median of its own samples/s
 readings counts, without the first; the ratio is that of the medians over the rounds. The peer needs an older webdataset
 (and pandas), which `make bench` puts into .peer without touching the environment.
 """
@@ -59,10 +59,10 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
     runs = {"clipzoo": partial(_clipzoo, options, scratch), "open_clip": partial(_open_clip, options, scratch)}
     readings = in_turn(runs, options.rounds)
     middle = medians(readings)
-    shown = {key: getattr(options, key) for key in ("encoder", "captions", "batch")}
+    settings = {key: getattr(options, key) for key in ("encoder", "captions", "batch")}
     sizes = {key: getattr(options, key) for key in ("threads", "workers", "steps")}
     return {
-        "what": "training, samples/s", **shown, "precision": "float32", **sizes, "readings": readings,
+        "what": "training, samples/s", **settings, "precision": "float32", **sizes, "readings": readings,
         "medians": middle, "ratio": middle["clipzoo"] / middle["open_clip"],
     }  # fmt: skip
 

@@ -24,7 +24,7 @@ CHANGED = {
     "wpse": {"text_points": "caption", "kernel": KERNEL, "evaluation_features": 4096, "seed": 0, "temperature": 1.0},
 }
 WEIGHT = 0.5
-"""That entry of the image's only token."""
+"""Weight entry of the image's only token."""
 TITLES = {
     "clip": "CLIP: the angle counts", "inner_product": "Inner product: length counts too",
     "distance": "Squared distance: circles around the caption", "kme": "KME-CLIP: log of a sum of kernels",

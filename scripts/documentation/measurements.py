@@ -31,11 +31,11 @@ def draw() -> None:
         ratios[name] = case["ratio"]["exact"]
     bars("loader", ratios, "loader, samples/s over open_clip's (dotted)", reference=1.0)
 
-    found = {result["case"]: result["times_ours"] for result in read("ops")["results"]}
-    known = [case for case in CASES if case in found]
+    factors = {result["case"]: result["times_ours"] for result in read("ops")["results"]}
+    measured = [case for case in CASES if case in factors]
     sides = {"naive": "naive", "torch.compile": "compiled"}
-    times = {side: [found[case][key] for case in known] for side, key in sides.items()}
-    grouped("scores", [CASES[case] for case in known], times, "CPU seconds over ours (dotted)", reference=1.0)
+    times = {side: [factors[case][key] for case in measured] for side, key in sides.items()}
+    grouped("scores", [CASES[case] for case in measured], times, "CPU seconds over ours (dotted)", reference=1.0)
 
     drawn, (panel,) = figure(6.4, 2.5)
     for side, colour in (("clipzoo", BLUE), ("scikit-learn", ORANGE)):
@@ -45,10 +45,10 @@ def draw() -> None:
     panel.legend(frameon=False, fontsize=8)
     save(drawn, "benchmarks/probe")
 
-    seen = "seen exactly once"
-    cases = {name: both for name, both in read("epochs").items() if seen in both.get("open_clip", {})}
+    seen_once = "seen exactly once"
+    cases = {name: both for name, both in read("epochs").items() if seen_once in both.get("open_clip", {})}
     labels = [name.replace(" of 500, 2 workers", "") for name in cases]
-    shares = {side: [100 * both[side][seen] for both in cases.values()] for side in ("open_clip", "clipzoo")}
+    shares = {side: [100 * both[side][seen_once] for both in cases.values()] for side in ("open_clip", "clipzoo")}
     grouped("epochs", labels, shares, "samples seen exactly once in an epoch, %")
 
     options = read("options")["options"]

@@ -75,7 +75,7 @@ def small(picture: bytes) -> bytes:
 
 
 def _run(command: str, folder: Path) -> str:
-    """Run a command of the shell and return what it prints. `clipzoo` is that of this interpreter and checkout."""
+    """Run a command of the shell and return what it prints. `clipzoo` runs in this interpreter and checkout."""
     own = f'clipzoo() {{ "{sys.executable}" -m clipzoo.cli "$@"; }}; '
     done = subprocess.run(
         ["bash", "-c", own + command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -47,7 +47,7 @@ class Judgement:
 def judge(model: Model, world: EnumeratedWorld, split: Split, factor: float = 1.0) -> Judgement:
     """Judge a model on a split.
 
-    factor: of the scores, where the objective has a temperature of its own.
+    factor: multiplies the scores; not 1 only where the objective has its own temperature.
     """
     training = model.training
     model.eval()
@@ -66,7 +66,7 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
 
     named: scores of the images with the full names of all objects, [n, o].
     zero_shot: share of images whose best object is in the scene. image_to_text, text_to_image: mean reciprocal rank of
-    the own caption or image among those of the split.
+    the matching caption or image among those of the split.
     """
     present = np.array([[item in scene for item in world.objects] for scene in world.scenes])
     pairs = scores[:, split.captions]
@@ -86,16 +86,16 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     """[n, n] scores, the right answers on the diagonal -> 1 / rank of each, [n]; equal scores share their mean rank."""
-    own = np.diag(scores)[:, None]
-    above, equal = (scores > own).sum(1), (scores == own).sum(1)
+    matched = np.diag(scores)[:, None]
+    above, equal = (scores > matched).sum(1), (scores == matched).sum(1)
     return 1 / (1 + above + (equal - 1) / 2)
 
 
 def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:
     """Compare scores with the PMI of the same pairs.
 
-    scores, pmi, weights: of one shape. weights: of the pairs, not negative. Pairs whose PMI is -inf, which no finite
-    score can follow, count for the rank correlation alone.
+    scores, pmi, weights: of equal shape; weights are not negative. Pairs whose PMI is -inf, which no finite score can
+    follow, count only for the rank correlation.
 
     Returns:
         rank_correlation: Spearman's. slope: of the line that predicts the PMI from the score; 1 is calibrated, below 1

@@ -72,17 +72,17 @@ from clipzoo.training.train import train
 from clipzoo.types import Batch, Part, Progress, as_captions, checked
 
 SCALES = "scales"
-"""Key that a lab may leave out: overrides by name, with each of which every method is trained."""
+"""Optional key of a lab: overrides by name; every method is trained with each of them."""
 KINDS = {
     "title": "str", "baseline": "str", "seeds": "Count", "evaluations": "Count", "search": "dict",
     "training": "list[str]", "ranges": "list[str]", "worlds": "dict[str, dict]", "towers": "dict[str, list[str]]",
     "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]",
 }  # fmt: skip
-"""Annotations of the keys of a lab."""
+"""Type annotations by key of a lab's YAML file."""
 TRAIN, VALIDATION, TEST = range(3)
 """Numbers of the splits' random streams."""
 WAIT = 2.0
-"""Seconds between two looks at trainings of other processes."""
+"""Seconds between two checks of the trainings of other processes."""
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> None:
     output = options.output or below(Path("lab"), lab.name)
     if not options.report:
         run_lab(lab, output)
-    # The command that trains what these options choose.
+    # The page shows the command with these options.
     words = ["clipzoo", "lab", *([] if options.lab == "default" else [options.lab])]
     for name in ("methods", "comparisons", "seeds", "trust", "config_dir"):
         if value := getattr(options, name):
@@ -133,8 +133,8 @@ def run(options: argparse.Namespace) -> None:
 class WorldSettings:
     """A world and its splits.
 
-    shapes, colours: numbers of them. image_size: side in pixels. train: number of training pairs.
-    validation, test: images of each scene in these splits, whose scenes are equally frequent. seed: of all pictures.
+    shapes, colours: number of either. image_size: side in pixels. train: number of training pairs.
+    validation, test: images of each scene in these splits, whose scenes are equally frequent. seed: seeds all images.
     several, partial, openings, popularity, unmatched: see `CaptionSettings`.
     """
 
@@ -181,11 +181,10 @@ class Comparison:
 class LabSettings:
     """A lab.
 
-    name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
-    winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers,
-    that method `better` has a better `metric` than method `than` in `comparison`. scales: names of those of every
-    method, for the power laws of the page. trust: packages whose classes the methods may name; from the command
-    line alone.
+    name: stem of the YAML file. baseline: method that the others are compared with. seeds: fresh seeds of every winner.
+    evaluations: evenly spaced evaluations on the validation split during a training. claims: statements of papers that
+    method `better` has a better `metric` than method `than` in `comparison`. scales: names of the scales, for the power
+    laws of the page. trust: packages whose classes the methods may name; only from the command line.
     """
 
     name: str
@@ -201,14 +200,14 @@ class LabSettings:
 
     @property
     def said(self) -> dict[str, object]:
-        """Settings that change the page alone: no training depends on them."""
+        """Settings that change only the page: no training depends on them."""
         return {
             "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "scales": list(self.scales),
             "rungs": list(self.search.rungs),
         }  # fmt: skip
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
-        """Return the lab of some methods and comparisons alone; empty lists for all. Raises ConfigError."""
+        """Return the lab with only these methods and comparisons; empty lists keep all. Raises ConfigError."""
         known = dict.fromkeys(name for part in self.comparisons for name in part.methods)
         _require_known("method", methods, known)
         _require_known("comparison", comparisons, [part.name for part in self.comparisons])
@@ -261,10 +260,10 @@ def _comparison(path: Path, content: Mapping[str, Any], node: Mapping[str, Any])
     shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
     methods: dict[str, tuple[str, ...]] = {}
     for name in names:
-        for scale, own in (content.get(SCALES) or {"": []}).items():
+        for scale, scale_overrides in (content.get(SCALES) or {"": []}).items():
             # Later lines replace earlier ones of the same key.
             merged: dict[str, str] = {}
-            for line in (*shared, *content["methods"][name], *own):
+            for line in (*shared, *content["methods"][name], *scale_overrides):
                 merged.pop(key := line.partition("=")[0], None)
                 merged[key] = line
             methods[f"{name}, {scale}" if scale else name] = tuple(merged.values())
@@ -281,7 +280,7 @@ def _built(kind: type, values: Any, place: str) -> Any:
 
 def _require_known(kind: str, names: Sequence[str], known: Collection[str]) -> None:
     for name in names:
-        # A list: a name from a damaged file may have no hash.
+        # A list, not a set: a name from a damaged file may be unhashable.
         if name not in [*known]:
             raise ConfigError(f"there is no {kind} {name} in this lab: give one of {', '.join(known)}")
 
@@ -311,13 +310,13 @@ class LabData:
 
     def _split(self, stream: int, scenes: list[int] | list[None]) -> Split:
         size = self.settings.image_size
-        images, drawn = [], []
+        images, pairs = [], []
         for index, wanted in enumerate(scenes):
             random = np.random.default_rng([self.settings.seed, stream, index])
             scene, caption = self.world.draw(random, wanted)
             images.append(render(self.world.picture(scene, random), size, random))
-            drawn.append((scene, caption))
-        numbers = np.array(drawn)
+            pairs.append((scene, caption))
+        numbers = np.array(pairs)
         pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
         return Split(pixels, numbers[:, 0], numbers[:, 1])
 
@@ -330,22 +329,22 @@ def run_lab(lab: LabSettings, root: Path) -> None:
     """
     # The matrices are small: a second thread costs more than it gains, and another process may use the core.
     torch.set_num_threads(1)
-    everything = cells(lab, root)
-    for cell in everything:
+    all_cells = cells(lab, root)
+    for cell in all_cells:
         cell.require_valid()
-    # What the page needs beside the runs: methods, their points, and what a score that is the PMI reaches.
+    # The page also needs the methods, their points, and the metrics of the PMI as a score.
     comparisons = []
     for part in lab.comparisons:
-        own = [cell for cell in everything if cell.comparison is part]
+        group = [cell for cell in all_cells if cell.comparison is part]
         methods = [
-            {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points} for cell in own
+            {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points} for cell in group
         ]
         facts = {"name": part.name, "world": part.world_name, "tower": part.tower, "methods": methods}
-        comparisons.append({**facts, **oracle(own[0].data)})
-    described = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
-    io.write_json(root / MANIFEST, {**described, **lab.said})
-    while not all(cell.is_done() for cell in everything):
-        if not any(cell.work() for cell in everything):
+        comparisons.append({**facts, **oracle(group[0].data)})
+    manifest = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
+    io.write_json(root / MANIFEST, {**manifest, **lab.said})
+    while not all(cell.is_done() for cell in all_cells):
+        if not any(cell.work() for cell in all_cells):
             time.sleep(WAIT)
 
 
@@ -360,7 +359,7 @@ def cells(lab: LabSettings, root: Path) -> list[Cell]:
 
 
 def oracle(data: LabData) -> dict[str, Any]:
-    """Return facts of a world and what the pointwise mutual information, as a score, reaches on its test split."""
+    """Return facts of a world, and the metrics of the pointwise mutual information as a score on its test split."""
     world, split = data.world, data.test
     names = np.array([[item in scene for item in world.objects] for scene in world.scenes], dtype=np.float64)
     judged = judge_scores(world.pmi[split.scenes], names[split.scenes], world, split)
@@ -372,12 +371,12 @@ def oracle(data: LabData) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method of a comparison: its search, then the winner with fresh seeds. Any number of processes works on it.
+    """A method of a comparison: its search, then the winner with fresh seeds. Any number of processes may share it.
 
     <folder>/trial-<n>     run directory of point n of the search
     <folder>/seed-<seed>   run directory of the winner with a fresh seed
 
-    A process that holds the lock of a run directory trains the run; results.json ends it, as everywhere.
+    The process that holds the lock of a run directory trains the run; results.json marks it as finished.
     """
 
     lab: LabSettings
@@ -388,7 +387,7 @@ class Cell:
 
     @cached_property
     def folder(self) -> Path:
-        """Named by comparison, method and a digest of all settings: other settings never mix with these."""
+        """Folder named by comparison, method and a digest of all settings: runs of different settings never mix."""
         described = {
             "world": asdict(self.comparison.world), "overrides": list(self.comparison.methods[self.method]),
             "search": asdict(self.lab.search), "evaluations": self.lab.evaluations,
@@ -429,7 +428,7 @@ class Cell:
         return range(SEARCH_SEED + 1, SEARCH_SEED + 1 + self.lab.seeds)
 
     def work(self) -> bool:
-        """Do one training that no other process does; return False if there is none."""
+        """Do one training that no other process is doing; return False if there is none."""
         for number, values in enumerate(self.points):
             title = f"trial {number + 1} of {len(self.points)}"
             if self._train(self.trial(number), title, values, SEARCH_SEED, partial(self._passes, number)):
@@ -455,7 +454,7 @@ class Cell:
         return max(reached, key=lambda number: (reached[number], -number), default=None)
 
     def _passes(self, number: int, share: float, accuracy: float) -> bool:
-        """Return True if a trial continues after a share of its training: at a rung, among the best of all trials."""
+        """Return True if a trial continues after a share of its training. At a rung, only the best trials do."""
         rungs = {rung: value for rung, value in enumerate(self.lab.search.rungs) if abs(value - share) < 1e-9}
         places = [round(rung * self.lab.evaluations) - 1 for rung in self.lab.search.rungs]
         others = []
@@ -487,9 +486,9 @@ class Cell:
         finally:
             os.close(lock)
         accuracy = record.metrics.get(BEST if title.startswith("trial") else MetricKey("test", "", "", ACCURACY), 0.0)
-        said = record.training.get(ENDED_EARLY)
-        said = said or f"accuracy {accuracy:.1f} %, {record.training['processor']:.1f} s of CPU time"
-        say(f"{time.strftime('%H:%M:%S')}  {self.comparison.name}, {self.method}, {title}: {said}")
+        outcome = record.training.get(ENDED_EARLY)
+        outcome = outcome or f"accuracy {accuracy:.1f} %, {record.training['processor']:.1f} s of CPU time"
+        say(f"{time.strftime('%H:%M:%S')}  {self.comparison.name}, {self.method}, {title}: {outcome}")
         return True
 
 
@@ -503,19 +502,18 @@ def train_run(
     """Train a model on the pairs of a world, judge it and write its run directory. Return the record.
 
     The metrics are those of both splits ("test/accuracy"), and of the scores before the first step ("start/mean").
-    evaluation/outcomes.npz has the outcomes of the test samples by task. A training that diverged or was stopped has a
-    record that says so.
+    evaluation/outcomes.npz has the outcomes of the test samples by task. The record of a training that diverged or was
+    stopped says so.
     """
     line = (*overrides, f"seed={seed}")
     plain = settings_of(line, lab.trust)
     # The dataset of the composed configuration is not used: the record names the world.
     plain["data"] = {"_target_": f"{LabData.__module__}.{LabData.__name__}", **asdict(data.settings)}
-    # A training takes seconds: what a killed process has left of one is not continued.
+    # A training takes seconds: after a kill it starts again instead of resuming a checkpoint.
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     io.write_whole(run / CONFIG, yaml.safe_dump(plain, sort_keys=False))
     model, objective = build_model(plain, trust=lab.trust), build_objective(plain, lab.trust)
     optimizer = build_part(plain["optim"], lab.trust, Optimizer)
-    # A cosine head leaves the temperature to its objective: this factor turns its scores into logits.
     factor = score_factor(plain)
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     tokens = model.encoder.tokenizer(data.world.captions)[data.train.captions]  # [n, L]
@@ -572,7 +570,7 @@ def settings_of(overrides: Sequence[str], trust: Collection[str]) -> dict[str, A
 
 
 def score_factor(plain: Mapping[str, Any]) -> float:
-    """Return the factor that turns the scores of the head into the logits of the objective."""
+    """Return the factor that turns scores into logits: a cosine head leaves the temperature to its objective."""
     is_cosine = plain["head"].get("max_scale") == 1.0
     return 1 / plain["objective"]["temperature"] if is_cosine and "temperature" in plain["objective"] else 1.0
 
@@ -582,11 +580,11 @@ def _named(place: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def initial_scores(model: Model, objective: Objective, batch: Batch, progress: Progress) -> dict[str, float]:
-    """Return statistics of the logits of a batch in training, and of the gradient, at the present weights.
+    """Return statistics of the logits of a batch in training, and of the gradient, at the current weights.
 
-    mean, deviation: of all logits [b, b]. interaction: standard deviation of what remains of them without the means of
-    their rows and columns: what depends on the pair. The loss falls only through this part.
-    loss, encoder_gradient, head_gradient: of the objective, the latter two as norms.
+    mean, deviation: of all logits [b, b]. interaction: standard deviation of the logits less the means of their rows
+    and columns, the part that depends on the pair; the loss falls only through it. loss: of the objective.
+    encoder_gradient, head_gradient: norms of its gradient.
     """
     model.train()
     model.zero_grad(set_to_none=True)
@@ -594,9 +592,9 @@ def initial_scores(model: Model, objective: Objective, batch: Batch, progress: P
     logits = similarity.image_to_text.dense().detach().double()
     loss = objective(similarity, batch, progress).total
     loss.backward()
-    rest = logits - logits.mean(0) - logits.mean(1, keepdim=True) + logits.mean()
+    pair_part = logits - logits.mean(0) - logits.mean(1, keepdim=True) + logits.mean()
     values = {
-        "mean": float(logits.mean()), "deviation": float(logits.std()), "interaction": float(rest.std()),
+        "mean": float(logits.mean()), "deviation": float(logits.std()), "interaction": float(pair_part.std()),
         "loss": float(loss.detach()),
     }  # fmt: skip
     for name, part in (("encoder", model.encoder), ("head", model.head)):
@@ -624,6 +622,6 @@ class WordTokenizer(Part):
             words = caption.split()
             if unknown := [word for word in words if word not in self._ids]:
                 raise ValueError(f"{caption!r} has a word that is not in the vocabulary: {unknown[0]}")
-            known = [self._ids[word] for word in words[: self.context_length - 2]]
-            row[: len(known) + 2] = torch.tensor([self.start_token, *known, self.end_token])
+            ids = [self._ids[word] for word in words[: self.context_length - 2]]
+            row[: len(ids) + 2] = torch.tensor([self.start_token, *ids, self.end_token])
         return rows

@@ -1,4 +1,4 @@
-"""The page of a lab as Markdown with pictures beside it, and as one HTML file."""
+"""The page of a lab: Markdown with picture files, and one HTML file."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ SIMILARITY = {"rank_correlation": "rank correlation", "slope": "slope", "error":
 """Measures of the agreement with the PMI."""
 LOWER_IS_BETTER = ("error", "calibrated_error")
 BEST = MetricKey("validation", "", "", ACCURACY)
-"""The metric by which a search chooses."""
+"""The metric that selects the winner of a search."""
 START = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "loss": "loss",
          "encoder_gradient": "gradient of the towers"}  # fmt: skip
 """Statistics of the scores before the first step."""
 METRICS = tuple(name for name in (*TASKS, *SIMILARITY) if name != "slope")
-"""Metrics of which a claim can say that one method is better."""
+"""Metrics that a claim may compare."""
 NUMBER = "Annotated[float, Range(at_least=-1e15, at_most=1e15)]"
 COST = "Annotated[float, Range(at_least=0, at_most=1e30)]"
 PERCENT = "Annotated[float, Range(at_least=0, at_most=100)]"
@@ -63,7 +63,7 @@ COMPARISON = {"name": "str", "world": "str", "tower": "str", "methods": "list[di
 METHOD = {"name": "str", "folder": "str", "points": "list[dict]"}
 CLAIM = dict.fromkeys(("says", "source", "better", "than", "comparison", "metric"), "str")
 LONGEST_NAME = 200
-"""Letters of the name of a method or a comparison, which figures show."""
+"""Maximum length in letters of the name of a method or a comparison, which figures show."""
 PLANNED = (3, 5, 10, 20)
 """Numbers of seeds of the power analysis."""
 LINE = 0.3
@@ -77,9 +77,9 @@ def write_page(
 ) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
-    page: of the Markdown; its pictures lie beside it in a folder of its name, and so do the paragraphs of its notes,
+    page: file of the Markdown; the folder next to it, named like it, has its pictures, and the paragraphs of its notes
         in notes.txt. None: lab.md in the folder of the lab.
-    command: that runs the lab, for the page. newer: facts that replace those of lab.json.
+    command: the command that runs the lab, shown on the page. newer: facts that replace those of lab.json.
 
     Raises:
         ConfigError: nothing is finished.
@@ -103,22 +103,22 @@ def write_page(
     if len(records) < planned:
         lead.append(f"The lab is not finished: {len(records)} of {planned} trainings of winners are done.")
     revisions = sorted({record.revision for record in records}, key=str)
-    trained = ", ".join(name or "a revision that the records do not name" for name in revisions)
-    made = revision() or "a revision that is not known"
-    written = io.below(page.parent, f"{page.stem}/{NOTES}")
-    notes = io.read_text(written, io.MB).strip().split("\n\n") if written.exists() else []
+    winner_revisions = ", ".join(name or "a revision that the records do not name" for name in revisions)
+    page_revision = revision() or "a revision that is not known"
+    notes_file = io.below(page.parent, f"{page.stem}/{NOTES}")
+    notes = io.read_text(notes_file, io.MB).strip().split("\n\n") if notes_file.exists() else []
     sections = [
         replace(section, figures=[replace(figure, file=f"{page.stem}/{figure.file}") for figure in section.figures])
         for section in _sections(lab, notes)
     ]
-    last = Section(text=[f"Winners trained at {trained}; page made at {made}."])
+    last = Section(text=[f"Winners trained at {winner_revisions}; page made at {page_revision}."])
     write(facts["title"], [page, index], [Section(text=[*lead, Span(command, "command")]), *sections, last])
     return page, index
 
 
 def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     """Yield the sections of the page; files of figures are relative to the folder of its pictures."""
-    claims, found, baseline = verdicts(lab), from_baseline(lab), lab.facts["baseline"]
+    claims, deltas, baseline = verdicts(lab), from_baseline(lab), lab.facts["baseline"]
     scales = lab.facts.get("scales")
     if scales:
         for compared in lab.comparisons:
@@ -127,16 +127,16 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         yield Section("Which claims of the papers hold here", _said(claims), [claims_table(claims)])
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
-    if found:
+    if deltas:
         above, below = (
             ", ".join(
                 f"{item.label} ({item.group})"
-                for item in found
+                for item in deltas
                 if item.is_separated and sign * item.interval.estimate > 0
             )
             for sign in (1, -1)
         )
-        said = (
+        text = (
             f"Separated after Holm's correction for all lines: above {baseline} {above or 'none'}; below "
             f"{below or 'none'}. Intervals over seeds say what another training would reach; those over samples, of "
             "outcomes averaged over the seeds, what another test split would. Detectable: by as many seeds, with 80 % "
@@ -148,24 +148,24 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
                 f"{item.p:.2g}", Cell("yes" if item.is_separated else "no", bold=item.is_separated),
                 f"{item.detectable:.1f}",
             ]
-            for item in found
+            for item in deltas
         ]  # fmt: skip
         labels = ["comparison", "method", "difference", "95 % over seeds", "95 % over samples", "p (Holm)",
                   "separated", "detectable"]  # fmt: skip
-        picture = Picture("differences with intervals", difference_figure(found, baseline), file="differences.png")
-        yield Section(f"Differences from {baseline}", [said], [text_table(labels, rows, left=2, wrap=True)], [picture])
+        picture = Picture("differences with intervals", difference_figure(deltas, baseline), file="differences.png")
+        yield Section(f"Differences from {baseline}", [text], [text_table(labels, rows, left=2, wrap=True)], [picture])
     for compared in lab.comparisons:
         results, *others = _compared(compared)
         yield results
         yield from () if scales else others
-    if found:
+    if deltas:
         yield Section(
             "What the seeds can show",
             ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
-             f"probability, at the spread over seeds that was measured and the level {found[0].level:.2g}: 5 % divided "
-             f"by the {len(found)} differences from {baseline}, which Holm's method asks of the smallest p. "
+             f"probability, at the spread over seeds that was measured and the level {deltas[0].level:.2g}: 5 % "
+             f"divided by the {len(deltas)} differences from {baseline}, which Holm's method asks of the smallest p. "
              "Larger p-values of the same table may pass at a less strict level."],
-            [power_table(lab, found)],
+            [power_table(lab, deltas)],
         )  # fmt: skip
     rows = []
     for compared in lab.comparisons:
@@ -202,18 +202,18 @@ def _scaling(compared: Compared) -> Iterator[Section]:
             flops, samples = (float(record.training[name]) for name in ("flops", "samples"))
             trainings.append(Training(f"{method.name}, seed {record.seed}", settings, flops, samples, values))
     oracle = compared.facts["oracle"]
-    # No law can fall below what the PMI itself reaches.
+    # The metrics of the PMI itself, for comparison with the laws.
     best = f"The PMI itself has a loss of {oracle[LOSS]:.2f} nats and an error of {100 - oracle[ACCURACY]:.1f} %."
     for axis in (COMPUTE, SAMPLES, WIDTH):
         try:
-            found = curves(trainings, axis)
+            laws = curves(trainings, axis)
         except ConfigError:  # the scales of this lab do not vary the axis
             continue
         yield Section(
             f"Power laws in {axis}: {compared.name}",
-            [f"{scaling_page.lead(axis, found)} {best}"],
-            [scaling_page.table(found)],
-            [Picture(f"{compared.name}: power laws in {axis}", scaling_page.figure(found, axis),
+            [f"{scaling_page.lead(axis, laws)} {best}"],
+            [scaling_page.table(laws)],
+            [Picture(f"{compared.name}: power laws in {axis}", scaling_page.figure(laws, axis),
                      file=f"{compared.name}/scaling_{axis}.png")],
         )  # fmt: skip
 
@@ -360,8 +360,8 @@ class Method:
 class Compared:
     """The methods of a comparison that have a finished seed.
 
-    facts: of the world, with `oracle`, the metrics of the pointwise mutual information as a score, and `chance`, the
-    zero-shot accuracy of guessing. missing: methods without a finished seed.
+    facts: facts of the world, with `oracle`, the metrics of the pointwise mutual information as a score, and `chance`,
+    the zero-shot accuracy of guessing. missing: methods without a finished seed.
     """
 
     name: str
@@ -400,7 +400,7 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     for node in facts["comparisons"]:
         require_kinds(path, node, COMPARISON)
         require_kinds(path, node["oracle"], dict.fromkeys(TASKS, PERCENT) | {LOSS: NUMBER})
-        io.below(folder, node["name"])  # figures lie in a folder of this name
+        io.below(folder, node["name"])  # the folder of its figures
         for item in node["methods"]:
             require_kinds(path, item, METHOD)
         for name in (node["name"], *(item["name"] for item in node["methods"])):
@@ -449,7 +449,7 @@ def _read_seed(run: Path, samples: dict[str, int]) -> Seed:
 
 
 def read_curve(run: Path) -> dict[float, float]:
-    """Return the accuracy on validation by step. Raises DamagedFileError for a number that is none of these."""
+    """Return the accuracy on validation by step. Raises DamagedFileError for a wrong step or accuracy."""
     lines = [line for line in TrainingLog.read(run).evaluations if str(BEST) in line]
     for line in lines:
         require_kinds(run / LOG, line, {"step": "Count", str(BEST): PERCENT})
@@ -494,8 +494,8 @@ def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:
     """Return the differences of all methods from the baseline of their comparison, adjusted together."""
     baseline = lab.facts["baseline"]
     pairs = [(compared, method.name) for compared in lab.comparisons for method in compared.methods]
-    found = [difference(compared, name, baseline, metric) for compared, name in pairs if name != baseline]
-    return adjusted([item for item in found if item])
+    differences = [difference(compared, name, baseline, metric) for compared, name in pairs if name != baseline]
+    return adjusted([item for item in differences if item])
 
 
 @dataclass(frozen=True)
@@ -521,28 +521,28 @@ class Verdict:
             return ""
         metric = self.claim["metric"]
         unit = "points" if metric in TASKS else SIMILARITY[metric].partition(", ")[2]
-        seen = f"{self.measured.seeds} seeds show {self.measured.detectable:.2g} {unit}".rstrip()
+        text = f"{self.measured.seeds} seeds show {self.measured.detectable:.2g} {unit}".rstrip()
         if self.measured.is_separated:
-            return seen
+            return text
         needed = self.measured.seeds_needed
-        return f"{seen}; this difference needs {f'over {MOST_SEEDS}' if needed is None else needed}"
+        return f"{text}; this difference needs {f'over {MOST_SEEDS}' if needed is None else needed}"
 
 
 def verdicts(lab: Lab) -> list[Verdict]:
     """Return the claims of a lab with their differences, adjusted for all claims together."""
     parts = {compared.name: compared for compared in lab.comparisons}
     claims = lab.facts["claims"]
-    found = [
+    differences = [
         difference(parts[claim["comparison"]], claim["better"], claim["than"], claim["metric"])
         if claim["comparison"] in parts else None
         for claim in claims
     ]  # fmt: skip
-    measured = iter(adjusted([item for item in found if item]))
-    return [Verdict(claim, next(measured) if item else None) for claim, item in zip(claims, found, strict=True)]
+    measured = iter(adjusted([item for item in differences if item]))
+    return [Verdict(claim, next(measured) if item else None) for claim, item in zip(claims, differences, strict=True)]
 
 
 def claims_table(found: Sequence[Verdict]) -> Table:
-    """The papers' claims and what was measured."""
+    """Table of the papers' claims and the measured differences."""
     rows: Rows = []
     for item in found:
         claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
@@ -556,7 +556,7 @@ def claims_table(found: Sequence[Verdict]) -> Table:
 
 
 def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
-    """Smallest differences in accuracy that numbers of seeds show, at the spread of each comparison."""
+    """Table of detectable differences in accuracy by number of seeds, at the spread of each comparison."""
     rows: Rows = []
     for compared in lab.comparisons:
         spreads = [item.deviation for item in found if item.group == compared.name and item.deviation is not None]
@@ -579,7 +579,7 @@ def pareto(methods: Sequence[Method], name: str) -> list[Method]:
 
 
 def _interval(interval: Interval, form: str, least: float = -math.inf, most: float = math.inf) -> str:
-    """Return an estimate with its ends, cut at the bounds of the metric; the estimate only of a single seed."""
+    """Return an estimate with its ends, cut at the bounds of the metric; for a single seed, only the estimate."""
     if math.isinf(interval.low):
         return f"{interval.estimate:{form}}"
     return f"{interval.estimate:{form}} [{max(least, interval.low):{form}}, {min(most, interval.high):{form}}]"

@@ -34,11 +34,11 @@ Split = tuple[Tensor, Tensor]
 class Digits(Study):
     """Train LeNet with three losses and compare the models' distributions of labels and of images.
 
-    mnist: folder with MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits. test_share: fraction of
-    scikit-learn's digits used for testing. batch, epochs, rate: settings of Adam. shown: label whose images are drawn.
-    drawn: number of images drawn. candidates: number of test images whose predicted labels are shown.
-    identity_tolerance: absolute, of proposition 6.1. seeds: trainings per loss; tables show their mean, figures the
-    first. seed: first seed.
+    mnist: folder with MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits. test_share: fraction of scikit-learn's
+    digits used for testing. batch, epochs, rate: settings of Adam. shown: label whose images are drawn. drawn: number
+    of images drawn. candidates: number of test images whose predicted labels are shown. identity_tolerance: absolute
+    tolerance of proposition 6.1. seeds: trainings per loss; tables show their mean, figures the first. seed: first
+    seed.
     """
 
     mnist: str | None
@@ -95,8 +95,8 @@ class Digits(Study):
         )  # fmt: skip
         numbers = [key for key, value in rows[0].items() if isinstance(value, float)]
         by_loss: dict[str, Row] = {
-            name: {"loss": name, **{key: sum(row[key] for row in mine) / len(mine) for key in numbers}}
-            for name, mine in ((name, select(rows, loss=name)) for name in LOSSES)
+            name: {"loss": name, **{key: sum(row[key] for row in loss_rows) / len(loss_rows) for key in numbers}}
+            for name, loss_rows in ((name, select(rows, loss=name)) for name in LOSSES)
         }
         claims = self._claims(by_loss)
         verdict = (
@@ -167,8 +167,8 @@ class Digits(Study):
         images, labels = test
         probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
         wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
-        known = probabilities[LABEL].argmax(dim=1) == labels
-        doubt = torch.where(known, torch.stack(wrong).sum(dim=0), -1.0)
+        is_right = probabilities[LABEL].argmax(dim=1) == labels
+        doubt = torch.where(is_right, torch.stack(wrong).sum(dim=0), -1.0)
         chosen = doubt.argsort(descending=True)[: self.candidates].tolist()
         figure, axes = panels(self.candidates, 4, 2.3, 1.8)
         for place, index in enumerate(chosen):

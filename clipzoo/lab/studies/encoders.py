@@ -34,9 +34,9 @@ class Vectors(Views):
 
 
 class Lookup(Encoder):
-    """Free token vectors for finitely many items; a view is an item number, [b] int64.
+    """Trainable token vectors for finitely many items; a view is an item number, [b] int64.
 
-    items: on each side. points: tokens per item. width: width of a token.
+    items: number of items on each side. points: tokens per item. width: width of a token.
     """
 
     def __init__(self, items: int, points: int, width: int) -> None:

@@ -122,9 +122,9 @@ def fit(
 
 def all_scores(model: Model, items: int) -> Tensor:
     """Scores of every image item with every text item, [m, m] float64."""
-    everything = torch.arange(items)
+    all_items = torch.arange(items)
     with torch.no_grad():
-        return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
+        return model.similarity(model.encode_image(all_items), model.encode_text(all_items)).double()
 
 
 def select(rows: Iterable[Row], **values: object) -> list[Row]:

@@ -41,9 +41,9 @@ TICKS = [-4, -2, 0, 2, 4]
 class GaussianPlane(Study):
     """Train four models of one two-dimensional Gaussian and compare their densities with the closed forms.
 
-    variance: of u and of v. covariance: of u with v. samples: training samples. batch, steps, rate: settings of Adam.
-    sign_samples, sign_draws: the loss of the normalised encoder is the mean over sign_draws draws of sign_samples.
-    tolerance: relative, for parameters; moment_tolerance: relative, for variances; loss_tolerance: absolute.
+    variance: that of u and of v. covariance: that of u and v. samples: training samples. batch, steps, rate: settings
+    of Adam. sign_samples, sign_draws: the normalised encoder's loss is the mean over sign_draws draws of sign_samples
+    pairs. tolerance, moment_tolerance: relative tolerances of parameters and variances. loss_tolerance: absolute.
     """
 
     variance: Positive
@@ -89,7 +89,7 @@ class GaussianPlane(Study):
         }
         # The product of the marginals, tilted by exp(sign(u) sign(v)).
         densities["normalised"] = _normalised((GRID.sign()[:, None] * GRID.sign()).exp() * product)
-        near = product > 1e-12  # beyond it the weight is nil, and densities of the grid underflow
+        near = product > 1e-12  # elsewhere weights are negligible, and densities underflow
         pmi, weights = (truth / product).log()[near].numpy(), ((truth + product) / 2)[near].numpy()
         rows: list[Row] = [
             {
@@ -195,8 +195,8 @@ def _moments(density: Tensor) -> dict[str, float]:
 
 def _draw_joint(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
     figure, axes = panels(2, 3, 2.8, 2.4)
-    shown = {"product of marginals": product, "truth": truth, **densities}
-    for axis, (name, density) in zip(axes, shown.items(), strict=True):
+    drawn_densities = {"product of marginals": product, "truth": truth, **densities}
+    for axis, (name, density) in zip(axes, drawn_densities.items(), strict=True):
         image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
         axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
         axis.set(

@@ -30,12 +30,12 @@ INVERSE_LENGTH, REGULARITY = 3.0, 2.0
 class GaussianProcess(Study):
     """Measure errors of the conditional means while one of width, batch size and training samples varies.
 
-    modes: modes of the process. places, coefficients: dimensions of u and v. noise: standard deviation of u's noise.
-    widths, batches, sizes: embedding widths, batch sizes and numbers of training samples to try; width, batch, samples:
-    their values while another one varies. steps, rate: settings of Adam, the same in all trainings. seeds: number of
-    draws of data and weights to average over. paths: number of realisations in the figure. seed: first seed.
-    tolerance: of a mean's error around its closed form, in units of the squared mean. 0.015 is less than the change of
-    the error of v given u from one width to the next, so the check tells neighbouring widths apart.
+    modes: number of modes of the process. places, coefficients: dimensions of u and v. noise: standard deviation of u's
+    noise. widths, batches, sizes: embedding widths, batch sizes and numbers of training samples to try; width, batch,
+    samples: their values while another one varies. steps, rate: settings of Adam, the same in all trainings. seeds:
+    number of draws of data and weights to average over. paths: number of realisations in the figure. seed: first seed.
+    tolerance: tolerance of a mean's error around its closed form, in units of the squared mean. 0.015 is less than the
+    change of the error of v given u from one width to the next, so the check tells neighbouring widths apart.
     """
 
     modes: Count
@@ -158,12 +158,12 @@ class GaussianProcess(Study):
             return mean + noise @ torch.linalg.cholesky(covariance).mT
 
         basis = world.basis(x)
-        known, rest = basis[:, : world.coefficients], basis[:, world.coefficients :]
+        v_basis, other_basis = basis[:, : world.coefficients], basis[:, world.coefficients :]
         u_mean, v_mean = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
         places, (u_given_v, v_given_u) = torch.arange(1, len(v) + 1), (gaussian.u_given_v, gaussian.v_given_u)
         paths = world.paths_given(v, x, self.paths, self.seed + 1)
         bands = {
-            "w given v": (x, paths, known @ v, rest.square().sum(dim=1).sqrt()),
+            "w given v": (x, paths, v_basis @ v, other_basis.square().sum(dim=1).sqrt()),
             "u given v": (world.grid, draws(u_mean, u_given_v), u_mean, u_given_v.diag().sqrt()),
             "v given u": (places, draws(v_mean, v_given_u), v_mean, v_given_u.diag().sqrt()),
         }
@@ -184,20 +184,20 @@ class GaussianProcess(Study):
         coefficients = range(1, len(v) + 1)
         figure, axes = panels(3, 3, height=2.4)
         for place, (name, label) in enumerate(SWEEPS.items()):
-            mine = select(rows, varied=name)
+            sweep_rows = select(rows, varied=name)
             left, middle, right = axes[3 * place : 3 * place + 3]
-            for index, row in enumerate(mine):
+            for index, row in enumerate(sweep_rows):
                 a = learned[row["width"], min(row["batch"], row["samples"]), row["samples"]][0]
-                shade = (0.85 * (1 - index / max(1, len(mine) - 1)),) * 2 + (1.0,)
+                shade = (0.85 * (1 - index / max(1, len(sweep_rows) - 1)),) * 2 + (1.0,)
                 left.plot(world.grid, gaussian.uu @ a @ v, color=shade, linewidth=1)
                 middle.plot(coefficients, gaussian.vv @ a.mT @ u, color=shade, linewidth=1)
             left.plot(world.grid, gaussian.uv @ v, "--", color=BLACK, linewidth=1)
             middle.plot(coefficients, gaussian.uv.mT @ gaussian.uu.inverse() @ u, "--", color=BLACK, linewidth=1)
-            values = [row[name] for row in mine]
+            values = [row[name] for row in sweep_rows]
             for (key, mean), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
-                line(right.plot, mine, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
+                line(right.plot, sweep_rows, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
                 if name == "width":
-                    least = [max(row[f"least_{key}"], 1e-9) for row in mine]
+                    least = [max(row[f"least_{key}"], 1e-9) for row in sweep_rows]
                     right.plot(values, least, "--", color=colour, linewidth=1)
             if name != "width":
                 right.set_xscale("log")

@@ -36,9 +36,9 @@ PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
 class GaussianTheorems(Study):
     """Train every loss at every embedding width and compare A, B and the loss with their closed forms.
 
-    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: training samples.
-    batch, steps, rate: settings of Adam. tolerance: of whitened A and B, relative, Frobenius norm. loss_tolerance:
-    absolute. covariance_tolerance: of the models' covariances, relative.
+    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: training samples. batch,
+    steps, rate: settings of Adam. tolerance: relative tolerance of whitened A and B (Frobenius). loss_tolerance:
+    absolute tolerance of the loss. covariance_tolerance: that of the models' covariances, relative.
     """
 
     correlations: list[Annotated[float, Range(at_least=0, below=1)]]
@@ -164,11 +164,11 @@ def _drawing(gaussian: Gaussian, full: dict[str, Learned], rows: list[Row]) -> D
         curves.plot(grid, forms[problem], color=colour, linewidth=1)
         values = torch.linalg.svdvals(gaussian.whitened(full[problem].a))[: len(correlations)]
         curves.plot(correlations, values, "o", color=colour, markersize=5, label=problem)
-        mine = select(rows, problem=problem)
-        ranks = [row["rank"] for row in mine]
-        line(losses.plot, mine, "rank", "least_loss", color=colour, linewidth=1)
-        line(losses.plot, mine, "rank", "loss", "o", color=colour, markersize=5)
-        errors.plot(ranks, [100 * row["error_of_A"] for row in mine], "o-", color=colour, linewidth=1, markersize=5)
+        trained = select(rows, problem=problem)
+        ranks = [row["rank"] for row in trained]
+        line(losses.plot, trained, "rank", "least_loss", color=colour, linewidth=1)
+        line(losses.plot, trained, "rank", "loss", "o", color=colour, markersize=5)
+        errors.plot(ranks, [100 * row["error_of_A"] for row in trained], "o-", color=colour, linewidth=1, markersize=5)
     curves.set(xlabel="canonical correlation", ylabel="singular value of whitened A", ylim=(0, 2.5))
     curves.legend(frameon=False)
     losses.set(xlabel="embedding width", ylabel="loss, nats", xticks=ranks)

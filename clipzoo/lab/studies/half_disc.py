@@ -36,9 +36,9 @@ class HalfDisc(Study):
     temperatures: the paper's main temperature, then its less long-tailed one. sizes: sample sizes n. draws: draws of
     data to average over. shown: n in the figure of the popularity. iterations: fixed-point iterations for the
     popularity. nuclr_steps: updates of zeta by the NUCLR objective on whole batches; mini_batch, mini_steps, mini_eta:
-    settings of its stochastic updates. risk_samples: samples of the paper's estimate of the true risk.
-    zeta_tolerance: of log popularity, absolute; gradient_tolerance: of the gradient at the fixed point;
-    risk_tolerance: of the true risk, in standard errors of its estimate.
+    settings of its stochastic updates. risk_samples: samples of the paper's estimate of the true risk. zeta_tolerance:
+    absolute tolerance of log popularity. gradient_tolerance: tolerance of the gradient at the fixed point.
+    risk_tolerance: tolerance of the true risk, in standard errors of its estimate.
     """
 
     temperatures: list[Scale]
@@ -154,7 +154,7 @@ class HalfDisc(Study):
             for tau in self.temperatures
             for key in ("", "_term")
         }
-        behind = [f"n = {row['n']}, τ = {row['temperature']:g}" for row in rows if row["NUCLR"] >= row["GCL"]]
+        not_smaller = [f"n = {row['n']}, τ = {row['temperature']:g}" for row in rows if row["NUCLR"] >= row["GCL"]]
         return [
             Claim(
                 "The optimum of problem (8) finds the true popularity up to a constant factor.",
@@ -183,7 +183,7 @@ class HalfDisc(Study):
                     f"{'term' if key else 'error'} times {ratio:.2f} at τ = {tau:g}"
                     for (tau, key), ratio in reduced.items()
                 )
-                + (f"; error not smaller than GCL's at {' and '.join(behind)}" if behind else ""),
+                + (f"; error not smaller than GCL's at {' and '.join(not_smaller)}" if not_smaller else ""),
                 max(reduced.values()) < 1,
             ),
         ]
@@ -235,15 +235,15 @@ def _draw_errors(rows: list[Row], temperatures: list[float]) -> Drawing:
     figure, axes = panels(2, len(temperatures))
     upper, lower = axes[: len(temperatures)], axes[len(temperatures) :]
     for temperature, above, below in zip(temperatures, upper, lower, strict=True):
-        mine = select(rows, temperature=temperature)
+        curve_rows = select(rows, temperature=temperature)
         for name, colour in METHODS.items():
-            line(above.loglog, mine, "n", name, "o-", color=colour, linewidth=1, label=name)
+            line(above.loglog, curve_rows, "n", name, "o-", color=colour, linewidth=1, label=name)
             if name != "MLE":
-                line(below.loglog, mine, "n", f"{name}_term", "o-", color=colour, linewidth=1, label=name)
+                line(below.loglog, curve_rows, "n", f"{name}_term", "o-", color=colour, linewidth=1, label=name)
         above.set(title=f"τ = {temperature:g}", ylabel="generalisation error")
         below.set(xlabel="n", ylabel="error term of theorem 1")
     for axis in axes:
-        ticks_at(axis, [row["n"] for row in mine], fontsize=8)
+        ticks_at(axis, [row["n"] for row in curve_rows], fontsize=8)
         low, high = axis.get_ylim()
         ticks = [tick for tick in TICKS if low <= tick <= high]
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])

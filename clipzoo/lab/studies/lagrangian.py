@@ -40,11 +40,12 @@ Real = NDArray[np.float64]
 class Lagrangian(Study):
     """Train embeddings of flows and trajectories and measure retrieval in both directions.
 
-    flows: distribution of the flows and their tracers. samples, test_samples: training pairs, and pairs of the
-    retrieval test. width, layers, heads: size of the trajectory transformer. batch, epochs, rate: settings of Adam.
-    temperature, max_scale: of the cosine. precision, device: of the training. compared_step: step of the Runge-Kutta
-    method with which the solver is compared on compared_flows flows. solver_tolerance: of the final position;
-    conserved_tolerance: of the potential along a path in a steady flow, relative to its standard deviation.
+    flows: distribution of the flows and their tracers. samples, test_samples: number of training pairs and of pairs of
+    the retrieval test. width, layers, heads: size of the trajectory transformer. batch, epochs, rate: settings of Adam.
+    temperature, max_scale: settings of the head. precision, device: those of the training. compared_step: step of the
+    Runge-Kutta method with which the solver is compared on compared_flows flows. solver_tolerance: tolerance of the
+    final position. conserved_tolerance: tolerance of the potential along a path in a steady flow, relative to its
+    standard deviation.
     """
 
     flows: Flows
@@ -83,12 +84,12 @@ class Lagrangian(Study):
     )
 
     def run(self) -> Findings:
-        everything = self.flows.draw(self.samples + self.test_samples, self.seed)
-        test = everything[self.samples :]
-        shifted = self.flows.trajectories(everything) - np.array(START)
+        all_coefficients = self.flows.draw(self.samples + self.test_samples, self.seed)
+        test = all_coefficients[self.samples :]
+        shifted = self.flows.trajectories(all_coefficients) - np.array(START)
         tracers = torch.from_numpy(shifted / shifted.std()).float()
         # Real parts, then imaginary parts, scaled to unit variance: [n, 2 K].
-        parts = np.concatenate([everything.real, everything.imag], axis=1)
+        parts = np.concatenate([all_coefficients.real, all_coefficients.imag], axis=1)
         coefficients = torch.from_numpy(parts / parts.std()).float()
         views = {
             "train": (coefficients[: self.test_samples], tracers[: self.test_samples]),
@@ -128,20 +129,20 @@ class Lagrangian(Study):
             f"{count_borne_out(claims)}."
         )
         drawings = {
-            "flows": self._draw_flows(everything[:2]),
+            "flows": self._draw_flows(all_coefficients[:2]),
             "retrieval": _draw_retrieval(rows),
             "example": self._draw_example(model, test, views["test"]),
         }
         return Findings(verdict, self._checks(test), claims, {"retrieval": rows}, drawings)
 
     def _checks(self, coefficients: np.ndarray) -> list[Check]:
-        some = coefficients[: self.compared_flows]
-        distance = np.abs(self.flows.trajectories(some)[:, -1] - self.flows.stepped(some, self.compared_step)).max()
+        sample = coefficients[: self.compared_flows]
+        distance = np.abs(self.flows.trajectories(sample)[:, -1] - self.flows.stepped(sample, self.compared_step)).max()
         steady = replace(self.flows, turn=0.0)
         changes = [
             np.abs(steady.potential(own, path, 0.0) - steady.potential(own, np.array(START), 0.0)).max()
             / np.sqrt((np.abs(own) ** 2).sum() / 2)
-            for own, path in zip(some, steady.trajectories(some), strict=True)
+            for own, path in zip(sample, steady.trajectories(sample), strict=True)
         ]
         return [
             Check(
@@ -208,9 +209,9 @@ def scores_of(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 
 def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, float]:
     """R@1 and R@5 in both directions among these pairs."""
     scores = scores_of(model, coefficients, tracers)
-    own = torch.arange(len(scores), device=scores.device)
+    matches = torch.arange(len(scores), device=scores.device)
     return {
-        f"{name}_at_{depth}": float((positions(matrix, own) < depth).double().mean())
+        f"{name}_at_{depth}": float((positions(matrix, matches) < depth).double().mean())
         for name, matrix in (("to_trajectories", scores), ("to_coefficients", scores.mT))
         for depth in (1, 5)
     }
@@ -248,8 +249,8 @@ def _draw_retrieval(rows: list[Row]) -> Drawing:
     for place, (title, direction) in enumerate(DIRECTIONS.items()):
         for axis, depth in zip(axes[2 * place :], (1, 5), strict=False):
             for split, colour in SPLITS.items():
-                mine = select(rows, split=split)
-                line(axis.plot, mine, "epoch", f"{direction}_at_{depth}", "-", color=colour, label=split)
+                split_rows = select(rows, split=split)
+                line(axis.plot, split_rows, "epoch", f"{direction}_at_{depth}", "-", color=colour, label=split)
             axis.set(ylim=(0, 1), ylabel=f"R@{depth}", title=title, xlabel="epoch" if place else "")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.title.set_fontsize(9)
@@ -261,11 +262,9 @@ def _draw_retrieval(rows: list[Row]) -> Drawing:
 class Flows(Part):
     """A random flow on the unit torus with K = (2 largest + 1)^2 wave vectors.
 
-    largest: wave numbers run from -largest to largest.
-
-    speed: root mean square of the velocity. turn: standard deviation of the frequencies omega_k. duration: T.
-    observations: number of observation times j T / observations. relative_error: tolerance of the solver. seed: of the
-    frequencies.
+    largest: wave numbers run from -largest to largest. speed: root mean square of the velocity. turn: standard
+    deviation of the frequencies omega_k. duration: T. observations: number of observation times j T / observations.
+    relative_error: tolerance of the solver. seed: seeds the frequencies.
     """
 
     largest: Count

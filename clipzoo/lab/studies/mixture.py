@@ -71,10 +71,10 @@ class World:
 class Mixture(Study):
     """Train CLIP and KME-CLIP heads on the mixture world and compare their scores with the PMI.
 
-    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector.
-    samples, batch, steps, rate: settings of the training with InfoNCE. temperature, max_scale, gamma: of the heads.
-    built_error: error of theorem 7's construction in exp PMI for d = 2. information_tolerance: in nats, of KME-CLIP's
-    loss at the largest width above its minimum -I.
+    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector. samples, batch,
+    steps, rate: settings of the training with InfoNCE. temperature, max_scale, gamma: settings of the heads.
+    built_error: error of theorem 7's construction in exp PMI for d = 2. information_tolerance: allowed distance in nats
+    of KME-CLIP's loss at the largest width from its minimum -I.
     """
 
     classes: list[Count]
@@ -122,7 +122,7 @@ class Mixture(Study):
             name = f"loss of trained KME-CLIP, r = {row['classes']}, d = {widest}: -I"
             checks.append(Check(name, row["loss"], -row["information"], self.information_tolerance))
         worlds = [World(classes) for classes in self.classes]
-        exact = [agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here) for here in worlds]
+        exact = [agreement_with_pmi(world.pmi.nan_to_num(neginf=-40.0), world) for world in worlds]
         checks.append(Check("error of the PMI itself as a score", max(e["mean_error"] for e in exact), 0.0, 1e-9))
         claims = self._claims(rows, built)
         gaps = {(row["head"], row["width"]): row["gap"] for row in select(rows, classes=most)}
@@ -149,8 +149,8 @@ class Mixture(Study):
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
     def _trained(self, kind: str, classes: int, width: int) -> Row:
-        here = World(classes)
-        items, wide = len(here.pmi), self.item_width
+        world = World(classes)
+        items, wide = len(world.pmi), self.item_width
 
         def head() -> Head:
             if kind == CLIP:
@@ -159,15 +159,15 @@ class Mixture(Study):
 
         model = fit(
             lambda: Lookup(items, 2 if kind == KME else 1, wide), head,
-            InfoNCE(image_to_text=0.5, text_to_image=0.5), *here.draw(self.samples, self.seed), steps=self.steps,
+            InfoNCE(image_to_text=0.5, text_to_image=0.5), *world.draw(self.samples, self.seed), steps=self.steps,
             batch=self.batch, rate=self.rate, seed=self.seed,
         )  # fmt: skip
         scores = all_scores(model, items)
-        loss, (error, error_of_exp) = population_loss(scores, here), largest_errors(scores, here.pmi)
+        loss, (error, error_of_exp) = population_loss(scores, world), largest_errors(scores, world.pmi)
         return {
             "head": kind, "classes": classes, "width": width, "error": error, "error_of_exp": error_of_exp,
-            **agreement_with_pmi(scores, here),
-            "loss": loss, "information": here.information, "gap": loss + here.information,
+            **agreement_with_pmi(scores, world),
+            "loss": loss, "information": world.information, "gap": loss + world.information,
         }  # fmt: skip
 
     def _built(self, classes: int) -> float:
@@ -192,8 +192,8 @@ class Mixture(Study):
         few, many, narrow, wide = min(self.classes), max(self.classes), min(self.widths), max(self.widths)
         clip, kme = ({(row["classes"], row["width"]): row for row in select(rows, head=kind)} for kind in (CLIP, KME))
         nearer = {
-            what: sum(row[key] < clip[setting][key] for setting, row in kme.items())
-            for what, key in (("loss", "gap"), ("exp PMI", "error_of_exp"), ("finite PMI", "error"))
+            measure: sum(row[key] < clip[setting][key] for setting, row in kme.items())
+            for measure, key in (("loss", "gap"), ("exp PMI", "error_of_exp"), ("finite PMI", "error"))
         }
         agreements = {CLIP: clip[many, wide], KME: kme[many, wide]}
         return [
@@ -220,7 +220,7 @@ class Mixture(Study):
                 "(Not in the paper.) Trained KME-CLIP is nearer to the PMI than CLIP for every r and d, by loss and by "
                 "its largest errors.",
                 "nearer by "
-                + ", by ".join(f"{what} in {count}" for what, count in nearer.items())
+                + ", by ".join(f"{measure} in {count}" for measure, count in nearer.items())
                 + f" of {len(kme)} pairs of r and d",
                 all(count == len(kme) for count in nearer.values()),
             ),
@@ -239,13 +239,13 @@ class Mixture(Study):
         ]
 
     def _draw(self, rows: list[Row], measures: dict[str, str], caption: str, exact: dict[str, float]) -> Drawing:
-        """Draw measures over the embedding width. exact: of the PMI itself; without it the measures are logarithmic."""
+        """Draw measures over the embedding width. exact: values of the PMI itself; if empty, axes are logarithmic."""
         figure, axes = panels(1, 3, 3.6, 3.2)
         for axis, (key, title) in zip(axes, measures.items(), strict=True):
             for index, classes in enumerate(self.classes):
                 for kind in COLOURS:
-                    mine = select(rows, head=kind, classes=classes)
-                    line(axis.plot, mine, "width", key, "o-" if kind == KME else "s--", color=CYCLE[index],
+                    head_rows = select(rows, head=kind, classes=classes)
+                    line(axis.plot, head_rows, "width", key, "o-" if kind == KME else "s--", color=CYCLE[index],
                          linewidth=1, markersize=4, label=f"{kind}, r = {classes}")  # fmt: skip
             axis.set(xlabel="embedding width d", ylabel=title, xscale="log", yscale="linear" if exact else "log")
             ticks_at(axis, self.widths, minor=False)

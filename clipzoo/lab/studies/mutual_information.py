@@ -30,11 +30,11 @@ PAPER = {10.0: (0.67, 0.33), 14.0: (1.00, 0.48)}
 class MutualInformation(Study):
     """Train estimators of mutual information and compare their estimates with the truth.
 
-    dimensions: of x and of y. information: true values in nats. batch: batch size. steps: training batches, all new.
-    hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings. rate: learning rate of Adam.
-    inverse_temperatures, betas: grid for InfoLOOB and for the Hopfield retrieval; at each value of trained_at the model
-    whose estimate on validation_batches is closest to the truth is selected.
-    test_batches: batches per mean and variance. tolerance: of InfoNCE at the highest information, relative to
+    dimensions: number of dimensions of x and of y. information: true values in nats. batch: batch size. steps: number
+    of training batches, all new. hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings.
+    rate: learning rate of Adam. inverse_temperatures, betas: grid for InfoLOOB and for the Hopfield retrieval; at each
+    value of trained_at the model whose estimate on validation_batches is closest to the truth is selected.
+    test_batches: batches per mean and variance. tolerance: tolerance of InfoNCE at the highest information, relative to
     log batch.
     """
 
@@ -196,13 +196,13 @@ def _draw_transferred(rows: list[Row], trained_at: list[float]) -> Drawing:
     for column, trained in enumerate(trained_at):
         above, below = axes[column], axes[len(trained_at) + column]
         for kind in (INFOLOOB, HOPFIELD):
-            mine = select(rows, estimator=kind, trained_at=trained)
+            tested = select(rows, estimator=kind, trained_at=trained)
             for axis, key, unit in ((above, "estimate", "nats"), (below, "variance", "nats²")):
-                line(axis.plot, mine, "truth", key, "o-", color=COLOURS[kind], linewidth=1, label=kind)
+                line(axis.plot, tested, "truth", key, "o-", color=COLOURS[kind], linewidth=1, label=kind)
                 axis.set_ylabel(f"{key}, {unit}" if column == 0 else "")
-        line(above.plot, mine, "truth", "truth", "--", color=BLACK, linewidth=1, label="truth")
+        line(above.plot, tested, "truth", "truth", "--", color=BLACK, linewidth=1, label="truth")
         above.set_title(f"trained at {trained:g} nats")
-        below.set(xlabel="tested at, nats", xticks=[row["truth"] for row in mine], ylim=(0, None))
+        below.set(xlabel="tested at, nats", xticks=[row["truth"] for row in tested], ylim=(0, None))
     axes[0].legend(frameon=False, fontsize=8)
     caption = "Figure 2: models trained at one information and tested at all; above the mean, below the variance."
     return figure, caption
@@ -248,12 +248,12 @@ def _claims_of_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
         searched, tried = (select(grid, estimator=kind, trained_at=trained) for kind in (INFOLOOB, HOPFIELD))
         at_same = {row["inverse_temperature"]: row["average_variance"] for row in searched}
         fewer = sum(row["average_variance"] < at_same[row["inverse_temperature"]] for row in tried)
-        said = "lowers the average variance over all levels"
+        statement = "lowers the average variance over all levels"
         if trained in PAPER:
-            said += " from {:.2f} to {:.2f}".format(*PAPER[trained])
+            statement += " from {:.2f} to {:.2f}".format(*PAPER[trained])
         claims.append(
             Claim(
-                f"Hopfield, in models trained at {trained:g} nats, {said}.",
+                f"Hopfield, in models trained at {trained:g} nats, {statement}.",
                 f"{without:.2f} without and {with_hopfield:.2f} with (lower with it when tested at {lower}); at equal "
                 f"inverse temperatures lower with it in {fewer} of the grid's {len(tried)} settings",
                 with_hopfield < without,
@@ -264,5 +264,5 @@ def _claims_of_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
 
 def average_variance(rows: list[Row], kind: str, trained: float) -> float:
     """Variance averaged over the tested levels of mutual information."""
-    mine = select(rows, estimator=kind, trained_at=trained)
-    return sum(row["variance"] for row in mine) / len(mine)
+    tested = select(rows, estimator=kind, trained_at=trained)
+    return sum(row["variance"] for row in tested) / len(tested)

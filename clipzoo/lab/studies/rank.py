@@ -29,12 +29,12 @@ INNER, WPSE = "inner product", "WPSE"
 class Rank(Study):
     """Fit inner products and WPSE to a planted matrix of full rank.
 
-    items: N on each side. sharpness, floor: of the planted density ratio, floor + bump exp(sharpness (cos - 1)).
-    inner_widths: widths d of the inner product. wpse_widths, points: widths d and numbers of points of WPSE.
-    item_width: width of a point's free token vector. kernel_width, alpha, features: of WPSE, D in training. steps,
-    rate, wpse_rate: settings of Adam. evaluation_features: D in evaluation; small_features: values of D for which the
-    error due to random features is shown; evaluation_draws: draws per value. tolerance: of the trained inner product's
-    error to its closed form, relative.
+    items: number N of items on each side. sharpness, floor: settings of the planted density ratio, floor + bump
+    exp(sharpness (cos - 1)). inner_widths: widths d of the inner product. wpse_widths, points: widths d and numbers of
+    points of WPSE. item_width: width of a point's free token vector. kernel_width, alpha, features: settings of WPSE,
+    features being D in training. steps, rate, wpse_rate: settings of Adam. evaluation_features: D in evaluation;
+    small_features: values of D for which the error due to random features is shown; evaluation_draws: draws per value.
+    tolerance: relative tolerance of the trained inner product's error to its closed form.
     """
 
     items: Count
@@ -95,11 +95,11 @@ class Rank(Study):
         for count in self.small_features:
             head = self._wpse(best["width"], count)
             head.load_state_dict(model.head.state_dict())
-            again = Model(model.encoder, head).eval()
+            reduced = Model(model.encoder, head).eval()
             total = 0.0
             for draw in range(self.evaluation_draws):
                 head.resample(draw)
-                total += _errors(all_scores(again, self.items), planted)["error"] ** 2
+                total += _errors(all_scores(reduced, self.items), planted)["error"] ** 2
             by_features.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
         checks = [
             Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
@@ -107,10 +107,10 @@ class Rank(Study):
             for row in select(rows, head=INNER)
         ]  # fmt: skip
         claims = self._claims(planted, rows)
-        held = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= best["error"])
+        least = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= best["error"])
         verdict = (
             f"WPSE with {best['points']} points in {best['width']} dimensions fits the planted matrix to "
-            f"{best['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
+            f"{best['error']:.3f}, for which an inner product needs d = {least} at least; trained inner products meet "
             f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
             f"{count_borne_out(claims)}."
         )
@@ -119,10 +119,10 @@ class Rank(Study):
 
     def _fitted(self, planted: Tensor, head: Callable[[], Head], points: int, rate: float) -> Model:
         """Fit with all items in one batch, so that a step covers the whole matrix."""
-        everything = torch.arange(self.items)
+        all_items = torch.arange(self.items)
         return fit(
-            lambda: Lookup(self.items, points, self.item_width), head, MatrixFit(planted), everything,
-            everything, steps=self.steps, batch=self.items, rate=rate, seed=self.seed,
+            lambda: Lookup(self.items, points, self.item_width), head, MatrixFit(planted), all_items,
+            all_items, steps=self.steps, batch=self.items, rate=rate, seed=self.seed,
         )  # fmt: skip
 
     def _wpse(self, width: int, evaluation_features: int) -> WpseHead:
@@ -174,8 +174,8 @@ class Rank(Study):
         line(errors.semilogy, select(rows, head=INNER), "width", "error", "o", color=VERMILION, label=INNER)
         for index, count in enumerate(self.points):
             colour, name = (BLUE, GREEN, PURPLE)[index % 3], f"{WPSE}, {count} points"
-            mine = select(rows, head=WPSE, points=count)
-            line(errors.semilogy, mine, "width", "error", "s--", color=colour, linewidth=1, label=name)
+            wpse_rows = select(rows, head=WPSE, points=count)
+            line(errors.semilogy, wpse_rows, "width", "error", "s--", color=colour, linewidth=1, label=name)
         errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(4e-3, None))
         line(features.loglog, by_features, "features", "error", "o-", color=BLUE)
         limit = min(row["error"] for row in select(rows, head=WPSE))

@@ -1,4 +1,4 @@
-"""Convergence rates of the approximations behind point-set heads: points (KME-CLIP) and random features (WPSE)."""
+"""Convergence rates of the approximations in point-set heads: points (KME-CLIP) and random features (WPSE)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from clipzoo.types import Features, PointSet
 class Rates(Study):
     """Measure approximation errors over the number of points M and of random features D.
 
-    dimensions: of the unit sphere. gamma: of KME-CLIP's kernel. concentration: of the weights w on the sphere.
-    population: points of the exact mean embedding. points: values of M. point_draws: point sets drawn per M.
-    kernel_width: of WPSE's two kernels. cosines: between the two compared points. features: values of D.
-    feature_draws: draws of random features per D. rate_tolerance: of the slopes on double logarithmic scales;
-    size_tolerance: relative, of the errors.
+    dimensions: number of dimensions of the unit sphere. gamma: coefficient of KME-CLIP's kernel. concentration:
+    concentration of the weights w on the sphere. population: number of points of the exact mean embedding. points:
+    values of M. point_draws: point sets drawn per M. kernel_width: width of WPSE's two kernels. cosines: cosines
+    between the two compared points. features: values of D. feature_draws: draws of random features per D.
+    rate_tolerance: tolerance of slopes on double logarithmic scales. size_tolerance: relative tolerance of errors.
     """
 
     dimensions: Count

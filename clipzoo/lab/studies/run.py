@@ -88,7 +88,7 @@ def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
     try:
         findings = study.run()
     except ConfigError:
-        # A wrong setting is no failed study: keep the record of an earlier run.
+        # A wrong setting is not a failure of the study: keep the record of an earlier run.
         raise
     except Exception as error:
         # The page names the failure of one study; the other studies continue.
@@ -147,10 +147,10 @@ def write_findings(
     import pandas as pd
 
     for name, rows in findings.tables.items():
-        shown = [
+        formatted = [
             {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
         ]
-        io.write_whole(folder / f"{name}.csv", pd.DataFrame(shown, dtype=object).to_csv(index=False))
+        io.write_whole(folder / f"{name}.csv", pd.DataFrame(formatted, dtype=object).to_csv(index=False))
     for name, (figure, _) in findings.drawings.items():
         drawn = BytesIO()
         draw(figure, drawn, dpi=110)

@@ -38,7 +38,7 @@ from clipzoo.io import below, digest_of, ensure_folder
 RECORD = "emoji.json"
 COLUMNS = ("filepath", "name", "group")
 PROMPT = "{c}"
-"""The name alone, as in the captions."""
+"""Only the name, as in the captions."""
 PRESENTATION = "\ufe0f"
 """The character that asks for a coloured picture; sources differ in where they write it."""
 FLAG, COUNTRY_FLAGS = "flag ", "country-flag"
@@ -46,20 +46,20 @@ PICTURE = re.compile(r"[0-9a-f-]+\.png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = "(default: %(default)s)"
-    parser.add_argument("--root", type=output_folder, default=Path("data/emoji"), help=f"output folder {shown}")
+    default = "(default: %(default)s)"
+    parser.add_argument("--root", type=output_folder, default=Path("data/emoji"), help=f"output folder {default}")
     parser.add_argument(
-        "--packages", type=output_folder, default=Path("data/npm"), help=f"folder of npm's packages {shown}"
+        "--packages", type=output_folder, default=Path("data/npm"), help=f"folder of npm's packages {default}"
     )
-    parser.add_argument("--train", choices=[*VENDORS], default="google", help=f"vendor to train on {shown}")
+    parser.add_argument("--train", choices=[*VENDORS], default="google", help=f"vendor to train on {default}")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    made = ensure_emoji(options.root, options.packages, options.train, _say)
-    outcome = "made" if made else "exists already"
+    is_new = ensure_emoji(options.root, options.packages, options.train, _say)
+    outcome = "made" if is_new else "exists already"
     _say(f"{options.root} {outcome}: training on {options.train}, evaluation on {other(options.train)}")
-    if made:
+    if is_new:
         _say("licences: " + "; ".join(licences()))
 
 
@@ -71,7 +71,7 @@ def _say(text: str) -> None:
 class Package:
     """One version of a package.
 
-    integrity: SHA-512 of its file, as `npm view NAME@VERSION dist.integrity` prints it. licence: of what is used of it.
+    integrity: SHA-512 of its file, as `npm view NAME@VERSION dist.integrity` prints it. licence: licence of its files.
     """
 
     name: str
@@ -113,8 +113,8 @@ PACKAGES = (*VENDORS.values(), NAMES)
 def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], None]) -> bool:
     """Make the dataset at `root` unless it is complete and made in the same way.
 
-    packages: folder of the packages' files, which npm fills. vendor: whose pictures are trained on; the evaluation
-    datasets have those of the other vendor. say: called with a sentence about what begins. Returns True if the dataset
+    packages: folder of the packages' files, which npm fills. vendor: its pictures are the training split; the
+    evaluation datasets have those of the other vendor. say: called with progress messages. Returns True if the dataset
     was made. Raises ConfigError.
     """
 
@@ -149,16 +149,16 @@ def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> No
     (listed,) = read_members(names, ["data-by-emoji.json"]).values()
     emoji = read_emoji(facts, listed)
     for vendor, source in sources.items():
-        members = {one: f"img/{vendor}/64/{one.picture}" for one in emoji}
+        members = {entry: f"img/{vendor}/64/{entry.picture}" for entry in emoji}
         contents = read_members(source, list(members.values()))
         (folder / vendor).mkdir()
         with (folder / f"{vendor}.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(COLUMNS)
-            for one, member in members.items():
-                path = f"{vendor}/{one.slug}.png"
+            for entry, member in members.items():
+                path = f"{vendor}/{entry.slug}.png"
                 below(folder, path).write_bytes(contents[member])
-                table.writerow((path, one.name, one.group))
+                table.writerow((path, entry.name, entry.group))
 
 
 def write_datasets(folder: Path, train: str, judge: str) -> None:
@@ -240,7 +240,7 @@ def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
         # 1F1EB-1F1F7 -> the two characters.
         characters = "".join(chr(int(code, 16)) for code in entry["unified"].split("-"))
         facts = named.get(characters.replace(PRESENTATION, ""))
-        if facts is None:  # a skin tone, which is no emoji of its own
+        if facts is None:  # a skin tone
             continue
         if not PICTURE.fullmatch(entry["image"]):
             raise ConfigError(f"{entry['image']!r} is not the name of a picture")

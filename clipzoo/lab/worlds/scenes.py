@@ -192,8 +192,8 @@ def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> s
             phrase = f"a group of {phrase}"
     else:
         number = "a"
-        beside = abs(others[0].x - first.x) > abs(others[0].y - first.y)
-        relations = (_BESIDE if beside else _STACKED) if mentions(0.85) else _TOGETHER
+        is_horizontal = abs(others[0].x - first.x) > abs(others[0].y - first.y)
+        relations = (_BESIDE if is_horizontal else _STACKED) if mentions(0.85) else _TOGETHER
         relation = _choose(random, relations)
         phrase = relation.format(*(_noun_phrase(random, thing, "a", mentions, size=False) for thing in scene.things))
     if mentions(0.25):

@@ -94,8 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, meaning in WORLD_OPTIONS:
         kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, WORLD_COUNT))
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
-    what = "content of the captions (default: %(default)s)"
-    parser.add_argument("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=what)
+    captions_help = "content of the captions (default: %(default)s)"
+    parser.add_argument("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=captions_help)
     parser.set_defaults(run=run)
 
 
@@ -113,7 +113,7 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
 
     An interrupted generation leaves nothing under `root`; a different world there is replaced.
     progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
-    ConfigError if `root` holds anything else.
+    ConfigError if `root` has other content.
     """
     starts = range(0, parameters.train, parameters.shard)
     # The longest first.
@@ -142,8 +142,8 @@ class WorldParameters:
 
     train: all training images. shard: images per training shard. probe, test: training and test images of each of the
     four classification datasets. scenes: images of the retrieval split.
-    captions: "natural", or a variant of `enumerated.VARIANTS`: the training and the retrieval split then show pairs of
-    objects whose captions have known probabilities.
+    captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of objects whose
+    captions have known probabilities.
     """
 
     seed: int
@@ -249,7 +249,7 @@ class CaptionSettings:
     """How captions of scenes are drawn.
 
     several: probability that a caption names both objects; otherwise it names either with probability 1/2.
-    partial: probability that an object is named by its colour alone or by its shape alone, each with half of it.
+    partial: probability that an object is named only by its colour or only by its shape, both equally likely.
     openings: number of equally likely openings, which make near-duplicates of a caption.
     popularity: exponent of Zipf's law of the objects; 0: all objects are equally frequent.
     unmatched: share of captions that are drawn for another scene, as among captions from the web; above 0 every PMI is
@@ -365,7 +365,7 @@ class EnumeratedWorld:
 
 
 def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> dict[str, float]:
-    """Return the captions of a scene with their probabilities, by going through all choices of the writer."""
+    """Return the captions of a scene with their probabilities."""
     table: dict[str, float] = defaultdict(float)
 
     def add(phrase: str, probability: float) -> None:
@@ -373,10 +373,10 @@ def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> di
             table[opening.format(phrase)] += probability / settings.openings
 
     for first, second in (scene, scene[::-1]):
-        for name, named in _names(first, settings.partial):
-            add(name, 0.5 * (1 - settings.several) * named)
-            for other, also in _names(second, settings.partial):
-                add(f"{name} and {other}", 0.5 * settings.several * named * also)
+        for first_name, first_probability in _names(first, settings.partial):
+            add(first_name, 0.5 * (1 - settings.several) * first_probability)
+            for second_name, second_probability in _names(second, settings.partial):
+                add(f"{first_name} and {second_name}", 0.5 * settings.several * first_probability * second_probability)
     return dict(table)
 
 
@@ -389,5 +389,5 @@ def full_name(item: Object) -> str:
 def _names(item: Object, partial: float) -> list[tuple[str, float]]:
     """Return the ways to name an object, with their probabilities."""
     shape, colour = item
-    alone = f"{'an' if shape[0] in 'aeiou' else 'a'} {shape}"
-    return [(full_name(item), 1 - partial), (f"something {colour}", partial / 2), (alone, partial / 2)]
+    shape_only = f"{'an' if shape[0] in 'aeiou' else 'a'} {shape}"
+    return [(full_name(item), 1 - partial), (f"something {colour}", partial / 2), (shape_only, partial / 2)]
