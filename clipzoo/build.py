@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clipzoo.config import schema
 from clipzoo.config.groups import CONF, options
 from clipzoo.config.schema import HYDRA_KEYS, class_constant, filled, has_open, is_a
-from clipzoo.config.trust import KEY, OWN, is_within, refusal, values_of
+from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, refusal, values_of
 from clipzoo.encoders.base import Encoder, on_meta, require_as_large
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
@@ -132,14 +132,16 @@ def part_class(target: object, trust: Collection[str] = ()) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"_target_={target} cannot be imported: {error}") from error
     origin = str(getattr(constructor, "__module__", ""))
-    if is_within(module, (OWN,)):
+    if is_within(module, (PACKAGE,)):
         is_part = isinstance(constructor, type) and issubclass(constructor, nn.Module | Part)
-        is_allowed = is_part and is_within(origin, (OWN,))
-        reason = f"is not a part of {OWN}: it is not a head, objective, encoder or other class that runs are built from"
+        is_allowed = is_part and is_within(origin, (PACKAGE,))
+        reason = (
+            f"is not a part of {PACKAGE}: it is not a head, objective, encoder or other class that runs are built from"
+        )
     else:
         # A trusted package may import modules that are not trusted.
         is_allowed = callable(constructor) and is_within(origin, trust)
-        reason = f"comes from {origin}: add {KEY}={origin.partition('.')[0]} if you trust that package"
+        reason = f"comes from {origin}: add {TRUST_KEY}={origin.partition('.')[0]} if you trust that package"
     if not is_allowed and target not in trust:
         raise ConfigError(f"_target_={target} {reason}")
     return constructor

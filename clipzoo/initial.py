@@ -60,7 +60,7 @@ SAME = {
 }  # fmt: skip
 """Settings of the encoder on which trained weights depend, and which no tensor shape reveals."""
 SCHEDULE = "optim.schedule."
-BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
+RESUME_FILES = ("metrics.jsonl", "frozen.pt", "frozen.json")
 """Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DistributedDataParallel and torch.compile add to all names."""
@@ -448,7 +448,8 @@ def copy_checkpoint(
         )
     if parts.objective.depends_on_length and _length(stored) != _length(plain):
         raise ConfigError(
-            f"init.resume={source}: the steps of this objective depend on the length of the training: train anew"
+            f"init.resume={source}: the steps of this objective depend on the length of the training: train from the "
+            "first step"
         )
     equal = equal_steps(stored, plain, parts, trust)
     if chosen_step is not None and chosen_step > equal:
@@ -464,7 +465,7 @@ def copy_checkpoint(
             "which the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
         )
     with io.explained(folder):
-        for name in BESIDE:
+        for name in RESUME_FILES:
             if (run / name).exists():
                 _copy(run / name, folder / name)
         for file in (path, mark_of(path)):

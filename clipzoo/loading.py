@@ -40,9 +40,9 @@ FILES = ("*.json", "*.safetensors")
 REMEDY = "export the model again"
 FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
 PREPROCESSING, PAIR_FIELDS = ("interpolation", "resize_mode"), ("log_scale", "bias")
-HERE = "."
+TOKENIZER_IN_FOLDER = "."
 """Name of a tokenizer whose files are in the model's directory."""
-OUTSIDE = ("/", "~", "\\", "local-dir:", HUB)
+OUTSIDE_PREFIXES = ("/", "~", "\\", "local-dir:", HUB)
 """Prefixes of values that name files outside the model's directory."""
 PAIR = "pair"
 
@@ -248,7 +248,7 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
     if fault := next(value_faults(nodes), None):
         raise ConfigError(f"{path}: {fault}")
     tokenizer = nodes["encoder"].get("tokenizer")
-    if isinstance(tokenizer, dict) and tokenizer.get("name") == HERE:
+    if isinstance(tokenizer, dict) and tokenizer.get("name") == TOKENIZER_IN_FOLDER:
         tokenizer["name"] = str(folder)
     config = {**nodes, "seed": 0, "data": {key: content[key] for key in PREPROCESSING if key in content}}
     if PAIR in content:
@@ -267,7 +267,7 @@ def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
             continue
         if "${" in value:
             yield f"{key} refers to a variable, {value}: a published model has plain values"
-        if value.startswith(OUTSIDE) or "://" in value or ".." in value.replace("\\", "/").split("/"):
+        if value.startswith(OUTSIDE_PREFIXES) or "://" in value or ".." in value.replace("\\", "/").split("/"):
             yield f"{key}={value} names a place outside the directory"
 
 

@@ -200,10 +200,10 @@ def test_a_checkpoint_with_a_pickle_is_refused(run, canary):
             run / "checkpoints", 1, content if isinstance(content, dict) else {"model": content}, {}, 1
         )
         for place in (run, path):
-            with pytest.raises(ConfigError, match=r"step_00000001\.pt is no checkpoint of weights"):
+            with pytest.raises(ConfigError, match=r"step_00000001\.pt is not a checkpoint of weights"):
                 clipzoo.load(place)
     path.write_bytes(pickle.dumps(opening(canary), protocol=2))
-    with pytest.raises(ConfigError, match=r"step_00000001\.pt is no checkpoint of weights"):
+    with pytest.raises(ConfigError, match=r"step_00000001\.pt is not a checkpoint of weights"):
         clipzoo.load(path)
     assert not canary.exists()
 

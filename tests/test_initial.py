@@ -247,7 +247,7 @@ def test_missing_weights_and_damaged_files_are_one_message(tmp_path):
             weights_digest(name, "init.image")
     file = tmp_path / "x.safetensors"
     file.write_bytes(b"12345678 no tensors")
-    for name, message in ((str(file), "is no safetensors file"), ("open_clip:ViT-B-32", "give open_clip:NAME/TAG")):
+    for name, message in ((str(file), "is not a safetensors file"), ("open_clip:ViT-B-32", "give open_clip:NAME/TAG")):
         with pytest.raises(ConfigError, match=message):
             loaded(configuration(), weights=name)
 
@@ -268,8 +268,8 @@ def test_a_download_that_fails_is_one_message_with_the_key_and_no_line_of_the_li
     [
         ({"state_dict": {"backbone.weight": torch.zeros(3)}}, "holds no weights of the image tower"),
         ([1, 2], "holds no mapping"),
-        (b"", "is no checkpoint of weights and plain values"),
-        (b"no tensors", "is no checkpoint of weights and plain values"),
+        (b"", "is not a checkpoint of weights and plain values"),
+        (b"no tensors", "is not a checkpoint of weights and plain values"),
     ],
 )
 def test_a_checkpoint_of_another_program_or_a_damaged_one_is_one_message(content, message, tmp_path):

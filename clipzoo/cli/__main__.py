@@ -16,7 +16,7 @@ from io import StringIO
 
 from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
 from clipzoo.distributed import launch
-from clipzoo.distributed.launch import exit_on_error, handle_until_the_run_begins
+from clipzoo.distributed.launch import exit_on_error, install_startup_handlers
 
 OVERRIDE_COMMANDS = {
     "train": ("cli.train", "train a model, or resume its run"),
@@ -55,7 +55,7 @@ def main(*command: str) -> int:
     launch.set_environment()
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:
-        handle_until_the_run_begins()
+        install_startup_handlers()
     # The user's own classes may be in the working directory.
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)

@@ -24,7 +24,7 @@ INTRODUCTION = """# Configuration
 
 Every key of a training, by group: `clipzoo train GROUP=OPTION KEY=VALUE ...`. On the terminal: `clipzoo config`, and
 `clipzoo config WORD` for the keys that contain a word. A default `${a.b}` is the value of the key `a.b`,
-`from_model:x` is found in the model, and a key without a default must be given.
+`from_model:x` is taken from the model, and a key without a default must be given.
 
 This page is written by `clipzoo config --markdown > docs/configuration.md`.
 """

@@ -27,7 +27,7 @@ from clipzoo.config.groups import (
     unknown_option,
 )
 from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
-from clipzoo.config.trust import KEY, OWN, is_within, read, require_trusted, trusted_names
+from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
 
 RESOLVER = "oc.env"
@@ -74,7 +74,7 @@ def compose(
     """
     for line in overrides if trust is not None else ():
         # `hydra.searchpath` imports packages.
-        if re.split("[./@]", read(line).key_or_group)[0] in ("hydra", KEY):
+        if re.split("[./@]", read(line).key_or_group)[0] in ("hydra", TRUST_KEY):
             raise ConfigError(f"{line} is an option only of the command line: remove it from the file")
     lines, config = _explained(overrides, name)
     content = yaml.safe_load((CONF / f"{name}.yaml").read_text())
@@ -233,7 +233,7 @@ def _merged(value: Any, text: Any, kind: Kind | None = None) -> Any:
     if isinstance(value, dict) and isinstance(text, dict) and value.keys() == text.keys():
         # The classes of this package say what their arguments admit.
         kinds: dict[str, Kind] = {}
-        if is_within(str(value.get("_target_")), (OWN,)):
+        if is_within(str(value.get("_target_")), (PACKAGE,)):
             with suppress(LookupError, SyntaxError):
                 for name, argument in constructor_arguments(value["_target_"]).items():
                     with suppress(UncheckableError):

@@ -17,8 +17,8 @@ from hydra.errors import HydraException
 from clipzoo.config.groups import is_group, options, unknown_option
 from clipzoo.errors import ConfigError
 
-OWN = __name__.partition(".")[0]
-KEY = "trust"
+PACKAGE = __name__.partition(".")[0]
+TRUST_KEY = "trust"
 MOST_VALUES = 10_000
 """Largest number of values of a swept key."""
 _SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
@@ -98,10 +98,10 @@ def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
         if override.is_sweep_override() or override.is_delete():
             continue
         key, value = override.key_or_group, override.value()
-        if key == KEY:
+        if key == TRUST_KEY:
             packages = value if isinstance(value, list) else [value]
             if not all(isinstance(name, str) and name for name in packages):
-                raise ConfigError(f"{KEY} must be the name of a package, or a list [a,b] of names, not {value!r}")
+                raise ConfigError(f"{TRUST_KEY} must be the name of a package, or a list [a,b] of names, not {value!r}")
             names.update(map(str, packages))
         for place, target in values_of(value, key):
             if place.rpartition(".")[2] == "_target_" and isinstance(target, str):
@@ -121,10 +121,10 @@ def refusal(target: object, trust: Collection[str]) -> str | None:
     """Return the reason why a `_target_` must not be imported, None if it may be."""
     if not isinstance(target, str) or not target.isascii() or not all(map(str.isidentifier, target.split("."))):
         return "is not the name of a class"
-    if is_within(target, (OWN, *trust)):
+    if is_within(target, (PACKAGE, *trust)):
         return None
     package = target.partition(".")[0]
-    return f"is not a class of {OWN}: add {KEY}={package} if you trust the package {package}"
+    return f"is not a class of {PACKAGE}: add {TRUST_KEY}={package} if you trust the package {package}"
 
 
 def is_within(name: str, packages: Collection[str]) -> bool:

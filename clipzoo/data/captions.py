@@ -160,5 +160,5 @@ def read_member(descriptor: int, record: np.void, role: str) -> bytes:
     except OSError as error:
         raise BadSampleError("shard_unreadable", f"bytes {offset} to {offset + size}: {error.strerror}") from error
     if len(data) < size:
-        raise BadSampleError("shard_truncated", f"bytes {offset} to {offset + size} lie beyond the end of the file")
+        raise BadSampleError("shard_truncated", f"bytes {offset} to {offset + size} are beyond the end of the file")
     return data

@@ -34,7 +34,7 @@ FOLDER = "clipzoo_index"
 VERSION = 2
 DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
-MOST = 2**44
+MAX_SHARD_BYTES = 2**44
 """Upper bound of a shard's samples and key bytes: sums over a hundred thousand shards fit into 64 bits."""
 _CACHED_SHARDS = 8
 _SHARDS_PER_PROCESS = 8
@@ -289,7 +289,7 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     if names != relative_names(locations) or len(names) != len(table["shards"]):
         raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
     if Path(table["data"]).name != table["data"] or not table["data"]:
-        raise io.DamagedFileError(path, f"names {io.shortened(table['data'])}, not a file beside it", REMEDY)
+        raise io.DamagedFileError(path, f"names {io.shortened(table['data'])}, not a file next to it", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
     if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
         raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)
@@ -322,7 +322,7 @@ def _is_row(row: object) -> bool:
         return False
     state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
     numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
-    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, MOST)] * 4
+    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, MAX_SHARD_BYTES)] * 4
     return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
         type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
     )

@@ -22,7 +22,7 @@ from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.types import Batch
 
 Item = TypeVar("Item")
-POLL = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two checks of the loader processes while an item is awaited."""
 SHARED_MEMORY = "/dev/shm"
 _running: weakref.WeakSet[Iterator] = weakref.WeakSet()
@@ -152,11 +152,11 @@ def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -
     while True:
         item = None
         try:
-            item = results.get(timeout=POLL)
+            item = results.get(timeout=POLL_SECONDS)
             if not isinstance(item, Exception):
                 return item
         except queue.Empty:
-            waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
+            waited += POLL_SECONDS  # polls, not seconds: a job that was suspended does not count as hanging
         for pid, code in ((worker.pid, worker.exitcode) for worker in workers):
             if code:  # 0 at the end of the items
                 cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

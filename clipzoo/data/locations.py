@@ -25,7 +25,7 @@ from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Range
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import NO_SPACE, file_type
-from clipzoo.io.stores import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
+from clipzoo.io.stores import RANGE_BYTES, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 KEY = "data.shards"
 MOST_SHARDS = 1_000_000
@@ -320,7 +320,7 @@ def copy_location(location: str, target: IO[bytes]) -> None:
             return
         for content in read_ranges(location, filesystem, path, int(info["size"]), KEY):
             target.write(content)
-        if int(info["size"]) > RANGE and _version(filesystem.info(path)) != _version(info):
+        if int(info["size"]) > RANGE_BYTES and _version(filesystem.info(path)) != _version(info):
             raise TruncatedError("the shard has changed while it was read")
 
     repeated(location, download, KEY)

@@ -28,7 +28,7 @@ MASTER = "CLIPZOO_SLURM_MASTER"
 """Environment variable with the address of the job's first node; where it is set, tasks of srun are ranks."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def say(text: str) -> None:
 # Requests to stop before there is a run, and errors of a command.
 
 
-def handle_until_the_run_begins() -> None:
+def install_startup_handlers() -> None:
     """Let requests to stop end this process with exit code 75 until `Preemption` takes over: imports take seconds."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         # A launcher's own handlers stay, and so do ignored signals.
@@ -219,13 +219,13 @@ def cores_of_rank() -> int:
 def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
     """Return the number of loader processes of this rank. asked: `data.workers`.
 
-    "auto" with a GPU: the number of cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and takes
+    "auto" with a GPU: the number of cores, at most MAX_WORKERS. Training on a CPU needs the cores itself, and takes
     longer for a sample than decoding does: one process for every four cores.
     """
     if asked != "auto":
         return asked
     cores = cores_of_rank()
-    return min(MOST_WORKERS, cores if on_gpu else max(1, cores // 4))
+    return min(MAX_WORKERS, cores if on_gpu else max(1, cores // 4))
 
 
 def load_warning() -> str | None:

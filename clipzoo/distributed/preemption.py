@@ -24,7 +24,7 @@ from clipzoo.errors import TrainingError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
+FINISHED, SPARES_LEFT = "clipzoo/finished", "clipzoo/spares that have left"
 """Keys in the store of the ranks."""
 PERIOD = 0.5
 """Seconds between two reads of the store by a spare."""
@@ -153,7 +153,7 @@ class Spares:
                 return
             while not self._store.check([FINISHED]):
                 time.sleep(PERIOD)
-            self._store.add(LEFT, 1)
+            self._store.add(SPARES_LEFT, 1)
         except DistError:
             sys.exit(1)
         sys.exit(0)
@@ -164,5 +164,5 @@ class Spares:
             return
         self._store.set(FINISHED, "")
         end = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
-        while self._store.add(LEFT, 0) < self.count and time.monotonic() < end:
+        while self._store.add(SPARES_LEFT, 0) < self.count and time.monotonic() < end:
             time.sleep(PERIOD)

@@ -105,7 +105,7 @@ class Watchdog:
         """End because of an error of this rank, or one that says that another rank is lost."""
         try:
             if is_collective_error(error):
-                self._diagnose(board, f"a collective broke ({str(error).strip().splitlines()[0]})")
+                self._diagnose(board, f"a collective failed ({str(error).strip().splitlines()[0]})")
             elif not launch.repeats_first_rank(error):
                 if not isinstance(error, ConfigError | TrainingError):
                     error = unexpected(error, folder)
@@ -215,7 +215,7 @@ class Watchdog:
         end = time.monotonic() + REPORT_WAIT
         while (failure := board.failure()) is None:
             if time.monotonic() > end:
-                board.report(FAILED, "clipzoo: a collective broke, and no rank says why")
+                board.report(FAILED, "clipzoo: a collective failed, and no rank reported the cause")
             time.sleep(PERIOD / 10)
         if failure.rank == self.world.rank:
             _print(failure.text)

@@ -329,7 +329,7 @@ class Explorer:
             return self.picture(collection, row)
         if name == "parts":
             return self.parts(collection, row, _caption(query))
-        raise ConfigError(f"there is no answer to {name!r}")
+        raise ConfigError(f"unknown request {name!r}")
 
     def jpeg(self, text: str) -> bytes:
         """Return the picture of a query such as "collection=0&row=5" as JPEG, at most SIDE pixels long."""

@@ -301,4 +301,4 @@ def _read(path: Path) -> Embedding:
             return PointSet(tensors["points"], tensors["log_weights"])
         case ["embedding"]:
             return tensors["embedding"]
-    raise io.DamagedFileError(path, f"holds the tensors {', '.join(sorted(tensors)) or 'of none'}", REMEDY)
+    raise io.DamagedFileError(path, f"holds {', '.join(sorted(tensors)) or 'no tensors'}", REMEDY)

@@ -19,7 +19,7 @@ from clipzoo.errors import ConfigError, installation, masked, nearest
 from clipzoo.exports import graphs, open_clip, transformers
 from clipzoo.exports.files import save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.io.text import markdown_code, markdown_text
-from clipzoo.loading import CONFIG, HERE, HUB, PAIR, VERSION, WEIGHTS, LoadedModel, value_faults
+from clipzoo.loading import CONFIG, HUB, PAIR, TOKENIZER_IN_FOLDER, VERSION, WEIGHTS, LoadedModel, value_faults
 from clipzoo.runs.identity import uses_variables
 from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecord, read_arrays, split
 
@@ -129,7 +129,7 @@ def _nodes(model: LoadedModel) -> dict[str, Any]:
 
     nodes = {part: without_sources(model.config[part]) for part in ("encoder", "head")}
     if isinstance(model.tokenizer, HuggingFaceTokenizer) and not tokenizer_faults(model):
-        nodes["encoder"]["tokenizer"] = {**nodes["encoder"]["tokenizer"], "name": HERE}
+        nodes["encoder"]["tokenizer"] = {**nodes["encoder"]["tokenizer"], "name": TOKENIZER_IN_FOLDER}
     return nodes
 
 

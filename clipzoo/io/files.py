@@ -84,7 +84,7 @@ def folder_name(name: str, key: str) -> str:
         return name
     quoted = repr(name if len(name) <= 60 else f"{name[:57]}...")
     raise ConfigError(
-        f"{key}={quoted} is no valid name of a folder: give up to {LONGEST_NAME} letters, digits, spaces and _ . , : = "
+        f"{key}={quoted} is not a valid folder name: give up to {LONGEST_NAME} letters, digits, spaces and _ . , : = "
         "+ @ % ( ) -, beginning with a letter, a digit or _ and not ending with a space or a dot"
     )
 
@@ -253,7 +253,7 @@ def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         if root is not None and (count := size(root)) > MOST_CHARACTERS:
-            raise ValueError(f"its aliases stand for {count:,} characters, more than {MOST_CHARACTERS:,}")
+            raise ValueError(f"its aliases expand to {count:,} characters, more than {MOST_CHARACTERS:,}")
         content = None if root is None else yaml.SafeLoader("").construct_document(root)
     # Malformed values end in YAMLError, ValueError, KeyError, AttributeError, RecursionError and more.
     except Exception as error:

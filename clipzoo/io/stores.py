@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 15.0
 """Longest silence of a server."""
-PATIENCE = 60.0
+RETRY_SECONDS = 60.0
 """Seconds for which a server may fail before a command gives up."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Seconds between two tries."""
-RANGE = 2**24
+RANGE_BYTES = 2**24
 """Bytes of one request."""
 PARALLEL_RANGES = 4
 EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hub", "http": "http", "https": "http"}
@@ -88,13 +88,13 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
 
 
 def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, key: str) -> Iterator[bytes]:
-    """Yield the content of a file of `size` bytes in requests of at most RANGE bytes; each is retried separately.
+    """Yield the content of a file of `size` bytes in requests of at most RANGE_BYTES bytes; each is retried separately.
 
     A server without ranges answers the first request with the whole file. Raises as `repeated` does.
     """
 
     def read(start: int) -> bytes:
-        end = min(start + RANGE, size)
+        end = min(start + RANGE_BYTES, size)
         # A file of one range is requested as a whole, which every server can do.
         limits = {} if end - start == size else {"start": start, "end": end}
         content: bytes = filesystem.cat_file(path, **limits)
@@ -111,7 +111,7 @@ def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, 
     with ThreadPoolExecutor(PARALLEL_RANGES) as pool:
         # A window of requests: memory stays bounded where the reader is slower than the store.
         pending = deque[Future[bytes]]()
-        for start in range(RANGE, size, RANGE):
+        for start in range(RANGE_BYTES, size, RANGE_BYTES):
             if len(pending) == PARALLEL_RANGES:
                 yield pending.popleft().result()
             pending.append(pool.submit(repeated, url, partial(read, start), key))
@@ -122,8 +122,8 @@ def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, 
 def repeated(url: str, action: Callable[[], Result], key: str, patience: float | None = None) -> Result:
     """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
 
-    key: configuration key for the message. patience: seconds; None for PATIENCE. Raises TrainingError if the server
-    has not recovered in time, OSError for any other error, also for those of fsspec's backends.
+    key: configuration key for the message. patience: in seconds; None for RETRY_SECONDS. Raises TrainingError if the
+    server has not recovered in time, OSError for any other error, also for those of fsspec's backends.
     """
     start_time, pause, tries = time.monotonic(), FIRST_PAUSE, 0
     while True:
@@ -140,7 +140,7 @@ def repeated(url: str, action: Callable[[], Result], key: str, patience: float |
                     raise
                 raise OSError(f"{url}: {type(error).__name__}: {error}") from error
             seconds = time.monotonic() - start_time
-            if seconds + pause > (PATIENCE if patience is None else patience):
+            if seconds + pause > (RETRY_SECONDS if patience is None else patience):
                 raise TrainingError(
                     f"{key}: {url} cannot be read, {tries} tries in {seconds:.0f} seconds: "
                     f"{type(cause).__name__} {cause}".rstrip()

@@ -72,7 +72,7 @@ def weights_file(name: str, key: str) -> Path:
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
-        raise ConfigError(f"{key}={name} is no run and not a folder with one .safetensors file (it has {names})")
+        raise ConfigError(f"{key}={name} is neither a run nor a folder with one .safetensors file (it has {names})")
     return files[0]
 
 
@@ -182,7 +182,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
         try:
             if path.suffix == ".safetensors":
                 header = int.from_bytes(file.read(8), "little")
-                fault = f"is no safetensors file (a header of {header:,} bytes in a file of {size:,})"
+                fault = f"is not a safetensors file (a header of {header:,} bytes in a file of {size:,})"
                 _require(8 + header <= size, fault)
                 _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
                 return
@@ -241,7 +241,7 @@ def _require_plain(pickled: bytes) -> None:
             memo[argument] = stack[-1]
         else:
             if name in _NAMES_CLASSES and not _STORED_CLASSES.fullmatch(str(argument)):
-                raise _BoundError(f"is no checkpoint of weights and plain values (it names {shortened(argument)})")
+                raise _BoundError(f"is not a checkpoint of weights and plain values (it names {shortened(argument)})")
             operands: list[list[int]] = []
             for kind in opcode.stack_before[::-1]:
                 if kind is pickletools.stackslice:

@@ -187,7 +187,7 @@ def require(head: Head, objective: Objective) -> None:
         raise ConfigError("\n         ".join(result.reasons))
     if not result.published:
         pair = f"objective {objective.name} with head {type(head).__name__}"
-        log.warning(f"{pair} is in none of the papers (compatible, unpublished)")
+        log.warning(f"{pair} is compatible, but no paper trains it")
     for warning in result.warnings:
         log.warning(warning)
 

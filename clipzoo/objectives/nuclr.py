@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.per_sample import NEVER, MovingAverageObjective, sum_over_anchors
+from clipzoo.objectives.per_sample import UNSET, MovingAverageObjective, sum_over_anchors
 from clipzoo.types import (
     Batch,
     Loss,
@@ -79,7 +79,7 @@ class NUCLR(MovingAverageObjective):
         positive: Literal["xi", "zeta"],
         xi_update: Literal["epoch", "step"],
     ) -> None:
-        super().__init__(gamma, zeta=zeta, zeta_momentum=NEVER)
+        super().__init__(gamma, zeta=zeta, zeta_momentum=UNSET)
         self.register_buffer("xi", torch.full((2,), xi))
         self._temperature, self._first_xi, self._momentum = temperature, xi, momentum
         self._eta, self._eta_factors = eta, (eta_image_factor, 1.0)
@@ -117,7 +117,7 @@ class NUCLR(MovingAverageObjective):
             gradient = 1 - (log_pull() + math.log(self.samples / len(samples))).exp()
             old_momentum = samples.read(self.zeta_momentum)[contrast].to(gradient.dtype)
             blended = (1 - self._momentum) * old_momentum + self._momentum * gradient
-            step = torch.where(old_momentum == NEVER, gradient, blended)
+            step = torch.where(old_momentum == UNSET, gradient, blended)
             samples.write(self.zeta_momentum, contrast, step)
             samples.write(self.zeta, contrast, zeta[contrast] - rate * self._eta_factors[contrast] * step)
         if self.training and self._xi_each_step:

@@ -16,7 +16,7 @@ from clipzoo.objectives.base import Objective, StateShare
 from clipzoo.types import Batch, Loss, Share, World
 
 IMAGE, TEXT = 0, 1
-NEVER = math.inf
+UNSET = math.inf
 """Initial value of state that no batch has set yet."""
 
 
@@ -177,7 +177,7 @@ class MovingAverageObjective(PerSampleObjective):
     log_u: Tensor
 
     def __init__(self, gamma: Share, **initial: float) -> None:
-        super().__init__(log_u=NEVER, **initial)
+        super().__init__(log_u=UNSET, **initial)
         self._gamma = gamma
 
     @classmethod
@@ -192,14 +192,14 @@ class MovingAverageObjective(PerSampleObjective):
         blended = log_new
         if self._gamma < 1:
             blended = torch.logaddexp(log_old + math.log1p(-self._gamma), log_new + math.log(self._gamma))
-        log_u = torch.where(log_old == NEVER, log_new, blended)
+        log_u = torch.where(log_old == UNSET, log_new, blended)
         if self.training:
             samples.write(self.log_u, modality, log_u)
         return log_u[samples.own]
 
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
-        seen = values.masked_fill(self.log_u == NEVER, math.nan)
+        seen = values.masked_fill(self.log_u == UNSET, math.nan)
         return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
 
 

@@ -60,7 +60,7 @@ class LiveMemory(TorchDispatchMode):
         size[0] = now
 
 
-def fake_(module: nn.Module) -> None:
+def replace_tensors_(module: nn.Module) -> None:
     """Replace all tensors of a module, in place, by new ones. Call it under FakeTensorMode."""
     replaced: dict[int, nn.Parameter] = {}
     for part in module.modules():
@@ -239,7 +239,7 @@ def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: 
         TunedModel(model, parts.objective, parts.tuning, plain["seed"])
     images, kept = [], []
     with FakeTensorMode():
-        fake_(model)
+        replace_tensors_(model)
         model.train()
         encoder = PairEncoder(model, autocast, compile=False)
         for samples in SAMPLES:

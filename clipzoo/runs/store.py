@@ -307,7 +307,7 @@ def refresh(store: Store, folder: Path, last: str | None) -> None:
 
     def fetch(name: str) -> None:
         # Files that grow are small; a large one is written once.
-        if sizes[name] > stores.RANGE:
+        if sizes[name] > stores.RANGE_BYTES:
             store.download(name, sizes[name], io.below(folder, name))
         elif (content := store.read(name)) is not None:  # else removed since it was listed
             with io.whole(io.below(folder, name)) as file:

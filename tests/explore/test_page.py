@@ -82,7 +82,7 @@ def test_the_server_answers_what_the_page_asks(address, site):
         ("search?collection=9&caption=a", "collection must be a number from 0 to 1, not '9'"),
         ("picture?collection=0&row=-1", "row must be a number from 0 to 12, not '-1'"),
         ("picture?collection=0", "row must be a number from 0 to 12, not ''"),
-        ("secrets?collection=0&row=0", "there is no answer to 'secrets'"),
+        ("secrets?collection=0&row=0", "unknown request 'secrets'"),
     ],
 )
 def test_a_wrong_question_has_one_message(path, message, address):

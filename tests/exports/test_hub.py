@@ -145,7 +145,7 @@ def test_a_hostile_configuration_is_refused(name, hostile):
 def test_a_pickle_in_place_of_the_weights_is_never_read(hostile, tmp_path):
     canary = tmp_path / "canary"
     (hostile / "model.safetensors").write_bytes(pickle.dumps(Payload(canary)))
-    with pytest.raises(ConfigError, match="is no safetensors file"):
+    with pytest.raises(ConfigError, match="is not a safetensors file"):
         clipzoo.load(hostile)
     torch.save({"weight": Payload(canary)}, hostile / "pytorch_model.bin")
     (hostile / "model.safetensors").unlink()

@@ -26,13 +26,13 @@ INVALID = [
 @pytest.mark.medium
 @pytest.mark.parametrize("name", INVALID)
 def test_names_that_lead_elsewhere_are_refused_with_one_message(name, tmp_path):
-    with pytest.raises(ConfigError, match="name=.* is no valid name of a folder: give up to 150 letters") as caught:
+    with pytest.raises(ConfigError, match="name=.* is not a valid folder name: give up to 150 letters") as caught:
         folder_name(name, "name")
     assert str(caught.value).isprintable()
     plain = {**compose(["data.shards=a.tar", "name=run"]), "name": name}
-    with pytest.raises(ConfigError, match="is no valid name of a folder"):
+    with pytest.raises(ConfigError, match="is not a valid folder name"):
         run_folder(plain, [])
-    with pytest.raises(ConfigError, match="evaluation dataset=.* is no valid name of a folder"):
+    with pytest.raises(ConfigError, match="evaluation dataset=.* is not a valid folder name"):
         open_benchmark(name, tmp_path, "slip")
 
 
@@ -45,7 +45,7 @@ def test_ordinary_names_are_kept(name):
 def test_a_name_that_leaves_the_runs_is_refused_before_anything_is_written(tmp_path):
     runs = tmp_path / "runs"
     process = run_script("train.py", "data.shards=a.tar", f"runs={runs}", "name=../x", log=tmp_path / "log", code=2)
-    assert process.stderr.startswith("clipzoo: name='../x' is no valid name of a folder")
+    assert process.stderr.startswith("clipzoo: name='../x' is not a valid folder name")
     assert len(process.stderr.splitlines()) == 1 and not runs.exists() and not (tmp_path / "x").exists()
 
 

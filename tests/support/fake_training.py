@@ -17,7 +17,7 @@ from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.ops import tiles
-from clipzoo.plan.counts import batch_of, fake_
+from clipzoo.plan.counts import batch_of, replace_tensors_
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Progress
@@ -58,8 +58,8 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int, fake: bool
     memory = ShardedMemory()
     mode = FakeTensorMode() if fake else nullcontext()
     with mode, memory.counting():
-        fake_(model)
-        fake_(objective)
+        replace_tensors_(model)
+        replace_tensors_(objective)
         model.train()
     # The mesh of ranks is a tensor with values.
     parallel = settings.share(model, world) if settings.parallel == "fsdp" else FakeReplicas(model, world)

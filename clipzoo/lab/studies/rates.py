@@ -103,8 +103,6 @@ class Rates(Study):
 
         norm = float(inner(whole, whole))
         expected = float((2 * log_weights).exp().mean()) - norm
-        norm = float(inner(whole, whole))
-        expected = float((2 * log_weights).exp().mean()) - norm
         rows: list[Row] = []
         for count in self.points:
             chosen = torch.randint(self.population, (self.point_draws, count), generator=generator)

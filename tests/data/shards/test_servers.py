@@ -90,7 +90,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(server, fault):
 @pytest.mark.medium
 @pytest.mark.parametrize("fault", ["500", "stall"])
 def test_a_server_that_goes_on_failing_is_named_once_the_patience_is_over(server, monkeypatch, fault):
-    monkeypatch.setattr(filesystem, "PATIENCE", 0.5)
+    monkeypatch.setattr(filesystem, "RETRY_SECONDS", 0.5)
     server.faults = [fault] * 100
     begin = time.monotonic()
     for ask in (download, lambda server: locations.states([url(server)] * 40)):

@@ -37,7 +37,7 @@ def server() -> Iterator[S3Proxy]:
         for name, value in server.environment("unused").items():
             patch.setenv(name, value)
         patch.setattr(filesystem, "READ_SECONDS", 2.0)
-        patch.setattr(filesystem, "RANGE", 2**22)
+        patch.setattr(filesystem, "RANGE_BYTES", 2**22)
         server.stall = 6.0
         fsspec.filesystem("s3").clear_instance_cache()
         for shard in range(SHARDS):
@@ -69,7 +69,7 @@ def test_shards_arrive_whole_whatever_the_store_does(server, tmp_path, condition
 
 
 def test_each_range_is_repeated_by_itself(monkeypatch, tmp_path):
-    monkeypatch.setattr(filesystem, "RANGE", 1000)
+    monkeypatch.setattr(filesystem, "RANGE_BYTES", 1000)
     monkeypatch.setattr(filesystem, "FIRST_PAUSE", 0.01)
     content = random.Random(0).randbytes(10_500)
     with faulty_store() as files:
@@ -83,8 +83,8 @@ def test_each_range_is_repeated_by_itself(monkeypatch, tmp_path):
 
 
 def test_a_store_that_goes_on_failing_ends_the_run_and_loses_no_samples(monkeypatch, tmp_path):
-    monkeypatch.setattr(filesystem, "RANGE", 1000)
-    monkeypatch.setattr(filesystem, "PATIENCE", 0.1)
+    monkeypatch.setattr(filesystem, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(filesystem, "RETRY_SECONDS", 0.1)
     with faulty_store() as files:
         fsspec.filesystem("faulty").pipe_file("/bucket/0.tar", bytes(10_500))
         files.faults = {"get 0.tar": ["truncated"] * 1000}

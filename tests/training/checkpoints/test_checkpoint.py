@@ -129,7 +129,7 @@ def test_a_damaged_mark_of_the_best_checkpoint_counts_as_none(tmp_path, kind):
 def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
     path = tmp_path / "step_00000002.pt"
     torch.save({"step": 2, "model": Harmful(tmp_path / "harmed")}, path)
-    with pytest.raises(DamagedFileError, match="step_00000002.pt is no checkpoint of weights and plain values"):
+    with pytest.raises(DamagedFileError, match="step_00000002.pt is not a checkpoint of weights and plain values"):
         checkpoint_files.read(path)
     assert not (tmp_path / "harmed").exists()
 
