@@ -85,8 +85,8 @@ def split_groups(optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter
         by_factor: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             by_factor.setdefault(factors.get(parameter, 1.0), []).append(parameter)
-        base = group.get(FACTOR, 1.0)
-        groups += [{**group, "params": parameters, FACTOR: base * factor} for factor, parameters in by_factor.items()]
+        scale = group.get(FACTOR, 1.0)
+        groups += [{**group, "params": parameters, FACTOR: scale * factor} for factor, parameters in by_factor.items()]
     optimizer.param_groups[:] = groups
 
 

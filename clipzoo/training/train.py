@@ -181,13 +181,11 @@ def fit(
     if spikes is not None and spikes.policy == "rewind":
         rewind = Rewind(spikes, settings.checkpoints.every, divergence, state, preemption.watchdog)
     save = Save(parts, divergence, state, preemption, world)
-    evaluation_hooks = [hook for hook in (early_stopping, *hooks) if hook is not None]
-    evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, evaluation_hooks)
+    others = [hook for hook in (early_stopping, *hooks) if hook is not None]
+    evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, others)
     if settings.profile is not None and folder is not None and world.is_first:
         profile = Profile(*settings.profile, folder, world, parts.report)
-    all_hooks = [
-        hook for hook in (average, spikes, rewind, log, *evaluation_hooks, save, evaluate, profile) if hook is not None
-    ]
+    all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
 
     with ExitStack() as precision:
         if world.device.type == "cuda":
