@@ -67,8 +67,8 @@ the right dataset."""
 def find_run(plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fingerprint = lambda run: None) -> Path:
     """Return the run directory of a configuration, which need not exist.
 
-    overrides: for the name of a new run. fingerprint: of the configured dataset; it identifies a run whose dataset was
-    moved.
+    overrides: for the name of a new run. fingerprint: returns the fingerprint of the configured dataset, which
+    identifies a run whose dataset was moved.
 
     Raises ConfigError if the directory has a run of another configuration.
     """

@@ -160,7 +160,7 @@ class RunRecord:
         row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
         overrides: the command line. config_dir: the folder of `--config-dir`, relative to the working directory if it
             is inside.
-        versions: of Python and the main packages, by name.
+        versions: versions of Python and the main packages, by name.
         revision: git revision of the code; see `revision`.
         training: steps, seconds, samples per second and other costs of the training, by name.
         protocol: evaluation settings of the metrics, by task and dataset ("zero_shot/imagenet").

@@ -233,14 +233,14 @@ class RemoteRun:
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-        # id: of the local copy of the run directory.
+        # id: identifies the local copy of the run directory.
         self._lock: dict[str, Any] = {"id": uuid.uuid4().hex, "owner": owner, "beat": 0, "released": False}
         self._number, self._renewed = 0, 0.0
 
     def begin(self, lock: RunLock | None = None, fetch: bool = True) -> list[str]:
         """Lock the run, fetch the files that it needs to resume, and start the upload thread.
 
-        lock: of the local copy. fetch: False leaves the local copy unchanged. Returns the names of the checkpoints
+        lock: lock of the local copy. fetch: False leaves the local copy unchanged. Returns the names of the checkpoints
         that the run resumes from. Raises ConfigError if another process trains the run, or the store cannot be written.
         """
         io.make_folder(self.folder)

@@ -85,7 +85,7 @@ class Search:
         startup: number of random points before "tpe" models the results.
         rungs: shares of the training after which trials are compared; empty: no pruning.
         keep: share of the trials that continue at a rung.
-        launcher: start of the command of a trial, which launches its ranks.
+        launcher: prefix of the command of a trial, which starts its ranks.
     """
 
     sampler: Literal["tpe", "quasi_random", "random", "grid"] | None
@@ -240,7 +240,7 @@ Dimension = Choice | Interval
 class Space:
     """The searched keys, and the command line around them.
 
-    lines: (key, "") in the place of each searched key, and (None, override) for the others.
+    lines: (key, "") for each searched key, and (None, override) for each other override.
     """
 
     dimensions: Mapping[str, Dimension]
@@ -335,7 +335,7 @@ class Trial:
     """A point of a search.
 
     Args:
-        number: from 0, in the order of the draws.
+        number: counted from 0 in the order of the draws.
         values: value of each searched key.
         state: "running" also for a trial whose process has been killed; "not started" only for points of a sweep.
         overrides: command line of its run. run: its run directory, if it has ended.
@@ -518,7 +518,7 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
 class Study:
     """The trials of a search.
 
-    Every method that reads or writes them holds the lock of the study: processes act one after the other.
+    Every method that reads or writes them holds the lock of the study: processes act one at a time.
     """
 
     def __init__(self, folder: Path, search: Search, space: Space) -> None:

@@ -263,7 +263,7 @@ def stated_digest(mark: bytes | None) -> str | None:
 class Record:
     """The files of a local run directory that were read back from the store, in `.remote.json` in the directory.
 
-    id: of this copy of the run directory, None if it has never written to the store. stored: versions by name.
+    id: identifies this copy of the run directory; None if it has never written to the store. stored: versions by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -434,7 +434,7 @@ class Mirror:
     def _run(self) -> None:
         pause, behind_since = FIRST_PAUSE, time.monotonic()
         while not self._stopped.is_set():
-            # Before listing the files: those that are written meanwhile, such as the results, need another pass.
+            # Before listing the files: files that are written meanwhile, such as the results, need another pass.
             is_final = self._final.is_set()
             try:
                 is_complete = self._send_changes(is_final)
@@ -490,7 +490,7 @@ class Mirror:
             for group in old[: max(0, len(groups) - most)]:
                 # The mark first: an interruption leaves no checkpoint that looks complete.
                 removed += reversed(stored.groups[group])
-            # A checkpoint that was saved again in the other format, and those that were never completed.
+            # Checkpoints that were saved again in the other format, and checkpoints that were never completed.
             for group in set(groups) & set(tree.groups):
                 removed += sorted(set(stored.groups[group]) - set(tree.groups[group]))
             last = tree.series[series][-1]

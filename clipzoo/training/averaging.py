@@ -105,7 +105,7 @@ class WeightAverage(Hook):
     Every rank averages the tensors that it holds, whole or sharded. Other buffers, such as an objective's per-sample
     state, are not averaged.
 
-    averaging: weight of each step. modules: by their names in the checkpoint.
+    averaging: weight of each step. modules: modules by their names in the checkpoint.
     """
 
     def __init__(self, averaging: Averaging, modules: Mapping[str, nn.Module]) -> None:

@@ -474,7 +474,7 @@ class HashedFile:
 def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequence[Chunks]) -> dict[str, Any]:
     """Write the file of a rank, and return the part of the manifest that describes it: its tensors and files.
 
-    pieces: by name; only those that no other rank writes are in the file. held: chunks of all ranks.
+    pieces: this rank's pieces by name; pieces that another rank writes are left out. held: chunks of all ranks.
     """
     # A chunk that several ranks hold is written by the rank with the fewest bytes so far.
     totals, writers = [0] * len(held), {}

@@ -54,8 +54,8 @@ class TrainingState:
     """Saves and restores the state of a training.
 
     The newest checkpoints are in the folder `checkpoints` of the run directory, the best one in `best`; without a run
-    directory nothing is saved or restored. Model and objective are saved only if their weights are finite. The
-    dataset is open; a resumed run requires the same samples, and continues to count the unusable ones.
+    directory nothing is saved or restored. Model and objective are saved only if their weights are finite. A
+    resumed run requires the same samples in the open dataset, and continues to count the unusable ones.
 
     tuned: tensors that training does not change are written once, to frozen.pt, and are in no checkpoint.
     others: further parts of the state, by their names in the checkpoint. history: parts that a rewind does not restore,
@@ -236,9 +236,9 @@ class Sharding:
 
     DTensors are sharded as they are in the memory of the ranks, and so is the per-sample state of an objective that
     shares it. All other tensors are whole on every rank. Buffers of modules are written by the first rank, because the
-    running statistics of a batch norm differ between ranks; one rank writes each of the others.
+    running statistics of a batch norm differ between ranks; any other tensor is written by one rank.
 
-    modules: by name. parts: all parts of the state by name.
+    modules: modules by name. parts: all parts of the state by name.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], parts: Mapping[str, Any], world: World) -> None:
@@ -274,7 +274,7 @@ class Sharding:
     def read(self, path: Path, *names: str) -> dict[str, Any]:
         """Return the content of a valid checkpoint, with this rank's shards of sharded tensors.
 
-        names: values that it must hold besides the parts.
+        names: keys that it must have in addition to the parts.
         """
         templates: dict[Keys, Tensor] = {}
         parameters: dict[str | int, list[Tensor]] = {}

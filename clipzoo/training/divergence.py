@@ -36,7 +36,7 @@ MOST_IN_A_ROW = 10
 
 @dataclass
 class _PendingStep:
-    """A step whose result, [3], is copied to the host until `copied`. values: loss and gradient norm."""
+    """A step whose result, [3], is on the host once `copied` has happened. values: loss and gradient norm."""
 
     step: int
     sample_id: Tensor
@@ -244,7 +244,7 @@ class Spikes(Hook):
         return {"values": self._values.cpu(), "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window; if its length has changed, the newest steps of it."""
+        """Restore the window; if its length has changed, its newest steps."""
         newest = state["values"][-len(self._values) :]
         self._values.fill_(torch.nan)
         self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
@@ -255,7 +255,7 @@ def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
     """Check this rank's part of weights before they are saved, in one pass on their device.
 
     Raises TrainingError, with the name of the tensor, if a parameter is not finite or a buffer holds NaN. Masks and the
-    state of unseen samples may be infinite. modules: by their names in the message. step: steps done.
+    state of unseen samples may be infinite. modules: by name, for the message. step: number of finished steps.
     """
     for name, module in modules.items():
         if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():

@@ -1,7 +1,7 @@
 """The gradient of one batch, whole or in micro-batches, averaged over ranks.
 
 The graph is always cut at the features. Head and objective compute the loss on detached features; its gradient with
-respect to them is then passed to the encoders, whose graph is either the one of the first forward pass (the whole batch
+respect to them is then passed to the encoders, whose graph is either that of the first forward pass (the whole batch
 at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 2021).
 """
 

@@ -53,7 +53,7 @@ class MetricLogger(Part):
 class Logger(Part):
     """Writes metrics.jsonl, the source of truth, and copies to other loggers. Opened on the first rank only.
 
-    also: other loggers by any name: those of services, and custom ones.
+    also: additional loggers by name, of services or custom ones.
     """
 
     def __init__(self, also: dict[str, MetricLogger] | None = None) -> None:
@@ -122,8 +122,8 @@ class Logger(Part):
 class WandbLogger(MetricLogger):
     """Logs numbers, settings, final metrics and report pictures to W&B; a resumed run continues its W&B run.
 
-    mode: "online", "offline" (upload later with `wandb sync`) or "disabled". project, entity, group: names in
-    W&B; null as group: all runs of a sweep are in one group.
+    mode: "online", "offline" (upload later with `wandb sync`) or "disabled". project, entity: names in W&B.
+    group: name of the group in W&B, null for one group per sweep.
     """
 
     def __init__(

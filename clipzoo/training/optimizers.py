@@ -199,8 +199,8 @@ LOOKAHEAD = "lookahead_"
 class TimmOptimizer(GroupedOptimizer):
     """An optimizer of timm.
 
-    name: as in `timm.optim.list_optimizers()`; lookahead_NAME wraps NAME in Lookahead. betas: for optimizers that have
-    them; null for their defaults. options: further arguments of the optimizer's class.
+    name: as in `timm.optim.list_optimizers()`; lookahead_NAME wraps NAME in Lookahead. betas: decay rates
+    of the moments; null for the optimizer's defaults. options: further arguments of the optimizer's class.
     """
 
     name: str
@@ -290,7 +290,7 @@ class Muon(GroupedOptimizer):
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, with one list of parameter groups and one state.
 
-    optimizers: by the value of `algorithm` in their groups.
+    optimizers: optimizers by the value of `algorithm` in their groups.
     """
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:

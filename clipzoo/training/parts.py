@@ -68,7 +68,7 @@ class Dataset(Protocol):
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """Skip decoding of images whose features are cached. stored_keys: sample ids [b] -> digests of these images,
-        [b] int64; 0 for the others."""
+        [b] int64; 0 for other samples."""
 
 
 class Evaluator(Protocol):
@@ -132,7 +132,7 @@ class Logger(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step. progress: after the step. gradient_norm: 0-d, of all parameters, before clipping."""
+    """A finished step. progress: after the step. gradient_norm: 0-d, norm over all parameters before clipping."""
 
     progress: Progress
     loss: Loss

@@ -139,7 +139,7 @@ class Profile(Hook):
 
 @dataclass(frozen=True)
 class PartTimes:
-    """Milliseconds per step. host: of the process, in sum the time of a step. device: of the kernels it launches."""
+    """Milliseconds per step. host: times of the process, whose sum is that of a step. device: times of its kernels."""
 
     steps: int
     host: Mapping[str, float]

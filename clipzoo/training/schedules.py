@@ -29,7 +29,7 @@ class WarmupSchedule(Part):
     """Linear warmup from `start` to `peak`, then the rate of `after_warmup`. All schedules take these arguments.
 
     end: learning rate at the end of the training.
-    warmup_epochs, warmup_steps, warmup_samples: length of the warmup; one of them, the others null.
+    warmup_epochs, warmup_steps, warmup_samples: length of the warmup; give one, and null for the others.
     restart_epochs, restart_steps, restart_samples: period after which the schedule restarts from its peak (CLOOB: 7
     epochs); all null for one period from the warmup to the end of training.
     per_epoch: the rate changes only at the start of an epoch (NUCLR).

@@ -137,7 +137,7 @@ class Computation:
         return replace(self, precision=world.run_on_first(chosen))
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
-        """Set the precision of the parameters, and move to the device those that ranks will not divide.
+        """Set the precision of the parameters, and move parameters that ranks do not divide to the device.
 
         samples: number of samples, for the objective's per-sample state.
         """
@@ -190,7 +190,7 @@ class CheckpointSettings(Part):
 @checked
 @dataclass(frozen=True)
 class SpikeSettings(Part):
-    """Response to steps whose loss or gradient norm is far above those of the steps before."""
+    """Response to steps whose loss or gradient norm is far above the values of the previous steps."""
 
     policy: SpikePolicy | None = None
     window: SpikeWindow = 100

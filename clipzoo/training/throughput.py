@@ -235,7 +235,7 @@ class _Reading(NamedTuple):
 class SlowRank:
     """A rank that was slower than the median of the ranks by the share `excess` for `seconds`, and the cause.
 
-    own: seconds per step that the rank spent on the cause; median: of all ranks.
+    own: seconds per step that the rank spent on the cause. median: median of these seconds over all ranks.
     """
 
     rank: int
@@ -313,9 +313,9 @@ def _excesses(times: Times) -> list[float]:
 
 
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
-    """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
+    """Return the operations of this rank's share of a step: three times a forward pass of encoders and head.
 
-    Gradients that the encoders do not compute do not count: those of images and of weights that do not train.
+    Gradients that the encoders do not compute do not count: gradients of images and of weights that do not train.
     Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
     samples.
     tile: see Head.forward.

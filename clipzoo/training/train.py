@@ -133,7 +133,7 @@ def fit(
     the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a stop has
     been requested, the state is saved and the process ends.
 
-    parts: with an open dataset and resolved settings. hooks: called after a step, before its checkpoint and evaluation.
+    parts: have an open dataset and resolved settings. hooks: called after a step, before its checkpoint and evaluation.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
@@ -445,7 +445,7 @@ class Save(Hook):
 
 @dataclass(eq=False)
 class Evaluate(Hook):
-    """Evaluates between steps where the evaluator or a hook asks for it, and saves the best checkpoint.
+    """Evaluates between steps if the evaluator or a hook requests it, and saves the best checkpoint.
 
     average: averaged weights, evaluated after the weights. hooks: may request evaluations, and receive their metrics.
     metrics: values of the last evaluation.

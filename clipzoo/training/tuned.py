@@ -121,7 +121,7 @@ class TunedPart:
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write <folder>/frozen.pt and its mark; return its digest. tensors: by plain name. Raises WriteError."""
+    """Write <folder>/frozen.pt and its mark; return its digest. tensors: tensors by plain name. Raises WriteError."""
     content = {name: value.detach().cpu() for name, value in tensors.items()}
     return checkpoint_files.write_marked(folder / FILE, content, {})
 
@@ -180,7 +180,7 @@ class FeatureCache:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, encode: Callable[[Batch], Features]) -> Features:
-        """Return the features of the batch; `encode` computes those of the rows that are not stored."""
+        """Return the features of the batch; `encode` computes features that are not stored."""
         view: Tensor = getattr(batch, self._view)
         image_keys = batch.image_key if self._view == "image" else None
         keys, ids = row_digests(view.cpu()) if image_keys is None else image_keys.cpu(), batch.sample_id.cpu()
@@ -209,7 +209,7 @@ class FeatureCache:
 
     @torch.no_grad()
     def stored_keys(self, ids: Tensor) -> Tensor:
-        """[b] sample ids -> [b] int64 digests of the inputs whose features are stored and intact; 0 for the others."""
+        """[b] sample ids -> [b] int64 digests of inputs with intact stored features; 0 for the others."""
         if self._is_open is None and self._form_file.exists():
             self._map(io.read_json(self._form_file, io.MB, CACHE_REMEDY))
             self._is_open = True
