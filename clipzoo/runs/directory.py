@@ -197,13 +197,13 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     try:
         digests = {key: weights_digest(name, f"init.{key}") for key, name in names.items()}
     except ConfigError:
-        stored: Any = None
+        stored_node: Any = None
         if plain["name"] and (path := run_folder(plain, ()) / CONFIG).exists():
-            stored = io.read_yaml(path).get("init")
-        stored = stored if isinstance(stored, dict) else {}
-        if not stored.get("digests") or any(stored.get(key) != node.get(key) for key in WEIGHT_KEYS):
+            stored_node = io.read_yaml(path).get("init")
+        stored_node = stored_node if isinstance(stored_node, dict) else {}
+        if not stored_node.get("digests") or any(stored_node.get(key) != node.get(key) for key in WEIGHT_KEYS):
             raise
-        digests = stored["digests"]
+        digests = stored_node["digests"]
     return {**plain, "init": {**node, "digests": digests}}
 
 

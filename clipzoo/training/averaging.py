@@ -88,8 +88,8 @@ class StochasticWeightAverage(Part):
 
     def __call__(self, progress: Progress) -> float:
         """Return the weight of the newest parameters in the average; 0 if they do not enter."""
-        given = in_steps(progress, self.start_epochs, self.start_steps, self.start_samples)
-        start = max(decimal(self.start_share) * progress.total_steps if given is None else given, Fraction(1))
+        first = in_steps(progress, self.start_epochs, self.start_steps, self.start_samples)
+        start = max(decimal(self.start_share) * progress.total_steps if first is None else first, Fraction(1))
         every = in_steps(progress, self.every_epochs, self.every_steps, self.every_samples) or Fraction(1)
 
         def entered(step: int) -> int:

@@ -209,10 +209,10 @@ class Spikes(Hook):
         spike = {
             "loss": loss, "gradient_norm": norm, "largest_loss": largest_loss, "largest_gradient_norm": largest_norm,
         }  # fmt: skip
-        where = ""
+        location = ""
         if self._folder is not None:
             path = self._folder / f"step_{step:08d}.json"
-            where = f"; its samples are in {path}"
+            location = f"; its samples are in {path}"
             if self._world.is_first:
                 ids = [sample for _, samples in ranks for sample in samples]
                 losses = [loss for loss, _ in ranks]
@@ -229,16 +229,16 @@ class Spikes(Hook):
         sentence = f"step {step} is a spike ({comparison})"
         if self.policy == "stop":
             raise TrainingError(
-                f"{sentence}{where}. The last checkpoint is untouched: continue without the batch with "
+                f"{sentence}{location}. The last checkpoint is untouched: continue without the batch with "
                 "trainer.spikes.policy=skip, or with it with trainer.spikes.policy=report"
             )
         if self.leaves_out and self._in_a_row > MOST_IN_A_ROW:
             raise TrainingError(
-                f"{sentence}{where}. It is number {self._in_a_row} in a row: the training diverges. The last "
+                f"{sentence}{location}. It is number {self._in_a_row} in a row: the training diverges. The last "
                 "checkpoint is untouched: lower optim.schedule.peak or set trainer.clip_gradient=1.0"
             )
         self.rewind_due = self.policy == "rewind"
-        log.warning("%s%s%s", sentence, ": the batch is skipped" if self.policy == "skip" else "", where)
+        log.warning("%s%s%s", sentence, ": the batch is skipped" if self.policy == "skip" else "", location)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values.cpu(), "in_a_row": self._in_a_row}

@@ -192,17 +192,17 @@ class FeatureCache:
                 encode(self._with_images(batch.map(lambda tensor: tensor[:1])))
             return self._read(ids, view)
         missing = (~is_stored).to(view.device)
-        new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
+        computed = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
         if self._is_open is None:
-            self._is_open = self._open(new)
+            self._is_open = self._open(computed)
         if self._is_open:
             empty = stored[~is_stored] == 0
-            self._store(ids[~is_stored][empty], keys[~is_stored][empty], new, empty)
+            self._store(ids[~is_stored][empty], keys[~is_stored][empty], computed, empty)
         if missing.all():
-            return new
+            return computed
         features = self._read(ids, view)
         for name in PARTS:
-            part, encoded = getattr(features, name), getattr(new, name)
+            part, encoded = getattr(features, name), getattr(computed, name)
             if part is not None:
                 part[missing] = encoded
         return features
