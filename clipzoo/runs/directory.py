@@ -67,8 +67,8 @@ the right dataset."""
 def find_run(plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fingerprint = lambda run: None) -> Path:
     """Return the run directory of a configuration, which need not exist.
 
-    overrides: for the name of a new run. fingerprint: of the configured dataset, by which a run is known whose dataset
-    was moved.
+    overrides: for the name of a new run. fingerprint: returns the fingerprint of the configured dataset, which
+    identifies a run whose dataset was moved.
 
     Raises ConfigError if the directory has a run of another configuration.
     """
@@ -114,9 +114,9 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def created(folder: Path, is_first: bool) -> Iterator[None]:
-    """Make the run directory; if the start fails with an error of the user's, remove the directory again.
+    """Make the run directory on the first rank; if the start fails with a user error, remove it again.
 
-    Only the first rank does so, and only a directory that did not exist before is removed.
+    Only a directory that did not exist before is removed.
     """
     is_new = not folder.exists()
     if is_first:
@@ -141,13 +141,13 @@ def created(folder: Path, is_first: bool) -> Iterator[None]:
 def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the run directory and write the configuration and the fingerprint of the dataset to it.
 
-    given: the configuration before the values that are found in the model were filled in; None if there are none.
+    given: the configuration before values of the model were filled in; None if there are none.
 
     Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
     """
     io.make_folder(lock.folder)
     lock.acquire()
-    # Not before: the process that held the lock may have written another configuration.
+    # Under the lock: the process that held it may have written another configuration.
     check_configuration(lock.folder, plain, lambda run: fingerprint)
     path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
     if not path.exists() or io.read_bytes(path, io.MB, CONFIG_REMEDY) != text.encode():
@@ -158,8 +158,8 @@ def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapp
 def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint = lambda run: None) -> None:
     """Raise ConfigError if the directory has a run of another configuration.
 
-    A dataset in another place with the same fingerprint is the same dataset. `claim` knows the fingerprint of a dataset
-    without an index.
+    A dataset at another location with the same fingerprint is the same dataset. The fingerprint of a dataset without an
+    index is known only in `claim`.
     """
     if not (folder / CONFIG).exists():
         return
@@ -171,9 +171,9 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     if len(different) == 1 and different[0] in LENGTH and is_finished(folder):
         remedy = f"to continue it, give another name=... and init.resume={folder} (docs/how_to/recipes.md)"
     if different:
-        shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
-        more = f" and {len(different) - len(shown)} more" if len(different) > len(shown) else ""
-        raise ConfigError(f"{folder} holds a run of another configuration ({', '.join(shown)}{more}): {remedy}")
+        differences = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
+        more = f" and {len(different) - len(differences)} more" if len(different) > len(differences) else ""
+        raise ConfigError(f"{folder} holds a run of another configuration ({', '.join(differences)}{more}): {remedy}")
 
 
 def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
@@ -187,8 +187,8 @@ def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
 def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration of a training with the digests of its initial weights, if it has any, as `init.digests`.
 
-    A run is known by the digests, wherever the files are. A run with a configured name keeps its digests when the files
-    are gone: a resume does not read them. Otherwise a missing file is a ConfigError.
+    The digests identify the run, wherever the files are. A run with a configured name keeps its digests if the files
+    are gone, because a resume does not read them. Otherwise a missing file is a ConfigError.
     """
     node = plain.get("init") or {}
     names = with_variables({key: node[key] for key in WEIGHT_KEYS if node.get(key) is not None})
@@ -197,13 +197,13 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     try:
         digests = {key: weights_digest(name, f"init.{key}") for key, name in names.items()}
     except ConfigError:
-        stored: Any = None
+        stored_node: Any = None
         if plain["name"] and (path := run_folder(plain, ()) / CONFIG).exists():
-            stored = io.read_yaml(path).get("init")
-        stored = stored if isinstance(stored, dict) else {}
-        if not stored.get("digests") or any(stored.get(key) != node.get(key) for key in WEIGHT_KEYS):
+            stored_node = io.read_yaml(path).get("init")
+        stored_node = stored_node if isinstance(stored_node, dict) else {}
+        if not stored_node.get("digests") or any(stored_node.get(key) != node.get(key) for key in WEIGHT_KEYS):
             raise
-        digests = stored["digests"]
+        digests = stored_node["digests"]
     return {**plain, "init": {**node, "digests": digests}}
 
 
@@ -214,12 +214,12 @@ def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     """Return the run directory of a configuration, <runs>/<name>. It need not exist.
 
     A run without a configured name is the directory whose name ends with the digest of its configuration; if there is
-    none, the name begins with a description of the overrides. Of a run in a store it is the local copy, which is
-    brought up to date. Raises ConfigError if no folder may have the configured name.
+    none, the name begins with a description of the overrides. For a run in a store, update and return the local copy.
+    Raises ConfigError if no folder may have the configured name.
     """
     runs = runs_of(plain)
-    if named := with_variables(plain["name"]):
-        return runs.refresh(folder_name(named, "name"))
+    if configured_name := with_variables(plain["name"]):
+        return runs.refresh(folder_name(configured_name, "name"))
     suffix = f"-{digest(plain)}"
     existing = sorted(name for name in runs.names() if name.endswith(suffix))
     name = f"{description(overrides)}{suffix}"
@@ -229,8 +229,8 @@ def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
 def description(overrides: Sequence[str]) -> str:
     """Return the overrides that affect the result as a part of a folder's name: "head-kme+trainer.epochs-40".
 
-    Its characters mean nothing to a shell or to Hydra. Long descriptions have the last parts of keys only, and then
-    end after the last override that fits. The experiment stands first, without its key.
+    Its characters mean nothing to a shell or to Hydra. Long descriptions have only the last parts of keys, and then
+    end after the last override that fits. The experiment comes first, without its key.
     """
     values: dict[str, str] = {}
     for override in map(read, masked(list(overrides))):
@@ -241,15 +241,15 @@ def description(overrides: Sequence[str]) -> str:
         if key != override.key_or_group:
             text = text.rpartition(".")[2]
         if key != "experiment" and "/" in text and not text.startswith(("[", "{")):
-            # A path: its last folder or file that is no pattern.
+            # A path: its last folder or file that is not a pattern.
             parts = [part for part in text.split()[0].split("/") if part.strip("\"'") and not set("{}*") & set(part)]
             text = parts[-1] if parts else ""
         values[key] = _plain_text(text)
     if "experiment" in values:
         values = {"experiment": values.pop("experiment"), **values}
     short = {key.rsplit(".", 1)[-1]: value for key, value in values.items()}
-    for named in (values, short if len(short) == len(values) else values):
-        texts = (text if key == "experiment" else f"{_plain_text(key)}-{text}" for key, text in named.items())
+    for texts_by_key in (values, short if len(short) == len(values) else values):
+        texts = (text if key == "experiment" else f"{_plain_text(key)}-{text}" for key, text in texts_by_key.items())
         name = "+".join(text.strip("-") for text in texts)
         if len(name) <= LONGEST_DESCRIPTION:
             break
@@ -259,7 +259,7 @@ def description(overrides: Sequence[str]) -> str:
 
 
 def departs(overrides: Sequence[str]) -> bool:
-    """Return True if overrides change a setting of their experiment, apart from seeds and the place of the data."""
+    """Return True if overrides change a setting of their experiment, apart from seeds and the location of the data."""
     keys = [line.lstrip("+~").partition("=")[0] for line in overrides]
     return any(key not in ("experiment", *EXEMPT) and _is_named(key) for key in keys)
 

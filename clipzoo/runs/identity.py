@@ -30,7 +30,7 @@ HARMLESS = (
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
     "trainer.parallel", "trainer.fsdp",
 )  # fmt: skip
-"""Keys and nodes that a resumed run may change: they affect cost and output, and the result only as rounding does."""
+"""Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
 DATASET_FILE = "dataset.json"
 LOCATION = "data.shards"
 """Key of the configuration that says where the dataset is."""
@@ -63,10 +63,9 @@ def digest(plain: Mapping[str, Any]) -> str:
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys in which two flat configurations differ.
 
-    A key does not differ if one configuration leaves its value, or the node that holds it, open (`from_model:...`) and
-    the other has the value that was found in the model: `tokenizer` is open in one, the other has `tokenizer.name`.
+    A key does not differ if one configuration leaves it or its node open (`from_model:...`): `tokenizer` is open in
+    one, and the other has `tokenizer.name` from the model.
     """
-
     opened = {key for config in (before, now) for key, value in config.items() if is_open(value)}
     return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and not is_within(key, opened)]
 
@@ -93,13 +92,13 @@ def uses_variables(plain: Any) -> bool:
     return MARK in repr(plain)
 
 
-# The dataset of a run, known by its content: a run whose dataset was moved is found and resumes.
+# The dataset of a run, identified by its content: a run whose dataset was moved is found and resumes.
 
 
 def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> None:
     """Write the fingerprint of the run's dataset, and a digest of its configuration without the dataset's location.
 
-    Once the run has checkpoints, it remains the dataset that they were trained on.
+    Once the run has checkpoints, an existing record is not changed.
     """
     content, recorded = {"fingerprint": fingerprint, "configuration": _digest_elsewhere(plain)}, _recorded(folder)
     if not recorded or (recorded != content and not checkpoints_in(folder / "checkpoints")):
@@ -107,7 +106,7 @@ def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> 
 
 
 def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
-    """Return True if the run was trained on the configured dataset, wherever that lies now.
+    """Return True if the run was trained on the configured dataset, at any location.
 
     unknown: the answer if the fingerprint of the configured dataset is not known yet.
     """
@@ -119,15 +118,15 @@ def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
 
 
 def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint) -> Path:
-    """Return the run of this configuration and dataset under the name of an earlier location, else `folder`.
+    """Return the run of this configuration with the same dataset at an earlier location; `folder` if there is none.
 
     folder: <runs>/<description>-<digest>, which does not exist.
     """
-    own = _digest_elsewhere(plain)
-    for other in sorted(folder.parent.glob(f"*/{DATASET_FILE}")):
-        same = _recorded(other.parent).get("configuration") == own
-        if same and is_moved(other.parent, fingerprint, unknown=False):
-            return other.parent
+    configuration = _digest_elsewhere(plain)
+    for record in sorted(folder.parent.glob(f"*/{DATASET_FILE}")):
+        same = _recorded(record.parent).get("configuration") == configuration
+        if same and is_moved(record.parent, fingerprint, unknown=False):
+            return record.parent
     return folder
 
 

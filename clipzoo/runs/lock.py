@@ -25,8 +25,8 @@ PATIENCE = 20.0
 class RunLock(AbstractContextManager["RunLock"]):
     """Exclusive lock on a run directory, against other processes of this machine and of others.
 
-    As a context manager it is released on exit; the system releases it when the process ends, in whatever way. A
-    process may take a directory again that it has locked already. On a file system without locks nothing is locked.
+    As a context manager it is released on exit; the system releases it when the process ends, in any way. A process
+    may lock a directory again. On a file system without locks, nothing is locked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class RunLock(AbstractContextManager["RunLock"]):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which is made, in the block; wait until other processes have released theirs.
+    """Hold an exclusive lock on a file in the block, after waiting for other processes. The file is made if missing.
 
     Raises OSError if the file cannot be opened for writing.
     """
@@ -87,7 +87,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file, which is made, until the returned descriptor is closed; None if another process holds the lock."""
+    """Lock a file, made if missing, until the returned descriptor is closed; None if another process holds the lock."""
     descriptor = _opened(path)
     if _lock(descriptor):
         return descriptor
@@ -96,12 +96,12 @@ def try_lock(path: Path) -> int | None:
 
 
 def _opened(path: Path) -> int:
-    """Open a lock, which is made, and never another file through a link: its content is replaced."""
+    """Open a lock file, made if missing. Links are not followed, because the content is replaced."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def _lock(descriptor: int, wait: bool = False) -> bool:
-    """Try to lock the file; True if it is locked, or cannot be on this file system. wait: for other processes."""
+    """Lock the file; return False if another process holds the lock. wait: wait for other processes instead."""
     try:
         # Not flock: loader processes would inherit that lock, and may outlive a killed training by a moment.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE = "results.json"
 ENDED_EARLY = "ended_early"
-"""Name, among the costs of a training, of the sentence why it ended before its last step."""
+"""Key of the costs of a training: the reason why it ended before its last step."""
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
 FIELDS = {
     "experiment": str, "row": str, "overrides": list, "config_dir": str, "seed": int, "versions": dict, "revision": str,
@@ -31,7 +31,7 @@ FIELDS = {
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
 OPTIONAL = ("config_dir", "not_converged")
-"""Keys that results.json has only if they say something."""
+"""Keys that results.json leaves out if they are empty."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 LOG_BYTES = 64 * io.MB
 """Largest size of metrics.jsonl."""
@@ -54,7 +54,7 @@ SETTINGS = {
 }
 """By task, the settings of `eval` that change a dataset's numbers: its protocol."""
 TWO_LISTS = ("imagenet", "imagenet_v2", "imagenet_r")
-"""Datasets for which eval.prompts=slip and eval.prompts=clip are different prompts."""
+"""Datasets for which eval.prompts=slip and eval.prompts=clip select different prompts."""
 
 
 @dataclass(frozen=True)
@@ -121,28 +121,28 @@ VALIDATION_LOSS = MetricKey(VALIDATION, "", "", "loss")
 
 
 def parsed(metrics: Mapping[str, float]) -> dict[MetricKey, float]:
-    """Metrics by parsed key, in the same order."""
+    """Return metrics by parsed key, in the same order."""
     return {MetricKey.parse(text): value for text, value in metrics.items()}
 
 
 def written(metrics: Mapping[MetricKey, float]) -> dict[str, float]:
-    """Metrics by written key, in the same order: the inverse of `parsed`."""
+    """Return metrics by written key, in the same order: the inverse of `parsed`."""
     return {str(key): value for key, value in metrics.items()}
 
 
 def of_average(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics by the written keys of averaged weights."""
+    """Return metrics by the written keys of averaged weights."""
     return {f"{AVERAGE}/{text}": value for text, value in metrics.items()}
 
 
 def split(metrics: Mapping[MetricKey, float]) -> tuple[dict[MetricKey, float], dict[MetricKey, float]]:
-    """Metrics of the weights and, by the same keys, those of averaged weights."""
+    """Return the metrics of the weights and, by the same keys, those of averaged weights."""
     average = {str(key).removeprefix(f"{AVERAGE}/"): value for key, value in metrics.items() if key.task == AVERAGE}
     return {key: value for key, value in metrics.items() if key.task != AVERAGE}, parsed(average)
 
 
 def protocol_settings(evaluation: Mapping[str, Setting], task: str, dataset: str) -> dict[str, Setting]:
-    """Settings of `eval` that the numbers of one task on one dataset depend on."""
+    """Return the settings of `eval` that affect the numbers of one task on one dataset."""
     values = {name: evaluation[name] for name in SETTINGS.get(task, ()) if name in evaluation}
     if values.get("resize_mode") == "shortest":  # the default is not recorded
         del values["resize_mode"]
@@ -159,8 +159,8 @@ class RunRecord:
         experiment: name of the experiment, as in `experiment=`; None without one.
         row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
         overrides: the command line. config_dir: the folder of `--config-dir`, relative to the working directory if it
-            lies in it.
-        versions: of Python and the main packages, by name.
+            is inside.
+        versions: versions of Python and the main packages, by name.
         revision: git revision of the code; see `revision`.
         training: steps, seconds, samples per second and other costs of the training, by name.
         protocol: evaluation settings of the metrics, by task and dataset ("zero_shot/imagenet").
@@ -186,17 +186,17 @@ class RunRecord:
         io.require_no_links(folder)
         path = folder / FILE
         content = io.read_json(path, 16 * io.MB, REMEDY)
-        known = {name: content[name] for name in FIELDS if content.get(name) is not None}
-        io.require_fields(path, known, {name: FIELDS[name] for name in {**known, "metrics": 0}}, REMEDY)
-        io.require_numbers(path, known["metrics"], REMEDY)
+        values = {name: content[name] for name in FIELDS if content.get(name) is not None}
+        io.require_fields(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
+        io.require_numbers(path, values["metrics"], REMEDY)
         for name, kinds in (("protocol", dict), ("training", (int, float, str)), ("versions", (str, type(None)))):
-            io.require_fields(path, known.get(name, {}), dict.fromkeys(known.get(name, {}), kinds), REMEDY)
+            io.require_fields(path, values.get(name, {}), dict.fromkeys(values.get(name, {}), kinds), REMEDY)
         for name in ("overrides", "not_converged"):
-            texts = {f"{name}.{number}": text for number, text in enumerate(known.get(name, ()))}
+            texts = {f"{name}.{number}": text for number, text in enumerate(values.get(name, ()))}
             io.require_fields(path, texts, dict.fromkeys(texts, str), REMEDY)
-            known[name] = tuple(masked(list(texts.values())))
-        known["metrics"] = parsed(known["metrics"])
-        return cls(**known)
+            values[name] = tuple(masked(list(texts.values())))
+        values["metrics"] = parsed(values["metrics"])
+        return cls(**values)
 
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""
@@ -219,7 +219,7 @@ class RunRecord:
     def evaluated(
         self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float], folder: Path
     ) -> RunRecord:
-        """Add metrics, and the settings of `eval` they were measured with, in place of earlier values.
+        """Return the record with metrics, and the settings of `eval` for them, in place of earlier values.
 
         folder: the run directory, which names the probes that did not converge.
         """
@@ -280,14 +280,14 @@ def summary(folder: Path) -> str:
 
 
 def revision() -> str | None:
-    """The git revision of the code, followed by "+" if files differ from it; None outside a checkout."""
-    where, name = Path(__file__).parent, Path(__file__).name
+    """Return the git revision of the code, followed by "+" if files differ from it; None outside a checkout."""
+    base, name = Path(__file__).parent, Path(__file__).name
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=base, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # An installed package may lie in the checkout of another project, which does not track its files.
+        # An installed package may be in the checkout of another project, which does not track its files.
         git("ls-files", "--error-unmatch", name)
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
@@ -354,7 +354,7 @@ def read_arrays(path: Path, names: Iterable[str] = (), most: int = ARRAYS_BYTES)
                     if dtype.itemsize * math.prod(shape) > entry.file_size:
                         raise ValueError(f"{name} is cut off")
                     arrays[name] = content[name]
-        # Damaged bytes end in OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
+        # Damaged bytes raise OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
         except Exception as error:
             raise io.DamagedFileError(path, f"is not an intact .npz file ({error})", ARRAYS_REMEDY) from None
     return arrays

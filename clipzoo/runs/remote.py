@@ -1,4 +1,4 @@
-"""Where runs are kept, `runs`: a local folder, or the URL of a store, `runs=s3://...`. Needs no torch.
+"""The folder of the runs, `runs`: a local one, or the URL of a store, `runs=s3://...`. Does not import torch.
 
 Every command works on a local copy of a run, <CLIPZOO_STAGING>/<name of the store>/<run>. A copy is fetched before it
 is used, unless it is newer than the store's.
@@ -48,7 +48,7 @@ _LOCK = re.compile(r"\.writer-(\d{6,})\.json")
 
 
 def runs_of(plain: Mapping[str, Any]) -> Runs:
-    """Return the folder of runs of a configuration. Raises ConfigError for an invalid URL, and asks no store."""
+    """Return the runs of a configuration, without access to a store. Raises ConfigError for an invalid URL."""
     # Imports omegaconf, which the help of a command does not need.
     from clipzoo.runs.identity import with_variables
 
@@ -85,7 +85,7 @@ class Runs:
 
 
 class RemoteRuns(Runs):
-    """Runs in a store, with local copies of them. patience, every: of the upload; see `Mirror`."""
+    """Runs in a store, with local copies. patience, every: see `Mirror`."""
 
     def __init__(
         self, url: str, key: str = "runs", patience: float = HEARTBEAT_TIMEOUT_SECONDS, every: float = 0.0
@@ -96,7 +96,7 @@ class RemoteRuns(Runs):
         else:
             staging = Path(tempfile.gettempdir()) / f"clipzoo-runs-{os.getuid()}"
             staging.mkdir(mode=0o700, exist_ok=True)
-            # Everyone can write to the temporary folder: files of another user are neither read nor written through.
+            # Everyone can write to the temporary folder: a link, or a folder of another user, is refused.
             if staging.is_symlink() or staging.stat().st_uid != os.getuid():
                 raise ConfigError(f"{staging} belongs to another user: set {VARIABLE} to a folder of yours")
         words = re.sub(r"[^A-Za-z0-9.-]+", "-", self.store.url)[-60:].strip("-.")
@@ -139,7 +139,7 @@ class RemoteRuns(Runs):
 def local_copy(place: str, key: str, weights: bool = True) -> Path:
     """Return the local copy of a run, of a checkpoint in it or of a folder of runs; a local path as it is.
 
-    weights: fetch the checkpoint, of a run the newest. Raises ConfigError if there is none, or the store fails.
+    weights: fetch the checkpoint, or the newest one of a run. Raises ConfigError if there is none, or the store fails.
     """
     if not is_url(place):
         return Path(place)
@@ -150,7 +150,7 @@ def local_copy(place: str, key: str, weights: bool = True) -> Path:
     if group is None and not (folder / "config.yaml").exists():
         # A folder of runs.
         runs = RemoteRuns(url, key)
-        # A lock without a configuration is that of a run which has only just begun.
+        # The folder of a run that has just begun holds only a lock.
         names = [name for name in runs.names() if not name.startswith(".")]
         if not names:
             raise ConfigError(f"{key}={runs.store.url} holds no run")
@@ -172,9 +172,9 @@ def local_copy(place: str, key: str, weights: bool = True) -> Path:
 
 
 def write_back(place: str, key: str) -> None:
-    """Send what was written to the local copy of a run, or to `report` in that of a folder of runs, to the store.
+    """Upload the files that were written to the local copy of a run, or to `report` in that of a folder of runs.
 
-    While another machine trains the run, nothing is sent; a warning names the local copy.
+    While another machine trains the run, nothing is uploaded; a warning names the local copy.
     """
     if not is_url(place):
         return
@@ -206,7 +206,7 @@ def _split(place: str) -> tuple[str, str | None]:
 
 
 def writer(store: Store) -> dict[str, Any]:
-    """Return the content of the last lock of a run, and its `number`: who was the last to write. Empty without one."""
+    """Return the content of the last lock of a run, which names its last writer, and its `number`; empty if none."""
     numbers = [int(lock[1]) for name in store.names() if (lock := _LOCK.fullmatch(name))]
     if not numbers:
         return {}
@@ -219,12 +219,12 @@ def writer(store: Store) -> dict[str, Any]:
 
 
 class RemoteRun:
-    """One run in a store while this process writes it, under a lock. patience, every, on_failure: see `Mirror`.
+    """A run in a store that this process writes, under a lock. patience, every, on_failure: see `Mirror`.
 
     The lock is the file `.writer-000001.json`, created exclusively and renewed every BEAT seconds. A store cannot tell
-    whether the owner of a lock lives. Another process waits until the file no longer changes, and then creates the one
-    with the next number: of two that do so at the same time one succeeds. The owner stops when a later number exists.
-    The last file remains: it says which copy of the run directory was the last to write.
+    whether the owner of a lock is alive. Another process waits until the file no longer changes, and then creates the
+    file with the next number: if two do so at the same time, one succeeds. The owner stops when a later number exists.
+    The last file remains: it names the copy of the run directory that was the last to write.
     """
 
     def __init__(self, store: Store, folder: Path, patience: float, every: float) -> None:
@@ -233,14 +233,14 @@ class RemoteRun:
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-        # id: of the local copy of the run directory.
+        # id: identifies the local copy of the run directory.
         self._lock: dict[str, Any] = {"id": uuid.uuid4().hex, "owner": owner, "beat": 0, "released": False}
         self._number, self._renewed = 0, 0.0
 
     def begin(self, lock: RunLock | None = None, fetch: bool = True) -> list[str]:
-        """Lock the run, fetch what it needs to resume, and start to keep the store up to date.
+        """Lock the run, fetch the files that it needs to resume, and start the upload thread.
 
-        lock: of the local copy. fetch: leave the local copy as it is if False. Returns the names of the checkpoints
+        lock: lock of the local copy. fetch: False leaves the local copy unchanged. Returns the names of the checkpoints
         that the run resumes from. Raises ConfigError if another process trains the run, or the store cannot be written.
         """
         io.make_folder(self.folder)
@@ -252,7 +252,7 @@ class RemoteRun:
             with alone(self.folder.parent):
                 self.store.require(lambda: refresh(self.store, self.folder, last))
                 needed = self.store.require(lambda: fetch_newest(self.store, self.folder))
-        # Not before: until the copy is complete, the store's is the newer one.
+        # After the fetch: until the copy is complete, the one in the store is newer.
         record = Record(self.folder)
         record.id = self._lock["id"]
         record.save()
@@ -265,7 +265,7 @@ class RemoteRun:
         return needed
 
     def complete(self) -> None:
-        """Upload what the store lacks of a finished run."""
+        """Upload the files of a finished run that the store lacks."""
         record, files = Record(self.folder), local_files(self.folder)
         if not all(record.has(name, files[name]) for name in Tree(files).plain):
             with RunLock(self.folder) as lock:
@@ -273,7 +273,7 @@ class RemoteRun:
                 self.finish()
 
     def fetch(self, needed: Sequence[str]) -> None:
-        """Fetch these checkpoints on another machine than the first; wait until it has uploaded them."""
+        """Wait until the first machine has uploaded these checkpoints, and fetch them. For the other machines."""
         end = time.monotonic() + WAIT_FOR_FIRST
         for name in needed:
             while True:
@@ -308,10 +308,10 @@ class RemoteRun:
                 log.warning("%s", error)
 
     def _acquire(self, previous: str | None) -> str | None:
-        """Take the lock; return the id of the copy that had it before, None if none had.
+        """Take the lock; return the id of the copy that had it before, None without one.
 
-        previous: the id that this copy had before: a process of this machine that held it is dead, as the lock of the
-        local folder says. Raises ConfigError if another machine holds the lock, or takes it at the same moment.
+        previous: the earlier id of this copy, whose process is dead, because the lock of the local folder was free.
+        Raises ConfigError if another machine holds the lock, or takes it at the same moment.
         """
 
         def taken(content: Mapping[str, Any]) -> str:
@@ -349,7 +349,7 @@ class RemoteRun:
         while not self._stopped.wait(BEAT):
             try:
                 owner = self._renew()
-            # Stores raise errors of many types. Uploads that wait for this one end the run.
+            # Stores raise errors of many types. If the lock stays old, the uploads fail and end the run.
             except Exception as error:
                 log.warning("%s: the lock was not renewed: %s", self.store.url, error)
                 continue
@@ -358,7 +358,7 @@ class RemoteRun:
                 return
 
     def _renew(self) -> str | None:
-        """Show that this process lives. Return who has taken the lock, None if it is still held."""
+        """Renew the lock, as a heartbeat. Return the new owner if another process has taken it, else None."""
         if self.store.protocol in WITHOUT_BEATS:
             return None
         now = writer(self.store)
@@ -380,7 +380,7 @@ class RemoteRun:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Let one process of this machine after the other write the local copies."""
+    """Let one process of this machine at a time write the local copies."""
     io.make_folder(folder)
     with locked(folder / ".fetch.lock"):
         yield

@@ -1,13 +1,13 @@
-"""Searches of hyperparameters: sweeps whose points are drawn from ranges, one by one, from a study on the disk.
+"""Hyperparameter search: a sweep whose points are drawn from ranges, one by one, and stored in a study on the disk.
 
 The next point is a pure function of the seed, the number of the trial and the earlier trials: a search that was killed
-draws the points that it would have drawn. Optuna stores the trials and draws for "tpe". Its grid comes in random order,
-its Sobol sequence leaves out lists of values, and its pruners have no rungs at given shares of a training.
+draws the points that it would have drawn. Optuna stores the trials and draws for "tpe". Its other parts do not fit: its
+grid has a random order, its Sobol sequence no lists of values, and its pruners no rungs at shares of a training.
 
-The journal of a study holds values, never a command line: whoever wrote it, only the space of the own command line
-makes one.
+The journal of a study holds values, never a command line. Command lines are made only from the search space of
+the running command, so that a foreign journal cannot add overrides.
 
-runs/search-<digest>/search.json     the ranges, the settings, the command line: for people, never read
+runs/search-<digest>/search.json     the ranges, the settings, the command line: for readers, never loaded
 runs/search-<digest>/journal.log     trials; optuna.storages.journal.JournalFileBackend reads it
 runs/search-<digest>/trials/<n>.lock held by the process that runs trial n; the system releases it at its end
 """
@@ -56,9 +56,9 @@ STATES: tuple[State, ...] = get_args(State)
 DIGITS = 4
 """Significant digits of drawn numbers: more would only lengthen the names of runs."""
 ATTEMPTS = 10
-"""Draws of the sampler that may repeat an earlier point, before one is drawn among the remaining points."""
+"""Draws of the sampler that may repeat an earlier point; then one of the remaining points is drawn."""
 MOST_POINTS = 100_000
-"""Number of points up to which the remaining ones are listed."""
+"""Largest number of points of a search whose remaining points are listed."""
 LOSS = "loss"
 """Name of the last training loss."""
 COSTS = "training/"
@@ -85,7 +85,7 @@ class Search:
         startup: number of random points before "tpe" models the results.
         rungs: shares of the training after which trials are compared; empty: no pruning.
         keep: share of the trials that continue at a rung.
-        launcher: words before the command of a trial, which start its ranks.
+        launcher: prefix of the command of a trial, which starts its ranks.
     """
 
     sampler: Literal["tpe", "quasi_random", "random", "grid"] | None
@@ -125,14 +125,14 @@ def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
     """Return the search that a command line asks for, None for a plain sweep.
 
     Raises:
-        ConfigError: its settings or ranges are invalid, or do not go together.
+        ConfigError: its settings or ranges are invalid or not compatible.
     """
     hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
-    given = [read(line) for line in overrides if line not in hydra]
-    for override in given:
+    parsed = [read(line) for line in overrides if line not in hydra]
+    for override in parsed:
         if override.is_sweep_override() and is_setting(override.input_line or ""):
             raise ConfigError(f"{override.input_line}: a search has one value of {override.get_key_element()}")
-    node = compose_search([str(line.input_line) for line in given if not line.is_sweep_override()])
+    node = compose_search([str(line.input_line) for line in parsed if not line.is_sweep_override()])
     search = Search(**{key: value for key, value in node.items() if key != "_target_"})
     if search.sampler is None:
         if settings := [line for line in overrides if line.startswith("search.")]:
@@ -158,7 +158,7 @@ def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
 
 
 def is_setting(line: str) -> bool:
-    """Return True for an override of the `search` node, which is no setting of a run."""
+    """Return True for an override of the `search` node, which is not a setting of a run."""
     return line.lstrip("+~").startswith("search.")
 
 
@@ -240,7 +240,7 @@ Dimension = Choice | Interval
 class Space:
     """The searched keys, and the command line around them.
 
-    lines: (key, None) in the place of each searched key, and (None, override) for the others.
+    lines: (key, "") for each searched key, and (None, override) for each other override.
     """
 
     dimensions: Mapping[str, Dimension]
@@ -294,13 +294,13 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     The last override of a key counts, as elsewhere on the command line.
 
     Raises:
-        ConfigError: a range is wrong, or no key has one.
+        ConfigError: a range is invalid, or there is none.
     """
-    given = [read(line) for line in overrides if not is_setting(line)]
-    last = {override.get_key_element(): override for override in given}
+    parsed = [read(line) for line in overrides if not is_setting(line)]
+    last = {override.get_key_element(): override for override in parsed}
     dimensions: dict[str, Dimension] = {}
     lines: list[tuple[str | None, str]] = []
-    for override in (*map(read, searched), *given):
+    for override in (*map(read, searched), *parsed):
         key, line = override.get_key_element(), override.input_line or ""
         if not override.is_sweep_override():
             lines.append((None, line))
@@ -335,13 +335,13 @@ class Trial:
     """A point of a search.
 
     Args:
-        number: from 0, in the order of the draws.
+        number: counted from 0 in the order of the draws.
         values: value of each searched key.
         state: "running" also for a trial whose process has been killed; "not started" only for points of a sweep.
         overrides: command line of its run. run: its run directory, if it has ended.
         results: values of the metrics, if it is finished.
         rungs: first metric at each rung that it has reached. pruned_at: the rung that it did not pass.
-        reason: of a failure.
+        reason: cause of a failure.
     """
 
     number: int
@@ -372,7 +372,7 @@ def passes(rung: int, value: float, trials: Sequence[Trial], number: int, maximi
 
 
 def front(trials: Sequence[Trial], directions: Sequence[str]) -> list[Trial]:
-    """Return the finished trials that no other one surpasses: of several metrics the Pareto front, of one the best."""
+    """Return the finished trials that no other one surpasses: the Pareto front, or the best ones of a single metric."""
     signs = [1 if direction == "maximize" else -1 for direction in directions]
     finished = [trial for trial in trials if trial.state == "finished"]
     points = [tuple(sign * value for sign, value in zip(signs, trial.results, strict=True)) for trial in finished]
@@ -389,7 +389,7 @@ def front(trials: Sequence[Trial], directions: Sequence[str]) -> list[Trial]:
 def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[str, Value] | None:
     """Return the values of trial number len(trials); None if all points have been drawn.
 
-    trials: all earlier ones, in their order.
+    trials: all earlier ones, in order.
     """
     import numpy as np
 
@@ -453,7 +453,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 
 
 def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    """Return a trial as Optuna's."""
+    """Return a trial in the form of Optuna."""
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
@@ -466,9 +466,9 @@ def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
 
 
 def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
-    """Return the value of each name; of a pattern ("zero_shot/*/top1"), the mean over the values that match.
+    """Return the value of each name; for a pattern ("zero_shot/*/top1"), the mean over the values that match.
 
-    Raises ConfigError if no value has a name.
+    Raises ConfigError if a name matches no value.
     """
     results = []
     for name in names:
@@ -490,23 +490,23 @@ def results_of(folder: Path) -> dict[str, float]:
 def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: Sequence[float]) -> None:
     """Raise ConfigError if an evaluation has no metric of these names: before anything is trained.
 
-    rungs: those of the search, which compare evaluations.
+    rungs: rungs of the search, which compare evaluations.
     """
     places = [f"{task}/{name}" for task in TASKS for name in evaluation.get(task) or ()]
     validated = [str(VALIDATION_LOSS)] if evaluation.get("validation") else []
     places += [f"retrieval/{VALIDATION}"] if validated else []
-    known = [*(f"{place}/..." for place in places), *validated, LOSS, f"{COSTS}seconds"]
+    available = [*(f"{place}/..." for place in places), *validated, LOSS, f"{COSTS}seconds"]
     is_custom = evaluation.get("_target_") != SUITE
     for number, name in enumerate(names):
         is_cost = name == LOSS or name.startswith(COSTS)
         is_known = is_cost or is_custom or name in validated
         if name.count("/") > 1:
-            # A name or pattern may be that of a metric of this task and dataset.
+            # The task and the dataset of the name may be patterns.
             start = "/".join(name.split("/")[:2])
             is_known |= any(fnmatchcase(f"{place}{end}", start) for place in places for end in ("", "_paired"))
         if not is_known:
             raise ConfigError(
-                f"there is no metric {name} (there are: {', '.join(known)}): choose eval=... or its datasets"
+                f"there is no metric {name} (there are: {', '.join(available)}): choose eval=... or its datasets"
             )
         if rungs and number == 0 and is_cost:
             raise ConfigError(
@@ -518,7 +518,7 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
 class Study:
     """The trials of a search.
 
-    Every method that reads or writes them holds the lock of the study: processes act one after the other.
+    Every method that reads or writes them holds the lock of the study: processes act one at a time.
     """
 
     def __init__(self, folder: Path, search: Search, space: Space) -> None:
@@ -557,7 +557,7 @@ class Study:
     def finish(
         self, trial: Trial, state: State, results: Sequence[float] = (), reason: str = "", run: Path | None = None
     ) -> None:
-        """Record the end of a trial. run: its run directory, next to the study's. reason: of a failure."""
+        """Record the end of a trial. run: its run directory, next to the study's. reason: cause of a failure."""
         from optuna.trial import TrialState
 
         with self._opened() as (storage, study):
@@ -573,7 +573,7 @@ class Study:
         with self._opened() as (storage, study):
             key = storage.get_trial_id_from_study_id_trial_number(study, number)
             trials = self._read(storage, study)
-            # A resumed run reaches its last rung again: the first answer stands.
+            # A resumed run reaches its last rung again: the first value counts.
             value = trials[number].rungs.get(rung, value)
             storage.set_trial_intermediate_value(key, rung, value)
             maximize = self.search.directions[0] == "maximize"
@@ -618,13 +618,13 @@ class Study:
                     if not self._storage.get_all_studies():
                         directions = [optuna.study.StudyDirection[name.upper()] for name in self.search.directions]
                         overrides = self.space.overrides({key: "..." for key in self.space.dimensions})
-                        described = {"ranges": self.space.described, "settings": self.search.facts}
-                        io.write_json(self.folder / DESCRIPTION, {**described, "overrides": overrides})
+                        content = {"ranges": self.space.described, "settings": self.search.facts}
+                        io.write_json(self.folder / DESCRIPTION, {**content, "overrides": overrides})
                         self._storage.create_new_study(directions, self.folder.name)
                     study = self._storage.get_study_id_from_name(self.folder.name)
                 except (OSError, io.WriteError):
                     raise
-                # Damaged lines end in errors of many types.
+                # Damaged lines raise errors of many types.
                 except Exception as error:
                     raise self._damaged(cause(error)) from None
                 yield self._storage, study
@@ -675,7 +675,7 @@ def study_folder(search: Search, space: Space) -> Path:
     """Return the folder of a search, next to its runs. The same ranges and settings, in any order, find it again.
 
     The datasets of the evaluation count as settings: a metric may be a mean over them. Raises ConfigError if the
-    configuration names all runs alike.
+    configuration gives all runs one name.
     """
     lines = space.corner_lines()
     plain = with_digests(compose(lines[0]))

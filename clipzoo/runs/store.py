@@ -1,4 +1,4 @@
-"""The copy of a run directory in a store: its files, fetched to a folder and uploaded from it.
+"""Copies of run directories in a store: fetch them to local folders, and upload them.
 
 A checkpoint is `step_00001234.pt` or the folder `step_00001234`, and its mark `step_00001234.json`. The mark is sent
 last and removed first: a checkpoint without a mark is incomplete and never read.
@@ -31,14 +31,14 @@ from clipzoo.io.weights import MANIFEST
 log = logging.getLogger(__name__)
 
 FINISHED = "results.json"
-"""The file that marks a run as finished; a store has it after all others."""
+"""The file that marks a run as finished; it is uploaded after all others."""
 RECORD, UPLOADING = ".remote.json", ".uploading"
 LEFT_OUT = ("wandb", "features")
 """Folders of a run directory that stay on the machine."""
 PERIOD = 0.5
-"""Seconds between two looks at the run directory."""
+"""Seconds between two scans of the run directory."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds between two tries of an upload."""
+"""Seconds between two attempts of an upload."""
 THREADS = 8
 """Files of one checkpoint, or small files, that are copied at the same time."""
 _STEP = re.compile(r"(?P<group>(?P<series>(?:.*/)?(?:checkpoints|best))/step_\d+)(?:\.\w+$|/)")
@@ -47,9 +47,9 @@ Version = tuple[int, int, int]
 
 
 class Store:
-    """A folder behind an fsspec URL. Opened on the first use.
+    """A folder at an fsspec URL. Opened on the first use.
 
-    key: of the configuration, for messages. patience: seconds for which a request is repeated; None for the default.
+    key: configuration key, for messages. patience: seconds for which a request is repeated; None for the default.
     """
 
     def __init__(self, url: str, key: str, patience: float | None = None) -> None:
@@ -79,7 +79,7 @@ class Store:
         """Return the size of every file below this folder by its name; none if it does not exist."""
         files: dict[str, Any] = self._repeated(lambda filesystem, root: filesystem.find(root, detail=True), {})
         prefix = f"{self._opened[1].rstrip('/')}/"
-        # Stores list a folder's placeholder as a file of its own name.
+        # Some stores list a folder itself as a file.
         return {
             path[len(prefix) :]: int(facts["size"] or 0)
             for path, facts in files.items()
@@ -98,7 +98,7 @@ class Store:
         return self._repeated(read, None)
 
     def write(self, name: str, content: bytes, is_new: bool = False) -> None:
-        """Write a small file. is_new: only if it does not exist, which most stores decide atomically.
+        """Write a small file. is_new: only if it does not exist, which most stores check atomically.
 
         Raises:
             FileExistsError: it exists.
@@ -165,7 +165,7 @@ class Store:
             try:
                 write(filesystem, f"{root}/{name}")
             except FileNotFoundError:
-                # Not before: stores without folders would try to make a bucket.
+                # Only after an error: stores without folders would try to make a bucket.
                 filesystem.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
                 write(filesystem, f"{root}/{name}")
 
@@ -174,7 +174,7 @@ class Store:
     def _repeated(self, action: Callable[[Any, str], Result], missing: Any = ...) -> Result:
         """Return `action(file system, root)`, or `missing` if the file does not exist."""
         filesystem, root = self._opened
-        filesystem.invalidate_cache()  # not all file systems can do without one
+        filesystem.invalidate_cache()  # some file systems always have one
         try:
             return repeated(self.url, lambda: action(filesystem, root), self.key, self.patience)
         except OSError as error:
@@ -191,7 +191,7 @@ class Tree:
 
     groups: complete checkpoints by their name without suffix, with their files: the .pt or the manifest first, the mark
     last. A pair NAME.pt and NAME.json is a group too. series: names of groups, the newest last, by their folder; of a
-    pair by its own name. unfinished: files of checkpoints without a mark. plain: all others.
+    pair by its own name. unfinished: files of checkpoints without a mark. plain: all other files.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -252,7 +252,7 @@ def version_of(path: Path) -> Version | None:
 
 
 def stated_digest(mark: bytes | None) -> str | None:
-    """Return the SHA-256 that the mark of a checkpoint states of its first file, the .pt or the manifest."""
+    """Return the SHA-256 that the mark of a checkpoint states for its first file, the .pt or the manifest."""
     try:
         content = json.loads(mark or b"")
     except (ValueError, RecursionError):
@@ -263,7 +263,7 @@ def stated_digest(mark: bytes | None) -> str | None:
 class Record:
     """The files of a local run directory that were read back from the store, in `.remote.json` in the directory.
 
-    id: of this copy of the run directory, None if it has never written to the store. stored: versions by name.
+    id: identifies this copy of the run directory; None if it has never written to the store. stored: versions by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -280,7 +280,7 @@ class Record:
         return self.stored.get(name) == list(version)
 
     def add(self, versions: Mapping[str, Version | None]) -> None:
-        """Note files that the store has; None: has no longer."""
+        """Note files that the store has. A version of None: the store no longer has the file."""
         known = {name: list(version) for name, version in versions.items() if version is not None}
         self.stored = {name: kept for name, kept in self.stored.items() if name not in versions} | known
         self.save()
@@ -306,7 +306,7 @@ def refresh(store: Store, folder: Path, last: str | None) -> None:
         return
 
     def fetch(name: str) -> None:
-        # Files that grow are small; a large one is written once.
+        # Growing files are small; a large file is written once.
         if sizes[name] > stores.RANGE_BYTES:
             store.download(name, sizes[name], io.below(folder, name))
         elif (content := store.read(name)) is not None:  # else removed since it was listed
@@ -324,10 +324,10 @@ def refresh(store: Store, folder: Path, last: str | None) -> None:
 
 
 def fetch_newest(store: Store, folder: Path) -> list[str]:
-    """Fetch what a run needs to resume: its newest complete checkpoint, and pairs of files outside of `checkpoints`.
+    """Fetch the files to resume a run: its newest complete checkpoint, and pairs of files outside of `checkpoints`.
 
-    A checkpoint whose content does not have the digests of its mark is named in the log, and the one before is fetched.
-    Returns the names of the local ones.
+    A checkpoint that does not have the digest in its mark is named in the log, and the one before is fetched. Returns
+    the names of the local checkpoints.
     """
     sizes = store.sizes()
     local, remote = Tree(local_files(folder)).series, Tree(sizes).series
@@ -349,11 +349,11 @@ def fetch_group(store: Store, folder: Path, group: str, sizes: Mapping[str, int]
         return False
     *others, mark = files
     io.below(folder, mark).unlink(missing_ok=True)
-    stated = stated_digest(store.read(mark))
+    expected = stated_digest(store.read(mark))
     try:
         for name in others:
             digest = store.download(name, sizes[name], io.below(folder, name))
-            if name == others[0] and digest != (stated or digest):
+            if name == others[0] and digest != (expected or digest):
                 raise TruncatedError(f"the SHA-256 of {name} differs from the one in {mark}")
     except (ChangedError, TruncatedError, FileNotFoundError) as error:
         log.warning("checkpoint %s/%s is not used: %s", store.url, group, error)
@@ -375,12 +375,12 @@ def _versions(folder: Path, names: Iterable[str]) -> dict[str, Version | None]:
 class Mirror:
     """Copies a run directory to a store from `start` to `finish`, by one thread, without delaying the training.
 
-    An upload counts once it is read back. Of several new checkpoints the newest is sent, and a file that grows at
-    intervals, `results.json` after all others. A file is removed from the store when the run directory has it no longer
-    and everything newer has been read back.
+    An upload is complete once it has been read back. Only the newest of several new checkpoints is sent. A growing file
+    is sent at intervals, and `results.json` after all others. A file that the run directory no longer has is removed
+    from the store once all newer files have been read back.
 
-    record: what the store has of this folder. patience: seconds for which the store may lag behind; then `failure` is
-    set and `on_failure` called with it, once. every: seconds between two uploads of one growing file. require: called
+    record: files of this folder in the store. patience: longest lag of the store in seconds; then `failure` is set and
+    `on_failure` called with it, once. every: seconds between two uploads of one growing file. require: called
     before the store is written to; raises if another machine has the run.
     """
 
@@ -416,7 +416,7 @@ class Mirror:
         """Wait until the store has all files, then stop.
 
         Raises:
-            TrainingError: it does not within `patience` seconds.
+            TrainingError: the store lacks files after `patience` seconds.
         """
         self._final.set()
         end = time.monotonic() + self._patience
@@ -434,7 +434,7 @@ class Mirror:
     def _run(self) -> None:
         pause, behind_since = FIRST_PAUSE, time.monotonic()
         while not self._stopped.is_set():
-            # Before listing the files: those that are written meanwhile, such as the results, need another pass.
+            # Before listing the files: files that are written meanwhile, such as the results, need another pass.
             is_final = self._final.is_set()
             try:
                 is_complete = self._send_changes(is_final)
@@ -459,7 +459,7 @@ class Mirror:
                 self._stopped.wait(PERIOD / 10)
 
     def _send_changes(self, is_final: bool) -> bool:
-        """Send what differs from the store, then remove old files from it; return True if it has all files."""
+        """Upload new and changed files, then remove old ones from the store; return True if it has all files."""
         files = local_files(self._folder)
         tree = Tree(files)
         newest = [tree.groups[groups[-1]] for groups in tree.series.values()]
@@ -474,7 +474,7 @@ class Mirror:
             has_checkpoints &= self._send(names, files)
         is_complete &= has_checkpoints
         if is_complete and FINISHED in files:
-            # Last: a run that has its results in the store is complete there.
+            # Last: a run with results in the store is complete there.
             is_complete = self._send([FINISHED], files)
         if not has_checkpoints:
             return is_complete
@@ -484,13 +484,13 @@ class Mirror:
         for series, groups in stored.series.items():
             if series not in tree.series:
                 continue
-            # This machine may have fetched only the newest: the store keeps as many as it had.
+            # This machine may have fetched only the newest one: the store keeps as many as before.
             most = max(self._count_at_start.get(series, 1), len(tree.series[series]))
             old = [group for group in groups if group not in tree.groups]
             for group in old[: max(0, len(groups) - most)]:
                 # The mark first: an interruption leaves no checkpoint that looks complete.
                 removed += reversed(stored.groups[group])
-            # A checkpoint that was saved again in the other format, and those that were never completed.
+            # Checkpoints that were saved again in the other format, and checkpoints that were never completed.
             for group in set(groups) & set(tree.groups):
                 removed += sorted(set(stored.groups[group]) - set(tree.groups[group]))
             last = tree.series[series][-1]
@@ -527,12 +527,12 @@ class Mirror:
                 if not copy.exists():
                     shutil.copyfile(file, copy)
             *others, last = names
-            stated = stated_digest(io.read_bytes(io.below(copies, last), 64 * io.MB)) if others else None
+            expected = stated_digest(io.read_bytes(io.below(copies, last), 64 * io.MB)) if others else None
             self._require()
             pending = [name for name in others if not self._record.has(name, files[name])]
             with ThreadPoolExecutor(THREADS) as pool:
                 for name, digest in zip(pending, pool.map(upload, pending), strict=True):
-                    if name == names[0] and digest != (stated or digest):
+                    if name == names[0] and digest != (expected or digest):
                         raise TruncatedError(f"{name} is being written again: its digest is not that of its mark")
                     self._note(name, files[name])
             upload(last)
@@ -540,7 +540,7 @@ class Mirror:
             self._sent[last] = time.monotonic()
             return True
         except FileNotFoundError:
-            # The store may lack a bucket as well.
+            # Or the store lacks the bucket.
             if all(io.below(self._folder, name).exists() for name in names):
                 raise
             return False

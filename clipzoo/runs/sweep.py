@@ -1,4 +1,4 @@
-"""Points of a sweep: the runs that one command line represents."""
+"""Points of a sweep: the runs of one command line."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def points(overrides: Sequence[str]) -> list[Point]:
         require_values(override, is_sweep=True)
         key, lines = override.get_key_element(), alternatives(override) or []
         choices.append([(line, key if override.is_sweep_override() else None) for line in lines])
-    found = [
+    sweep_points = [
         Point({key: line.partition("=")[2] for line, key in choice if key}, tuple(line for line, _ in choice))
         for choice in itertools.product(*choices)
     ]
-    first, last = (compose(point.overrides)["name"] for point in (found[0], found[-1]))
-    if first is not None and first == last and len(found) > 1:
+    first, last = (compose(point.overrides)["name"] for point in (sweep_points[0], sweep_points[-1]))
+    if first is not None and first == last and len(sweep_points) > 1:
         raise ConfigError(
             f"name={first} would be the name of all points of the sweep: give name=null, and each run is named by its "
             "overrides and a digest"
         )
-    return found
+    return sweep_points
 
 
 def require_results(overrides: Sequence[str]) -> None:
@@ -80,8 +80,8 @@ def searched(search: str) -> list[str]:
     path = option_file("search", search)
     if path is None:
         raise ConfigError(unknown_option("search", search))
-    stated = yaml.safe_load(path.read_text()) or {}
-    ranges = OmegaConf.select(OmegaConf.create(stated), "hydra.sweeper.params")
+    content = yaml.safe_load(path.read_text()) or {}
+    ranges = OmegaConf.select(OmegaConf.create(content), "hydra.sweeper.params")
     if not ranges:
         raise ConfigError(f"{path} states no ranges: give KEY: VALUES below hydra.sweeper.params")
     return [f"{key}={values}" for key, values in ranges.items()]
@@ -89,8 +89,8 @@ def searched(search: str) -> list[str]:
 
 def of_search_option(overrides: Sequence[str]) -> list[str]:
     """Return the swept overrides of the `search=` of a command line; none without one."""
-    chosen = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
-    return searched(chosen[-1]) if chosen else []
+    options = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
+    return searched(options[-1]) if options else []
 
 
 def sweep_folder(points: Sequence[Point], overrides: Sequence[str]) -> Path:

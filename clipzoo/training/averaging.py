@@ -1,4 +1,4 @@
-"""The average of the weights over the steps of a training: which steps enter, and the average itself."""
+"""Average of the parameters over the steps of a training: the weight of each step, and the average itself."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from clipzoo.types import (
 @checked
 @dataclass(frozen=True)
 class ExponentialAverage(Part):
-    """Exponential moving average (EMA): a step weighs half of the step that came one half-life later.
+    """Exponential moving average (EMA): the weight of a step halves with every half-life.
 
-    The weights of all steps sum to one, so the initial weights of the model are not averaged.
+    The weights of all steps sum to one, so the initial parameters of the model do not enter.
     half_life_epochs, half_life_steps, half_life_samples: half-life in this unit; give one of the three, the
     others are null.
     """
@@ -53,7 +53,7 @@ class ExponentialAverage(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the newest weights in the average over the first `progress.step` steps."""
+        """Return the weight of the newest parameters in the average over the first `progress.step` steps."""
         half_life = in_steps(progress, self.half_life_epochs, self.half_life_steps, self.half_life_samples)
         assert half_life is not None
         decay = -math.log(2) / float(half_life)
@@ -63,10 +63,10 @@ class ExponentialAverage(Part):
 @checked
 @dataclass(frozen=True)
 class StochasticWeightAverage(Part):
-    """Stochastic weight averaging (SWA, Izmailov et al. 2018): the plain mean of the weights along the end of training.
+    """Stochastic weight averaging (SWA, Izmailov et al. 2018): the mean of the parameters over the end of training.
 
-    start_epochs, start_steps, start_samples: the first step that is averaged; all null for `start_share`, a part of the
-    training. every_epochs, every_steps, every_samples: time between averaged steps; all null for every step.
+    start_epochs, start_steps, start_samples: the first step that is averaged; all null for `start_share`, a share of
+    the training. every_epochs, every_steps, every_samples: interval between averaged steps; all null for every step.
     """
 
     start_share: Probability
@@ -87,9 +87,9 @@ class StochasticWeightAverage(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the newest weights in the average; 0 if they do not enter."""
-        given = in_steps(progress, self.start_epochs, self.start_steps, self.start_samples)
-        start = max(decimal(self.start_share) * progress.total_steps if given is None else given, Fraction(1))
+        """Return the weight of the newest parameters in the average; 0 if they do not enter."""
+        first = in_steps(progress, self.start_epochs, self.start_steps, self.start_samples)
+        start = max(decimal(self.start_share) * progress.total_steps if first is None else first, Fraction(1))
         every = in_steps(progress, self.every_epochs, self.every_steps, self.every_samples) or Fraction(1)
 
         def entered(step: int) -> int:
@@ -100,30 +100,30 @@ class StochasticWeightAverage(Part):
 
 
 class WeightAverage(Hook):
-    """Running average of all parameters that train and of the statistics of batch norms; a part of the checkpoint.
+    """Running average of all trained parameters and of the batch-norm statistics; a part of the checkpoint.
 
-    Every rank averages the tensors that it holds, whole ones or its shards. Other buffers, such as an objective's
-    per-sample state, are those of the model.
+    Every rank averages the tensors that it holds, whole or sharded. Other buffers, such as an objective's per-sample
+    state, are not averaged.
 
-    averaging: which steps enter. modules: by their names in the checkpoint.
+    averaging: weight of each step. modules: modules by their names in the checkpoint.
     """
 
     def __init__(self, averaging: Averaging, modules: Mapping[str, nn.Module]) -> None:
         self._averaging = averaging
-        named: dict[str, dict[str, Tensor]] = {}
+        by_part: dict[str, dict[str, Tensor]] = {}
         for part, module in modules.items():
             parameters = module.named_parameters(remove_duplicate=False)
             tensors: dict[str, Tensor] = {name: value for name, value in parameters if value.requires_grad}
             for name, inner in module.named_modules():
                 statistics = inner.named_buffers(recurse=False) if isinstance(inner, _NormBase) else ()
                 tensors |= {f"{name}.{kind}": value for kind, value in statistics if value.is_floating_point()}
-            named[part] = {plain_name(name): tensor for name, tensor in tensors.items()}
+            by_part[part] = {plain_name(name): tensor for name, tensor in tensors.items()}
         # Tied weights have one average under several names.
-        unique = {id(tensor): tensor for tensors in named.values() for tensor in tensors.values()}
+        unique = {id(tensor): tensor for tensors in by_part.values() for tensor in tensors.values()}
         averages = {key: tensor.detach().clone() for key, tensor in unique.items()}
         self._tensors, self._averages = list(unique.values()), list(averages.values())
         self._named = {
-            part: {name: averages[id(tensor)] for name, tensor in tensors.items()} for part, tensors in named.items()
+            part: {name: averages[id(tensor)] for name, tensor in tensors.items()} for part, tensors in by_part.items()
         }
         self.has_begun = False
 
@@ -132,7 +132,7 @@ class WeightAverage(Hook):
 
     @torch.no_grad()
     def update(self, progress: Progress) -> None:
-        """Let the weights after `progress.step` steps enter the average."""
+        """Add the parameters after `progress.step` steps to the average."""
         weight = self._averaging(progress)
         if weight == 1:
             for average, tensor in zip(self._averages, self._tensors, strict=True):
@@ -144,7 +144,7 @@ class WeightAverage(Hook):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Exchange the weights of the modules for their average while the context lasts."""
+        """Replace the parameters of the modules by their average within the context."""
         self._exchange()
         try:
             yield
@@ -156,7 +156,7 @@ class WeightAverage(Hook):
         return {**self._named, "has_begun": self.has_begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Fill it in place."""
+        """Fill the average in place."""
         self.has_begun = bool(state["has_begun"])
         for part, tensors in self._named.items():
             fill(tensors, state[part], "the average")
@@ -164,6 +164,6 @@ class WeightAverage(Hook):
     @torch.no_grad()
     def _exchange(self) -> None:
         for tensor, average in zip(self._tensors, self._averages, strict=True):
-            kept = tensor.clone()
+            old = tensor.clone()
             tensor.copy_(average)
-            average.copy_(kept)
+            average.copy_(old)

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk, written completely or not at all, in one file or in one for each rank.
+"""Checkpoints on the disk, written completely or not at all, in one file or in one file for each rank.
 
     step_00001234.pt          tensors and plain values as torch.save writes them, or a folder with
     step_00001234/rank_00000.safetensors ...      the parts of the ranks, and
@@ -50,7 +50,7 @@ DTYPES = {
 }  # fmt: skip
 """Data types by name, with their names in a .safetensors file."""
 MOST_TENSORS = 50_000
-"""Tensors of a manifest."""
+"""Largest number of tensors in a manifest."""
 SHARD = re.compile(r"rank_\d{5}\.safetensors")
 BLOCK = 2**26
 """Bytes that are written and hashed at once."""
@@ -63,12 +63,12 @@ Keys = tuple[str | int, ...]
 Chunks = dict[tuple[str, tuple[int, ...]], int]
 """Size in bytes of the chunks of tensors that a rank holds, by name and offsets."""
 Stored = Mapping[str, Any]
-"""Of a file: {"bytes": size, "sha256": digest}."""
+"""Size and digest of a file: {"bytes": ..., "sha256": ...}."""
 log = logging.getLogger(__name__)
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` in one file and remove older ones but the newest `keep`. Raises WriteError.
+    """Write the checkpoint of `step` in one file, then remove older ones until `keep` remain. Raises WriteError.
 
     facts: small values for the .json file.
     """
@@ -107,11 +107,11 @@ def save_sharded(
     group: ProcessGroup | None,
     written: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the checkpoint <folder>/step_<step>, then remove older ones but the newest `keep`. Collective.
+    """Write the checkpoint <folder>/step_<step>, then remove older ones until `keep` remain. Collective.
 
     pieces: this rank's parts of the tensors, on the CPU, by name. state: `encoded` state, of the first rank. facts:
     small values for the .json file. group: process group of all ranks with a CPU backend; None for a single process.
-    written: called when this rank's file is on the disk.
+    written: called once this rank's file is on the disk.
 
     Raises on all ranks: WriteError; ValueError if the pieces of the ranks do not cover a tensor.
     """
@@ -142,11 +142,11 @@ def save_sharded(
         if rank > 0:
             return
         tensors: dict[str, Any] = {}
-        for name, described in (item for shard in shards for item in shard["tensors"].items()):
-            tensors.setdefault(name, {**described, "chunks": []})["chunks"] += described["chunks"]
+        for name, entry in (item for shard in shards for item in shard["tensors"].items()):
+            tensors.setdefault(name, {**entry, "chunks": []})["chunks"] += entry["chunks"]
         files = {name: stored for shard in shards for name, stored in shard["files"].items()}
-        for name, described in tensors.items():
-            _stored_tensor(name, described, files)
+        for name, entry in tensors.items():
+            _stored_tensor(name, entry, files)
         content = {"format": VERSION, "state": state, "tensors": tensors, "files": files}
         text = json.dumps(content, separators=(",", ":"))
         io.write_whole(temporary / MANIFEST, text)
@@ -191,12 +191,11 @@ def read(
 ) -> dict[str, Any]:
     """Return a checkpoint's content, on the CPU.
 
-    parts: names that must be in it. layout: the parts of tensors that this rank needs; None for whole tensors. without:
-    names that are left out. verified: the digests of its shards have been compared with its manifest. mapped: see
-    `read_tensors`.
+    parts: keys that it must have. layout: the parts of tensors that this rank needs; None for whole tensors. without:
+    keys to leave out. verified: the digests of the shards have been checked. mapped: see `read_tensors`.
 
     Raises:
-        DamagedFileError: a file is missing or no checkpoint, or holds objects other than weights and plain values.
+        DamagedFileError: a file is missing or damaged, or holds objects other than tensors and plain values.
     """
     if is_sharded(path):
         if not verified:
@@ -224,7 +223,7 @@ def recorded(folder: Path, name: str) -> Any:
 def value_of_best(folder: Path, best: Callable[[Iterable[float]], float] = max) -> float | None:
     """Return the value of the metric in the mark of the best checkpoint; None without one, or if it is damaged.
 
-    best: min for a metric of which lower values are better.
+    best: min for a metric whose lower values are better.
     """
 
     def value_in(mark: Path) -> float:
@@ -239,7 +238,7 @@ def value_of_best(folder: Path, best: Callable[[Iterable[float]], float] = max) 
 
 
 def _on_all_ranks(action: Callable[[], T], group: ProcessGroup | None) -> list[T]:
-    """Run `action` on every rank and return the results in rank order; the error of one is raised on all."""
+    """Run `action` on every rank and return the results in rank order; an error of one rank is raised on all."""
     result: Any = None
     failure: Exception | None = None
     try:
@@ -257,7 +256,7 @@ def _on_all_ranks(action: Callable[[], T], group: ProcessGroup | None) -> list[T
 
 
 def _remove_old(path: Path, keep: int) -> None:
-    """Remove checkpoints before `path` but the `keep` - 1 newest complete ones. Later ones will be overwritten."""
+    """Remove checkpoints before `path`, except the newest `keep` - 1 complete ones. Later ones will be overwritten."""
     others = [other for other in checkpoints_in(path.parent) if other != path]
     earlier = [other for other in others if step_of(other) < step_of(path)]
     complete = [other for other in [*earlier, path] if mark_of(other).exists()]
@@ -346,7 +345,7 @@ class Place:
         return tuple(map(slice, self.offsets, self.ends))
 
     def key(self, name: str) -> str:
-        """Return the name of this chunk of a tensor in its file: followed by its offsets unless it is the first."""
+        """Return the key of this chunk in its file: the tensor's name, and the offsets unless all are 0."""
         return f"{name}@{','.join(map(str, self.offsets))}" if any(self.offsets) else name
 
 
@@ -358,7 +357,7 @@ Layout = Callable[[Keys, tuple[int, ...]], Place]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """chunks: boxes that cover the tensor, with the files that hold them."""
+    """A tensor in a manifest. chunks: boxes that cover it, with the files that hold them."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -371,7 +370,7 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; other tensors as they are."""
+    """Return this rank's part of a DTensor; any other tensor unchanged."""
     part: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
@@ -396,7 +395,7 @@ def tensors_with_paths(value: Any) -> Iterator[tuple[Keys, Tensor]]:
 
 @torch.no_grad()
 def fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor], origin: str) -> None:
-    """Copy values into the tensors of the same names. Raises RuntimeError for other names. origin: of the values."""
+    """Copy values into the tensors of the same names. Raises RuntimeError for other names. origin: for the message."""
     if tensors.keys() != values.keys():
         raise RuntimeError(f"{origin} has other tensors: {sorted(tensors.keys() ^ values.keys())[:4]}")
     for name, tensor in tensors.items():
@@ -448,7 +447,7 @@ def _decoded(value: Any, tensor: Callable[[Keys, str], Any], path: Keys = ()) ->
 
 
 class HashedFile:
-    """A file that is written from its start to its end; counts and hashes the content. error: of the system."""
+    """A file that is written sequentially; counts and hashes its bytes. error: the system's error, if any."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._bytes, self._digest = file, 0, hashlib.sha256()
@@ -475,9 +474,9 @@ class HashedFile:
 def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequence[Chunks]) -> dict[str, Any]:
     """Write the file of a rank, and return the part of the manifest that describes it: its tensors and files.
 
-    pieces: by name; only those that no other rank writes are in the file. held: chunks of all ranks.
+    pieces: this rank's pieces by name; pieces that another rank writes are left out. held: chunks of all ranks.
     """
-    # A chunk that several ranks hold is written by the one of them that writes the fewest bytes so far.
+    # A chunk that several ranks hold is written by the rank with the fewest bytes so far.
     totals, writers = [0] * len(held), {}
     for chunk, size in {chunk: size for chunks in held for chunk, size in chunks.items()}.items():
         holders = (holder for holder, chunks in enumerate(held) if chunk in chunks)
@@ -490,7 +489,7 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
     names.sort(key=lambda name: -pieces[name][0].element_size())
     file = f"rank_{rank:05d}.safetensors"
     header: dict[str, Any] = {}
-    described: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     end = 0
     for name in names:
         part, place = pieces[name]
@@ -499,17 +498,17 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
             raise TypeError(f"a sharded checkpoint cannot hold a tensor of {part.dtype}")
         start, end = end, end + part.nbytes
         header[place.key(name)] = {"dtype": DTYPES[dtype], "shape": place.sizes, "data_offsets": (start, end)}
-        described[name] = {"dtype": dtype, "shape": place.whole, "chunks": [(place.offsets, place.sizes, file)]}
+        entries[name] = {"dtype": dtype, "shape": place.whole, "chunks": [(place.offsets, place.sizes, file)]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    # safetensors' own writer returns the whole file as bytes: it would need the memory of the state once more.
+    # The writer of safetensors returns the file as bytes: it would need the memory of the state once more.
     with io.whole(folder / file) as opened:
         hashed = HashedFile(opened)
         hashed.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             values: Any = pieces[name][0].detach().contiguous().reshape(-1).view(torch.uint8).numpy()
             hashed.write(values)
-    return {"tensors": described, "files": {file: hashed.stored()}}
+    return {"tensors": entries, "files": {file: hashed.stored()}}
 
 
 def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str]) -> dict[str, Any]:
@@ -554,7 +553,7 @@ def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str])
 
 
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict[str, Stored]]:
-    """Read and check the manifest of a sharded checkpoint: its encoded state, and tensors and files by name.
+    """Check the manifest of a sharded checkpoint; return its encoded state, and tensors and files by name.
 
     Raises DamagedFileError if it is missing or damaged, or its tensors do not fit its files.
     """
@@ -567,7 +566,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
     try:
         files = content["files"]
         for name, facts in files.items():
-            # A path would lead out of the folder.
+            # A name with a path could lead out of the folder.
             _require(SHARD.fullmatch(name) is not None, f"{shortened(name)} is not the name of a shard")
             is_described = _is_count(facts["bytes"]) and isinstance(facts["sha256"], str)
             _require(is_described, f"{name} has no size and digest")
@@ -585,7 +584,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
         _decoded(content["state"], lambda _, name: _require(name in tensors, unlisted))
     except io.DamagedFileError:
         raise
-    # Values of another kind than expected end in any of these.
+    # Unexpected values raise any of these.
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise io.DamagedFileError(path, f"is not the manifest of a checkpoint ({error})", REMEDY) from None
     return content["state"], tensors, files

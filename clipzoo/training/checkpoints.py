@@ -1,6 +1,6 @@
-"""The state of a training, which its next step depends on: saved, and restored on any number of ranks.
+"""The state of a training: save it, and restore it on any number of ranks.
 
-`TrainingState` copies the state, checks the weights and hands it to a thread, which writes the files of
+`TrainingState` checks the weights, copies the state and passes the copy to a thread, which writes the files of
 `clipzoo.training.checkpoint_files`. A restart loads the newest complete checkpoint.
 """
 
@@ -54,12 +54,12 @@ class TrainingState:
     """Saves and restores the state of a training.
 
     The newest checkpoints are in the folder `checkpoints` of the run directory, the best one in `best`; without a run
-    directory nothing is saved or restored. A model and an objective are saved only while their weights are finite. A
-    resumed run must find the same samples in the dataset, which is open, and continues counting its unusable ones.
+    directory nothing is saved or restored. Model and objective are saved only if their weights are finite. A
+    resumed run requires the same samples in the open dataset, and continues to count the unusable ones.
 
     tuned: tensors that training does not change are written once, to frozen.pt, and are in no checkpoint.
-    others: by their names in the checkpoint. history: these look back on the training: a rewind leaves them as they
-    are, and a checkpoint may lack them. rewind_folder: has the states that a training goes back to after a spike.
+    others: further parts of the state, by their names in the checkpoint. history: parts that a rewind does not restore,
+    and that a checkpoint may lack. rewind_folder: folder of the states that a rewind restores.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class TrainingState:
 
         facts: small values for the mark.
         """
-        waited = self.writer.own_seconds
+        seconds_before = self.writer.own_seconds
         facts = {"step": step, **self._facts, **facts}
         if self._sharded:
             self.writer.wait()
@@ -147,10 +147,10 @@ class TrainingState:
                     self.writer.run(partial(checkpoint_files.save, folder, step, state, facts, keep))
 
                 self._world.run_on_first(write_file)
-        self._throughput.add_own("checkpoint", self.writer.own_seconds - waited)
+        self._throughput.add_own("checkpoint", self.writer.own_seconds - seconds_before)
 
     def _content(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a checkpoint. parts: their states."""
+        """Return the content of a checkpoint. parts: states by name."""
         return {
             "step": step,
             "data": self._data,
@@ -169,7 +169,7 @@ class TrainingState:
             self._world.run_on_first(self.writer.wait)
 
     def wait_alone(self) -> None:
-        """Wait as `wait` does, without the other ranks: when the run fails."""
+        """Wait for this rank's checkpoints, without the other ranks; called when the run fails."""
         try:
             self.writer.wait()
         except RuntimeError as error:
@@ -215,7 +215,7 @@ class TrainingState:
         return state["step"]
 
     def rewind(self, step: int) -> None:
-        """Go back to the newest state before `step` steps that was saved for it. Collective."""
+        """Restore the newest state in `rewind_folder` of fewer than `step` steps. Collective."""
         self.wait()
         path = self.newest(self.rewind_folder, step - 1)
         assert path is not None, "a state to go back to is saved first"
@@ -227,18 +227,18 @@ class TrainingState:
         self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
 
     def newest(self, folder: Path, at_most: int | None = None) -> Path | None:
-        """Return the newest valid state of at most so many steps in a folder of the run. Collective."""
+        """Return the newest valid state of at most `at_most` steps in a folder of the run. Collective."""
         return self._world.run_on_first(lambda: checkpoint_files.newest(folder, at_most))
 
 
 class Sharding:
-    """The part of the state that every rank writes to a sharded checkpoint, and reads from any checkpoint.
+    """The part of the state that a rank writes to a sharded checkpoint and reads from any checkpoint.
 
     DTensors are sharded as they are in the memory of the ranks, and so is the per-sample state of an objective that
     shares it. All other tensors are whole on every rank. Buffers of modules are written by the first rank, because the
-    running statistics of a batch norm differ between ranks; one rank writes each of the others.
+    running statistics of a batch norm differ between ranks; any other tensor is written by one rank.
 
-    modules: by name. parts: all parts of the state by name.
+    modules: modules by name. parts: all parts of the state by name.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], parts: Mapping[str, Any], world: World) -> None:
@@ -272,9 +272,9 @@ class Sharding:
         return pieces
 
     def read(self, path: Path, *names: str) -> dict[str, Any]:
-        """Return the content of a valid checkpoint: of sharded tensors, this rank's shards.
+        """Return the content of a valid checkpoint, with this rank's shards of sharded tensors.
 
-        names: values that it must hold besides the parts.
+        names: keys that it must have in addition to the parts.
         """
         templates: dict[Keys, Tensor] = {}
         parameters: dict[str | int, list[Tensor]] = {}
@@ -316,9 +316,9 @@ class Sharding:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint after the other; at most one is being written. background: in a thread.
+    """Writes checkpoints, one at a time. background: in a thread.
 
-    own_seconds: time in which the caller waited for the files of this rank, not for those of other ranks.
+    own_seconds: time in which the caller waited for the files of this rank, not for other ranks.
     """
 
     def __init__(self, background: bool) -> None:
@@ -328,7 +328,7 @@ class CheckpointWriter:
         self._own_end: float | None = None
 
     def run(self, write: Callable[[], object]) -> None:
-        """Call `write` once the checkpoint before is on the disk.
+        """Call `write` once the previous checkpoint is on the disk.
 
         An error in the background is raised by the next call of a method.
         """
@@ -367,7 +367,7 @@ class CheckpointWriter:
 class Counters:
     """Numbers of unusable samples since the run first started.
 
-    count: returns the numbers of this process, by kind: `Dataset.counters`. before: numbers of the processes before.
+    count: returns the numbers of this process, by kind: `Dataset.counters`. before: numbers of earlier processes.
     """
 
     count: Callable[[], Mapping[str, int]]

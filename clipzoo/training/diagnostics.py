@@ -21,7 +21,7 @@ from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 BINS = 60
 SIDES = "highest", "lowest"
 ROWS = 256
-"""Pairs on which the embeddings are diagnosed."""
+"""Number of pairs for the diagnostics of embeddings."""
 
 
 @torch.no_grad()
@@ -61,15 +61,15 @@ def summarise_samples(objective: Objective, extremes: int, world: World = World(
     {name: {"seen", "mean", "std", "counts" [BINS], "edges" [BINS + 1], "highest": [{"sample_id", "value"}], "lowest"}};
     empty for an objective without state, or before a sample was seen.
     """
-    first = next((offsets[1] for _, offsets, _ in objective.shares().values()), None)
-    if first is None:
+    first_id = next((offsets[1] for _, offsets, _ in objective.shares().values()), None)
+    if first_id is None:
         world = World()
     summaries: dict[str, Any] = {}
     for name, values in objective.sample_statistics().items():
-        seen = values.isfinite()
-        # Those of a rank are above those of lower ranks.
-        ids = seen.nonzero()[:, 0].cpu() + (first or 0)
-        values = values[seen].cpu()
+        is_seen = values.isfinite()
+        # The sample ids of a rank are above those of lower ranks.
+        ids = is_seen.nonzero()[:, 0].cpu() + (first_id or 0)
+        values = values[is_seen].cpu()
         count = sum(world.gather_object(len(values)))
         if count == 0:
             continue
@@ -86,10 +86,10 @@ def summarise_samples(objective: Objective, extremes: int, world: World = World(
         if world.size > 1:
             mean = torch.stack(world.gather_object(values.double().sum())).sum() / count
             std = (torch.stack(world.gather_object((values.double() - mean).square().sum())).sum() / count).sqrt()
-        # The extremes of all ranks are among those of each.
+        # The global extremes are among the extremes of the ranks.
         order = values.argsort(stable=True)
-        own = torch.cat([order[:extremes], order[max(extremes, len(order) - extremes) :]])
-        values, ids = map(torch.cat, zip(*world.gather_object((values[own], ids[own])), strict=True))
+        extreme_rows = torch.cat([order[:extremes], order[max(extremes, len(order) - extremes) :]])
+        values, ids = map(torch.cat, zip(*world.gather_object((values[extreme_rows], ids[extreme_rows])), strict=True))
         order = values.argsort(stable=True)
         summaries[name] = {
             "seen": count,
@@ -133,14 +133,14 @@ def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -
 
 
 def unit_vectors(embedding: Embedding) -> Tensor:
-    """[b, d], one vector for each sample."""
+    """Return one unit vector for each sample, [b, d]."""
     if isinstance(embedding, PointSet):
         embedding = (embedding.log_weights.exp()[:, :, None] * embedding.points).sum(dim=1)
     return functional.normalize(embedding, dim=-1)
 
 
 def _uniformity(vectors: Tensor) -> Tensor:
-    """log of the mean of exp(-2 |x - x'|^2) over pairs of different samples; 0 when collapsed, near -4 when spread."""
+    """Return the log-mean of exp(-2 |x - x'|^2) over pairs of different samples: 0 if collapsed, near -4 if spread."""
     different = ~torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
     exponents = -2 * (2 - 2 * vectors @ vectors.mT)[different]
     return exponents.logsumexp(dim=0) - math.log(len(exponents))

@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 FOLDER = "spikes"
 SMALLEST_DEVIATIONS = 0.01, 0.1
-"""Lower bounds of the deviations of loss and gradient norm, as shares of their medians: plateaus hardly vary."""
+"""Lower bounds of the deviations of loss and gradient norm, as shares of their medians: on a plateau they are small."""
 MOST_IN_A_ROW = 10
-"""Steps in a row that may be skipped. More than these are a diverging training, not a few bad batches."""
+"""Largest number of consecutive skipped steps. More mean a diverging training, not a few bad batches."""
 
 
 @dataclass
 class _PendingStep:
-    """A step whose result, [3], is on its way to the host until `copied`. values: loss and gradient norm."""
+    """A step whose result, [3], is on the host once `copied` has happened. values: loss and gradient norm."""
 
     step: int
     sample_id: Tensor
@@ -51,8 +51,8 @@ class DivergenceCheck:
 
     folder: run directory, where the samples of a diverged step are listed; None: no file is written.
     loss_limit: a larger absolute loss counts as divergence, as NaN does.
-    stop_requested: returns True once this rank has been asked to stop. Its answer travels with the check.
-    spikes: the response to spikes; None judges no step.
+    stop_requested: returns True once this rank has been asked to stop. The check sends it to all ranks.
+    spikes: the response to spikes; None: spikes are not detected.
     leaves_out: True if training continues without the batch of a step that has diverged or is a spike.
     stop: True once any rank had been asked to stop in a settled step; equal on all ranks.
     """
@@ -134,10 +134,10 @@ class DivergenceCheck:
 class Spikes(Hook):
     """Detects spikes of a training and acts on them; see conf/trainer/default.yaml.
 
-    The loss and the gradient norm of a step are judged by those of the last `window` steps. A value is a spike if it
+    The loss and the gradient norm of a step are compared with the last `window` steps. A value is a spike if it
     exceeds median + threshold * deviation, where the deviation is the median absolute deviation from the median, and at
     least 1 % of the median loss or 10 % of the median gradient norm. No step is judged before the window is full.
-    Spikes enter the window too: median and deviation hardly change with less than half of the values.
+    Spikes enter the window too: they hardly change the median and the deviation.
 
     Each spike is described in spikes/step_N.json of the run directory, and sent to the logger.
 
@@ -176,25 +176,25 @@ class Spikes(Hook):
         """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
 
         loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite is not
-        added, and is not a spike by itself: such a step has diverged.
+        added, and does not count as a spike: it has diverged.
 
         Returns:
-            0-d bool on the device, and [2], the largest loss and gradient norm that still count as ordinary.
+            0-d bool on the device, and [2], the largest loss and gradient norm of an ordinary step.
         """
         values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
         median = self._values.median(dim=0).values
         deviation = (self._values - median).abs().median(dim=0).values
         deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
         limits = median + self._threshold * deviation
-        longer = torch.cat([self._values[1:], values[None]])
-        self._values = torch.where(values.isfinite().all(), longer, self._values)
+        shifted = torch.cat([self._values[1:], values[None]])
+        self._values = torch.where(values.isfinite().all(), shifted, self._values)
         return (values > limits).any(), limits
 
     def settle(self, step: int, is_spike: bool, sample_id: Tensor, values: Sequence[Tensor], limits: Tensor) -> None:
-        """Act on the judgement of a step.
+        """Respond to a step if it is a spike.
 
         step: counted from 1. is_spike: equal on all ranks, True also for a diverged step that is left out.
-        sample_id: [b]. values: loss and gradient norm. limits: of both, [2].
+        sample_id: [b]. values: loss and gradient norm. limits: their limits, [2].
 
         Raises TrainingError on all ranks if the policy is "stop", or too many steps in a row are left out.
         """
@@ -209,10 +209,10 @@ class Spikes(Hook):
         spike = {
             "loss": loss, "gradient_norm": norm, "largest_loss": largest_loss, "largest_gradient_norm": largest_norm,
         }  # fmt: skip
-        where = ""
+        location = ""
         if self._folder is not None:
             path = self._folder / f"step_{step:08d}.json"
-            where = f"; its samples are in {path}"
+            location = f"; its samples are in {path}"
             if self._world.is_first:
                 ids = [sample for _, samples in ranks for sample in samples]
                 losses = [loss for loss, _ in ranks]
@@ -222,29 +222,29 @@ class Spikes(Hook):
                 io.write_whole(path, json.dumps({"step": step, **spike, **facts}))
         if self._world.is_first:
             self._log(step, {"event": "spike", **{f"spike/{name}": value for name, value in spike.items()}})
-        # The values above their limits or, in a diverged step, both.
+        # The values above their limits; both in a diverged step.
         compared = [("loss", loss, largest_loss), ("gradient norm", norm, largest_norm)]
         above = [(name, value, limit) for name, value, limit in compared if value > limit] or compared
-        described = ", ".join(f"{name} {value:.4g}, limit {limit:.4g}" for name, value, limit in above)
-        sentence = f"step {step} is a spike ({described})"
+        comparison = ", ".join(f"{name} {value:.4g}, limit {limit:.4g}" for name, value, limit in above)
+        sentence = f"step {step} is a spike ({comparison})"
         if self.policy == "stop":
             raise TrainingError(
-                f"{sentence}{where}. The last checkpoint is untouched: continue without the batch with "
+                f"{sentence}{location}. The last checkpoint is untouched: continue without the batch with "
                 "trainer.spikes.policy=skip, or with it with trainer.spikes.policy=report"
             )
         if self.leaves_out and self._in_a_row > MOST_IN_A_ROW:
             raise TrainingError(
-                f"{sentence}{where}. It is number {self._in_a_row} in a row: the training diverges. The last "
+                f"{sentence}{location}. It is number {self._in_a_row} in a row: the training diverges. The last "
                 "checkpoint is untouched: lower optim.schedule.peak or set trainer.clip_gradient=1.0"
             )
         self.rewind_due = self.policy == "rewind"
-        log.warning("%s%s%s", sentence, ": the batch is skipped" if self.policy == "skip" else "", where)
+        log.warning("%s%s%s", sentence, ": the batch is skipped" if self.policy == "skip" else "", location)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values.cpu(), "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window; one of another length keeps the newest steps."""
+        """Restore the window; if its length has changed, its newest steps."""
         newest = state["values"][-len(self._values) :]
         self._values.fill_(torch.nan)
         self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
@@ -252,10 +252,10 @@ class Spikes(Hook):
 
 
 def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
-    """Check weights that are about to be saved, this rank's part, in one pass on their device.
+    """Check this rank's part of weights before they are saved, in one pass on their device.
 
     Raises TrainingError, with the name of the tensor, if a parameter is not finite or a buffer holds NaN. Masks and the
-    state of samples that were never seen are infinite. modules: by their names in the message. step: steps done.
+    state of unseen samples may be infinite. modules: by name, for the message. step: number of finished steps.
     """
     for name, module in modules.items():
         if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():

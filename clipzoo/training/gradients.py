@@ -1,8 +1,8 @@
 """The gradient of one batch, whole or in micro-batches, averaged over ranks.
 
 The graph is always cut at the features. Head and objective compute the loss on detached features; its gradient with
-respect to them is then passed to the encoders, whose graph is either the one of the first forward pass (the whole batch
-at once) or is made again for one micro-batch after the other (GradCache, Gao et al. 2021).
+respect to them is then passed to the encoders, whose graph is either that of the first forward pass (the whole batch
+at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 2021).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class GradientCache:
     """Computes losses and their gradients; micro-batches and ranks change neither.
 
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch. Smaller ones cost
-    one more forward pass and save the memory of activations. Only batch norm sees the difference: it normalises each
+    one more forward pass and save the memory of activations. Only batch norm differs: it normalises each
     micro-batch by itself and counts it once in its running statistics.
     tile: see Head.forward. autocast, compile: see PairEncoder.
-    caches: of the features of a view whose tower is frozen. parallel: how ranks share the model's weights; None for
+    caches: feature caches of frozen towers, by view. parallel: how ranks share the model's weights; None for
     a copy on every rank.
 
     A tower without a parameter that trains is encoded once, without a graph, and has no backward pass.
@@ -81,7 +81,7 @@ class GradientCache:
         batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done, and
         with OWN_PASSES and OTHER_RANKS around waits for other ranks.
         diagnose: also log the diagnostics of similarities and embeddings.
-        train_encoder: False for a step of only head and objective.
+        train_encoder: False to train only head and objective.
 
         Returns:
             The loss, without the scale.
@@ -96,7 +96,7 @@ class GradientCache:
         if trained and whole:
             features = _encode(self._shared, batch, trained)
         elif trained:
-            # Without a graph, and with the random state before each micro-batch.
+            # The first pass has no graph. The second one restores the random state before each micro-batch.
             encoded = []
             for micro_batch in micro_batches:
                 device = micro_batch.image.device
@@ -110,22 +110,22 @@ class GradientCache:
             view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
             for view, view_features in zip(trained, features, strict=True)
         }
-        both = {**constant, **leaves}
+        head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
         with step_part("head"):
-            similarity = self._model.compare(both["image"], both["text"], self._world, self.tile)
+            similarity = self._model.compare(head_inputs["image"], head_inputs["text"], self._world, self.tile)
         with step_part("objective"):
             loss = self.objective(similarity, batch, progress)
         if diagnose:
             with torch.no_grad():
-                image, text = self._model.embed(*(both[view].first(diagnostics.ROWS) for view in VIEWS))
+                image, text = self._model.embed(*(head_inputs[view].first(diagnostics.ROWS) for view in VIEWS))
             logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
             loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")
         with step_part("backward"):
             (loss.total * scale).backward()
             self._average_others()
-            # Zeros, which DDP needs for every parameter, where the head does not read the tensor.
+            # Zeros for tensors that the head does not read: DDP needs a gradient of every parameter.
             tensors = _tensors(leaves.values())
             gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in tensors]
             self._mark(OTHER_RANKS)
@@ -139,7 +139,7 @@ class GradientCache:
 
     @torch.no_grad()
     def _constant_features(self, view: View, micro_batches: Sequence[Batch]) -> Features:
-        """Features of a view that does not train in this step, from its cache if it has one."""
+        """Return the features of a view that does not train in this step, from its cache if it has one."""
 
         def encode(batch: Batch) -> Features:
             return _encode(self._encoder, batch, [view])[0]
@@ -187,14 +187,14 @@ def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Fea
 
 
 def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None:
-    """Add the encoders' gradient under these gradients of their features. Constant features are passed over."""
+    """Backpropagate gradients of the features through the encoders. Constant features are skipped."""
     pairs = [pair for pair in zip(_tensors(features), gradients, strict=True) if pair[0].requires_grad]
     if pairs:
         torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
 def _tensors(features: Iterable[Features]) -> list[Tensor]:
-    """The float tensors of the views."""
+    """Return the float tensors of the views."""
     return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
 
 
@@ -212,9 +212,9 @@ FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
 class PairEncoder(nn.Module):
     """The encoder as one module with one forward, batch -> features of the views.
 
-    Returns only the features that the head reads, and always the pooled ones, which cost less without the tokens.
+    Returns the pooled features, and the tokens only if the head reads them.
 
-    autocast: precision of the encoders; None for that of their parameters.
+    autocast: precision of the encoders; None for the precision of their parameters.
     compile: run the encoders through torch.compile; evaluation runs them without it.
     """
 

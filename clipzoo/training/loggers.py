@@ -25,19 +25,19 @@ from clipzoo.types import Part
 log = logging.getLogger(__name__)
 
 WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
-"""Seconds that a run waits for W&B at most."""
+"""Timeouts of W&B, in seconds."""
 LONGEST_VALUE = 500
-"""Characters of a parameter that every MLflow server takes."""
+"""Largest number of characters of a parameter that every MLflow server accepts."""
 
 
 class MetricLogger(Part):
     """Receives the numbers of a training on the first rank; a subclass needs only `log`.
 
-    An error of a logger is named in the log, and the training continues without it.
+    An error of a logger is written to the log, and the training continues without the logger.
     """
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
-        """Start logging, or continue at `step` after a resume. folder: run directory, whose name is the run's."""
+        """Start logging, or continue at `step` after a resume. folder: run directory, which has the name of the run."""
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -53,7 +53,7 @@ class MetricLogger(Part):
 class Logger(Part):
     """Writes metrics.jsonl, the source of truth, and copies to other loggers. Opened on the first rank only.
 
-    also: loggers by any name, of services or your own.
+    also: additional loggers by name, of services or custom ones.
     """
 
     def __init__(self, also: dict[str, MetricLogger] | None = None) -> None:
@@ -75,7 +75,7 @@ class Logger(Part):
             text = ""
             for row in io.read_json_lines(path, LOG_BYTES):
                 number, event = row.get("step"), row.get("event")
-                # The evaluation after the step is repeated.
+                # A resumed run repeats the evaluation after its checkpoint.
                 if isinstance(number, int) and (number < step or (number == step and event != "evaluation")):
                     text += f"{json.dumps(row)}\n"
             io.write_whole(path, text)
@@ -122,8 +122,8 @@ class Logger(Part):
 class WandbLogger(MetricLogger):
     """Logs numbers, settings, final metrics and report pictures to W&B; a resumed run continues its W&B run.
 
-    mode: "online", "offline" (upload later with `wandb sync`) or "disabled". project, entity, group: W&B's names;
-    without a group the runs of a sweep share one.
+    mode: "online", "offline" (upload later with `wandb sync`) or "disabled". project, entity: names in W&B.
+    group: name of the group in W&B, null for one group per sweep.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class WandbLogger(MetricLogger):
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         import wandb
 
-        known = dir(wandb.Settings())  # older versions have fewer settings
-        timeouts: dict[str, Any] = {name: value for name, value in WANDB_TIMEOUTS.items() if name in known}
+        settings = dir(wandb.Settings())  # older versions have fewer settings
+        timeouts: dict[str, Any] = {name: value for name, value in WANDB_TIMEOUTS.items() if name in settings}
         path = folder / "wandb_id"
         if not path.exists():
             io.write_whole(path, uuid.uuid4().hex[:8])
@@ -174,7 +174,7 @@ class TensorBoardLogger(MetricLogger):
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Hides what a killed run logged after its checkpoint.
+        # Hides values that a killed run logged after its checkpoint.
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -199,7 +199,7 @@ class TensorBoardLogger(MetricLogger):
 class MLflowLogger(MetricLogger):
     """Logs numbers, settings, final metrics and report pictures to MLflow; a resumed run continues its MLflow run.
 
-    uri: URI of the server, or sqlite:///FILE (which needs all of mlflow); None for MLFLOW_TRACKING_URI.
+    uri: URI of the server, or sqlite:///FILE (which needs the full mlflow package); None for MLFLOW_TRACKING_URI.
     experiment: name of the experiment.
     """
 
@@ -210,15 +210,15 @@ class MLflowLogger(MetricLogger):
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         import mlflow
 
-        self._client, stored = mlflow.MlflowClient(tracking_uri=self._uri), folder / "mlflow_run_id"
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
-        if stored.exists():
-            self._run = io.read_text(stored, io.MB)
+        self._client, id_file = mlflow.MlflowClient(tracking_uri=self._uri), folder / "mlflow_run_id"
+        existing = self._client.get_experiment_by_name(self._experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)
+        if id_file.exists():
+            self._run = io.read_text(id_file, io.MB)
             self._client.update_run(self._run, status="RUNNING")
             return
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
-        io.write_whole(stored, self._run)
+        io.write_whole(id_file, self._run)
         for key, value in flat(dict(config)).items():
             self._client.log_param(self._run, key, str(value)[:LONGEST_VALUE])
 
@@ -240,7 +240,7 @@ class TrackioLogger(MetricLogger):
     """Logs numbers and settings to Trackio; a resumed run continues its Trackio run.
 
     project: name of the project in the dashboard.
-    space_id: a space on the Hugging Face hub that shows it; None for this machine.
+    space_id: Hugging Face space that shows the dashboard; None for a local dashboard.
     """
 
     def __init__(self, project: str, space_id: str | None) -> None:
@@ -265,7 +265,7 @@ class TrackioLogger(MetricLogger):
 
 
 def require_package(package: str) -> None:
-    """Raise ConfigError if the package of a logger is not installed. The logger and the extra bear its name."""
+    """Raise ConfigError if the package of a logger is not installed. Logger, package and extra have one name."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"logger={package} needs {package}, which is not installed: {installation(package)}")
 
@@ -278,11 +278,11 @@ class MaskingFormatter(logging.Formatter):
 
 
 def quiet_libraries() -> None:
-    """Show messages of this package on the terminal, and only warnings of other libraries."""
+    """Show the messages of this package on the terminal, and only warnings of other libraries."""
     rank = launch.read().rank
     handler = logging.StreamHandler()
     handler.setFormatter(MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     logging.basicConfig(force=True, handlers=[handler])
-    # torch's own deprecations, of names that the oldest supported torch still needs.
+    # Deprecation warnings of torch: the oldest supported version still needs these names.
     warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
     logging.getLogger("clipzoo").setLevel(logging.INFO if rank == 0 else logging.ERROR)

@@ -65,7 +65,7 @@ class GroupedOptimizer(Part):
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[Group]:
-    """Return the group of the matrices, which decay, and that of the parameters of fewer than two dimensions."""
+    """Return two groups: matrices with weight decay, and parameters of fewer than two dimensions without."""
     parameters = list(parameters)
     matrices = [p for p in parameters if p.ndim >= 2]
     others = [p for p in parameters if p.ndim < 2]
@@ -85,8 +85,8 @@ def split_groups(optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter
         by_factor: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             by_factor.setdefault(factors.get(parameter, 1.0), []).append(parameter)
-        own = group.get(FACTOR, 1.0)
-        groups += [{**group, "params": parameters, FACTOR: own * factor} for factor, parameters in by_factor.items()]
+        scale = group.get(FACTOR, 1.0)
+        groups += [{**group, "params": parameters, FACTOR: scale * factor} for factor, parameters in by_factor.items()]
     optimizer.param_groups[:] = groups
 
 
@@ -199,8 +199,8 @@ LOOKAHEAD = "lookahead_"
 class TimmOptimizer(GroupedOptimizer):
     """An optimizer of timm.
 
-    name: as in `timm.optim.list_optimizers()`; lookahead_NAME wraps NAME in Lookahead. betas: for optimizers that have
-    them; null for their own. options: further arguments of its class.
+    name: as in `timm.optim.list_optimizers()`; lookahead_NAME wraps NAME in Lookahead. betas: decay rates
+    of the moments; null for the optimizer's defaults. options: further arguments of the optimizer's class.
     """
 
     name: str
@@ -212,9 +212,9 @@ class TimmOptimizer(GroupedOptimizer):
     def __post_init__(self) -> None:
         from timm.optim import get_optimizer_info, list_optimizers
 
-        name, known = self.name.lower().removeprefix(LOOKAHEAD), [str(known) for known in list_optimizers()]
-        if name not in known:
-            hint = nearest(name, known) or ": timm.optim.list_optimizers() lists them"
+        name, names = self.name.lower().removeprefix(LOOKAHEAD), [str(entry) for entry in list_optimizers()]
+        if name not in names:
+            hint = nearest(name, names) or ": timm.optim.list_optimizers() lists them"
             raise ConfigError(f"timm has no optimizer optim.name={self.name}{hint}")
         if get_optimizer_info(name).second_order:
             raise ConfigError(f"optim.name={self.name} needs second derivatives: choose another")
@@ -243,11 +243,11 @@ ALGORITHM = "algorithm"
 class Muon(GroupedOptimizer):
     """torch's Muon (Jordan et al. 2024) for the weights of linear layers and attention, AdamW for all other parameters.
 
-    Embeddings, convolutions, the head's projections, norms, biases and scales belong to AdamW.
+    AdamW trains embeddings, convolutions, the head's projections, norms, biases and scales.
 
     momentum: momentum of Muon. nesterov: use Nesterov's momentum. ns_steps: Newton-Schulz iterations.
     adjust_lr_fn: factor of the learning rate of an [A, B] matrix: "match_rms_adamw", .2 sqrt(max(A, B)), with which the
-    rate and the weight decay of AdamW suit Muon; "original", sqrt(max(1, A / B)).
+    learning rate and weight decay of AdamW suit Muon; "original", sqrt(max(1, A / B)).
     adamw_rate: factor of the learning rate of AdamW's parameters.
     betas: decay rates of AdamW's moments. eps: added to the root of its second moment.
     """
@@ -274,23 +274,23 @@ class Muon(GroupedOptimizer):
         return self.construct(groups)
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        own = {name: [group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw")}
+        by_algorithm = {name: [group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw")}
         optimizers: dict[str, torch.optim.Optimizer] = {}
-        if own["muon"]:
+        if by_algorithm["muon"]:
             optimizers["muon"] = torch.optim.Muon(
-                own["muon"], lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov,
+                by_algorithm["muon"], lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov,
                 ns_steps=self.ns_steps, adjust_lr_fn=self.adjust_lr_fn,
             )  # fmt: skip
-        if own["adamw"]:
+        if by_algorithm["adamw"]:
             adamw = AdamW(self.betas, self.eps, self.weight_decay, self.schedule)
-            optimizers["adamw"] = adamw.construct(own["adamw"])
+            optimizers["adamw"] = adamw.construct(by_algorithm["adamw"])
         return CombinedOptimizer(optimizers)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, with one list of parameter groups and one state.
 
-    optimizers: by the name that their groups have as `algorithm`.
+    optimizers: optimizers by the value of `algorithm` in their groups.
     """
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
@@ -313,7 +313,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 
 def hidden_matrices(module: nn.Module) -> list[torch.Tensor]:
-    """Return the weights of linear layers and the stacked input projections of attention, those of a head left out."""
+    """Return the weights of linear layers and the stacked input projections of attention, except those of the head."""
     linear = [
         (f"{name}.weight", inner.weight) for name, inner in module.named_modules() if isinstance(inner, nn.Linear)
     ]

@@ -1,4 +1,4 @@
-"""The parts of a training: their protocols, which classes satisfy without inheriting from them, and its hooks."""
+"""Parts of a training: protocols, which classes satisfy without inheriting from them, and the base class of hooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clipzoo.types import Batch, Loss, Progress, World
 class Dataset(Protocol):
     """Batches of samples in an order that is a pure function of seed, epoch and step.
 
-    A class that inherits from it need not define `names`, `repeats` and `leave_out_images`.
+    A subclass need not define `names`, `repeats` and `leave_out_images`.
     """
 
     @property
@@ -53,29 +53,29 @@ class Dataset(Protocol):
         """Return how often captions repeat; empty if the samples have none. Must not read the samples."""
 
     def counters(self) -> Mapping[str, int]:
-        """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
+        """Return the numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
-        """Image (uint8 [3, S, S]) and caption of each sample; empty if the samples cannot be shown."""
+        """Return image (uint8 [3, S, S]) and caption of each sample; empty if the samples cannot be shown."""
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
-        """Shard and key of each sample, for messages; empty if the samples have no names."""
+        """Return shard and key of each sample, for messages; empty if the samples have no names."""
         return []
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample's image or caption is the same in every epoch, so that its features can be kept."""
+        """Return True if a sample's image or caption is the same in every epoch: its features can be cached."""
         return False
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
-        """Called if features of images are kept: these images need not be decoded. stored_keys: ids [b] -> digests of
-        the images with kept features, [b] int64; 0 for the others."""
+        """Skip decoding of images whose features are cached. stored_keys: sample ids [b] -> digests of these images,
+        [b] int64; 0 for other samples."""
 
 
 class Evaluator(Protocol):
     """Measures a model during and after training."""
 
     def due(self, before: Progress, now: Progress) -> bool:
-        """Return True if an evaluation falls between two points of the training, which are equal before its start."""
+        """Return True if an evaluation is due between two points of the training; they are equal before its start."""
 
     def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
         """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective.
@@ -95,12 +95,12 @@ class Schedule(Protocol):
 
 
 class Averaging(Protocol):
-    """Which steps enter the average of the weights, as a pure function of training progress."""
+    """Weight of a step in the average of the parameters, as a pure function of training progress."""
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the weights after `progress.step` steps in their running average.
+        """Return the weight of the parameters after `progress.step` steps in their running average.
 
-        1 for the first that enter, 0 for those that do not enter.
+        1 for the first step that enters, 0 for a step that does not enter.
         """
 
 
@@ -118,7 +118,7 @@ class Logger(Protocol):
     """Receives the training's metrics, on the first rank only."""
 
     def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
-        """Start logging to the run directory, or continue at `step`. folder: None where nothing is written."""
+        """Start logging to the run directory, or continue at `step`. folder: None: nothing is written."""
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of one step."""
@@ -132,7 +132,7 @@ class Logger(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A step that is done. progress: after the step. gradient_norm: 0-d, of all parameters, before clipping."""
+    """A finished step. progress: after the step. gradient_norm: 0-d, norm over all parameters before clipping."""
 
     progress: Progress
     loss: Loss
@@ -152,7 +152,7 @@ class Step:
 class Hook:
     """Called by the training on all ranks; a subclass needs only the methods that it uses.
 
-    What a hook writes about a step must wait for the step's divergence check (`DivergenceCheck.settle`).
+    A hook must wait for the divergence check of a step (`DivergenceCheck.settle`) before it writes its values.
     """
 
     key: str | None = None
@@ -161,13 +161,13 @@ class Hook:
     """Reason why the training ends before its last step; None while it continues."""
 
     def begin(self, progress: Progress) -> None:
-        """Called before the first step of this process. progress: of the checkpoint, step 0 for a new training."""
+        """Called before the first step of this process. progress: that of the checkpoint; step 0 for a new run."""
 
     def after(self, step: Step) -> None:
         """Called after each step."""
 
     def evaluates(self, progress: Progress) -> bool:
-        """Return True to ask for an evaluation at this point of the training, which is not its end."""
+        """Return True to request an evaluation at this point of the training; its end is always evaluated."""
         return False
 
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
@@ -186,11 +186,11 @@ class Hook:
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that a training consists of, besides its model.
+    """The objects of a training except its model.
 
-    head: of the model. seed: seeds all random numbers. folder: run directory; None: nothing is written.
-    config: for the logger. tuning: which parameters of the encoder train; None for all. averaging: of the weights;
-    None for no average. report: called with each line for the terminal.
+    head: the model's head. seed: seeds all random numbers. folder: run directory; None: nothing is written. config:
+    configuration, for the logger. tuning: which parameters of the encoder train; None for all. averaging: None for no
+    average of the weights. report: called with each line for the terminal.
     """
 
     settings: Settings

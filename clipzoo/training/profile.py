@@ -1,4 +1,4 @@
-"""A profile of some steps: the profiler's trace, the memory, and the time of each part of a step."""
+"""Profile of selected steps: the profiler's trace, the memory, and the time of each part of a step."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ FOLDER = "profile"
 TRACE, SNAPSHOT, SUMMARY = "trace.json.gz", "memory_snapshot.pickle", "summary.json"
 MOST_OPERATIONS = 15
 MOST_ALLOCATIONS = 200_000
-"""Allocations and releases that the snapshot of a GPU's memory holds."""
+"""Largest number of allocations and releases in the snapshot of a GPU's memory."""
 STEP = "step"
 """Range of a whole step."""
 PARTS = (
     "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
 )  # fmt: skip
-"""Ranges inside a step, by their names in the trace. What is left of a step is "other"."""
+"""Ranges inside a step, by their names in the trace. The rest of a step is "other"."""
 OTHER = "other"
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 BINS = 400
-"""Largest number of points of the memory's curve."""
+"""Largest number of points of the memory curve."""
 Event = Mapping[str, Any]
 
 
 class Profile(Hook):
     """Profiles the steps `first` to `last` of a training on the first rank and writes <folder>/profile.
 
-    A step begins with the request for its batch, after all other hooks of the step before.
+    A step begins with the request for its batch, after all other hooks of the previous step.
 
     first, last: counted from 1. report: called with one line for the terminal.
     """
@@ -80,7 +80,7 @@ class Profile(Hook):
 
     def _begin_step(self, number: int) -> None:
         if number == self._first <= self._last:
-            # Else its library writes that it sees no GPU.
+            # Without it, the profiler warns that there is no GPU.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             activities = [ProfilerActivity.CPU]
             if self._world.device.type == "cuda":
@@ -120,7 +120,7 @@ class Profile(Hook):
             "ranks": self._world.size,
             "host_ms": dict(times.host),
             "device_ms": dict(times.device),
-            # Those with the most time of their own: calls and milliseconds per step.
+            # Operations with the longest self time: calls and milliseconds per step.
             "operations": [
                 {"name": event.key, "calls": event.count / times.steps, "ms": own(event) / 1e3 / times.steps}
                 for event in operations
@@ -139,7 +139,7 @@ class Profile(Hook):
 
 @dataclass(frozen=True)
 class PartTimes:
-    """Milliseconds per step. host: of the process; they sum to the time of a step. device: of the kernels it starts."""
+    """Milliseconds per step. host: times of the process, whose sum is that of a step. device: times of its kernels."""
 
     steps: int
     host: Mapping[str, float]
@@ -149,8 +149,8 @@ class PartTimes:
 def part_times(events: Sequence[Event]) -> PartTimes:
     """Return the times of the parts of the steps in a trace.
 
-    A moment belongs to the range that began last: a part does not include the parts inside, such as the communication
-    of the backward pass. A kernel belongs to the part that started it, one of NCCL to communication.
+    Time counts for the range that began last: a part does not include the parts inside, such as the communication of
+    the backward pass. A kernel counts for the part that launched it, a kernel of NCCL for communication.
     """
     ranges = sorted(
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
@@ -158,7 +158,7 @@ def part_times(events: Sequence[Event]) -> PartTimes:
         if event.get("cat") == "user_annotation" and event.get("name") in (STEP, *PARTS)
     )
     steps = sum(name == STEP for _, _, name in ranges)
-    # The moments at which the owner of the time changes, and the part that owns the time from each on.
+    # The moments at which the current part changes, and the current part after each of them.
     moments = sorted({moment for start, end, _ in ranges for moment in (start, end)})
     owners: list[str | None] = []
     active: list[tuple[float, float, str]] = []

@@ -26,10 +26,10 @@ from clipzoo.types import (
 
 @dataclass(frozen=True)
 class WarmupSchedule(Part):
-    """Linear warmup from `start` to `peak`, then what `after_warmup` returns. All schedules take these arguments.
+    """Linear warmup from `start` to `peak`, then the rate of `after_warmup`. All schedules take these arguments.
 
     end: learning rate at the end of the training.
-    warmup_epochs, warmup_steps, warmup_samples: length of the warmup; one of them, the others null.
+    warmup_epochs, warmup_steps, warmup_samples: length of the warmup; give one, and null for the others.
     restart_epochs, restart_steps, restart_samples: period after which the schedule restarts from its peak (CLOOB: 7
     epochs); all null for one period from the warmup to the end of training.
     per_epoch: the rate changes only at the start of an epoch (NUCLR).
@@ -63,7 +63,7 @@ class WarmupSchedule(Part):
         warmup = min(round(length or 0), progress.total_steps)
         if progress.step < warmup:
             return self.start + (self.peak - self.start) * progress.step / warmup
-        # Exact fractions: rounded, a step that begins a cycle or an epoch would count as the end of the one before.
+        # Exact fractions: rounding could count the first step of a cycle or an epoch as the end of the previous one.
         step = Fraction(progress.step)
         if self.per_epoch:
             step = max(Fraction(warmup), progress.steps(progress.completed()))
@@ -78,14 +78,14 @@ class WarmupSchedule(Part):
     def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
         """Return the learning rate after `position` of the `period` steps that follow the warmup or a restart.
 
-        warmup: its number of steps.
+        warmup: its length in steps.
         """
 
 
 @checked
 @dataclass(frozen=True)
 class Constant(WarmupSchedule):
-    """The peak until the end of the training, whatever `end` and the restarts are."""
+    """The peak until the end of the training; `end` and restarts have no effect."""
 
     def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
         return self.peak
@@ -113,11 +113,11 @@ class Cosine(WarmupSchedule):
 class CooldownSchedule(WarmupSchedule):
     """A stable phase, whose rates do not depend on the length of the training, then a cooldown to `end`.
 
-    A run may continue from any checkpoint of the stable phase with a cooldown of its own: see init.resume.
+    A run may continue from any checkpoint of the stable phase with its own cooldown: see init.resume.
 
     cooldown_epochs, cooldown_steps, cooldown_samples: length of the cooldown at the end of the training or before a
-    restart; all null for `cooldown_share`, a part of the steps after the warmup.
-    cooldown_shape: "linear", "cosine", or "sqrt" for 1 - sqrt(part that is done).
+    restart; all null for `cooldown_share`, a share of the steps after the warmup.
+    cooldown_shape: "linear", "cosine", or "sqrt" for 1 - sqrt(share of the cooldown that is done).
     """
 
     cooldown_share: Probability = 0.0
@@ -140,8 +140,8 @@ class CooldownSchedule(WarmupSchedule):
         if position <= stable:
             return rate
         done = (position - stable) / cooldown
-        left = {"linear": float(1 - done), "cosine": (1 + math.cos(math.pi * done)) / 2, "sqrt": 1 - math.sqrt(done)}
-        return self.end + (rate - self.end) * left[self.cooldown_shape]
+        factor = {"linear": float(1 - done), "cosine": (1 + math.cos(math.pi * done)) / 2, "sqrt": 1 - math.sqrt(done)}
+        return self.end + (rate - self.end) * factor[self.cooldown_shape]
 
     @abstractmethod
     def stable_rate(self, position: Fraction, warmup: int) -> float:
@@ -171,7 +171,7 @@ class InverseSquareRoot(CooldownSchedule):
 
 
 def in_steps(progress: Progress, epochs: float | None, steps: float | None, samples: int | None) -> Fraction | None:
-    """Return a length, given in one of the three units, in steps; None if it is given in none."""
+    """Return a length in steps, given in epochs, steps or samples; None if it is not given."""
     if epochs is not None:
         return progress.steps(epochs)
     if steps is not None:

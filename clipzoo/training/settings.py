@@ -1,4 +1,4 @@
-"""Settings of a training. conf/trainer/default.yaml says what each of them means."""
+"""Settings of a training. conf/trainer/default.yaml documents each of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FullySharding(Part):
     def ranks(self, world: World) -> int:
         """Return the number of ranks of a group. Collective. Raises ConfigError for a size that cannot be formed."""
         if self.shard_group == "node":
-            # Launchers that do not tell the number of ranks of a node give every node a name.
+            # If the launcher does not state the number of ranks of a node, count the ranks on this host.
             hosts = world.gather_object(socket.gethostname())
             local_size = launch.read().local_size
             ranks = local_size if local_size > 1 else hosts.count(hosts[0])
@@ -137,9 +137,9 @@ class Computation:
         return replace(self, precision=world.run_on_first(chosen))
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
-        """Set the precision of the parameters, and move to the device those that ranks will not divide.
+        """Set the precision of the parameters, and move parameters that ranks do not divide to the device.
 
-        samples: of the dataset, for the objective's per-sample state.
+        samples: number of samples, for the objective's per-sample state.
         """
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         model.to(dtype=dtype)
@@ -153,15 +153,15 @@ class Computation:
         """Return how ranks share the weights of the model. Collective."""
         if not self.is_sharded(world):
             return Parallel(model, world)
-        # Imports another second of torch.
+        # This import takes a second.
         from clipzoo.distributed.sharded import Sharded
 
-        kept = (model.head, model.encoder.tokenizer)
+        unsharded = (model.head, model.encoder.tokenizer)
         ranks, sharding = self.fsdp.ranks(world), self.fsdp
-        return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload)
+        return Sharded(model, world, unsharded, ranks, sharding.reshard, sharding.offload)
 
     def is_sharded(self, world: World) -> bool:
-        """Return False for a single rank, which has nobody to share with."""
+        """Return True if ranks divide the weights; False for a single rank."""
         return self.parallel == "fsdp" and world.size > 1
 
     @property
@@ -190,7 +190,7 @@ class CheckpointSettings(Part):
 @checked
 @dataclass(frozen=True)
 class SpikeSettings(Part):
-    """Response to steps whose loss or gradient norm is far above those of the steps before."""
+    """Response to steps whose loss or gradient norm is far above the values of the previous steps."""
 
     policy: SpikePolicy | None = None
     window: SpikeWindow = 100
@@ -209,7 +209,7 @@ class SlowRankSettings(Part):
 @checked
 @dataclass(frozen=True)
 class Inspection:
-    """Looking inside a training. None of it changes an ordinary step."""
+    """Profile, spikes and slow ranks of a training. None of them changes an ordinary step."""
 
     profile: StepRange | None = None
     spikes: SpikeSettings = SpikeSettings()
@@ -240,7 +240,7 @@ class Settings(Computation, Inspection, Length, Part):
     }
 
     def check(self, samples: int, world: World) -> None:
-        """Raise ConfigError if ranks cannot share the weights or a batch, or `samples` samples are too few steps."""
+        """Raise ConfigError if ranks cannot share the weights or a batch, or the training is too short."""
         if self.is_sharded(world):
             self.fsdp.ranks(world)
         if self.global_batch % world.size:

@@ -31,15 +31,13 @@ SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "op
 """Part of a step -> its name in metrics.jsonl, where it is a share of the time."""
 EVALUATION = "evaluation"
 PARTS = (*SHARES, "other", EVALUATION)
-"""Parts of a step, and evaluations, which together are all of the time."""
+"""Parts of a step, and evaluations: together they are the whole time."""
 OWN_WORK = {"data": "data", "transfer": "transfer", OWN_PASSES: "computation"}
-"""Mark -> cause of the time before it, which this rank spends without waiting for other ranks."""
+"""Mark -> cause of the time before it, in which this rank does not wait for other ranks."""
 CAUSES = ("data", "transfer", "computation", "checkpoint")
 """Causes of a rank's own time."""
-
-
 BLOCKS = 4
-"""Parts of the period, in all of which a slow rank is slow: one long pause does not count."""
+"""Number of parts of the period. A slow rank is slow in all of them: one long pause does not count."""
 CAUSE_TEXTS = {
     "data": "it waits for data: compare its disk, network and CPU cores with those of the other ranks",
     "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
@@ -60,10 +58,10 @@ Log = Callable[[int, Mapping[str, Any]], None]
 class Throughput:
     """Measures a loop over `timed(batches)`; `mark(part)` ends a part of a step, or a phase inside a part.
 
-    Seconds, rates and shares are those of the training without evaluations (`evaluating`). A GPU records events at the
+    Seconds, rates and shares do not include evaluations (`evaluating`). A GPU records events at the
     marks, so that the host does not wait for it.
 
-    own: seconds and steps between the last two readings, and this rank's seconds without waits for others by cause.
+    own: seconds and steps between the last two readings, and this rank's own seconds by cause (see OWN_WORK).
     flops_per_step: floating-point operations of this rank; None until they are counted.
     peak_flops: floating-point operations per second that its device is capable of; None if unknown.
     """
@@ -128,11 +126,11 @@ class Throughput:
             yield batch
 
     def mark(self, part: str) -> None:
-        """Assign the time since the last part to `part`; the mark of a phase inside a part begins no new part."""
+        """Assign the time since the last part to `part`; a phase inside a part does not begin a new part."""
         self._marks.append((part, self._now()))
 
     def add_own(self, cause: str, seconds: float) -> None:
-        """Count seconds that this rank spent without waiting for others, outside of the marks."""
+        """Add own seconds of this rank that no mark measures."""
         self._own[cause] += seconds
 
     def read(self, step: int) -> dict[str, float]:
@@ -150,9 +148,9 @@ class Throughput:
 
     def progress_line(self, step: int, values: Mapping[str, Any]) -> str:
         """Return the line that the terminal shows for a reading."""
-        since, first = self._estimate_from
-        left = (time.perf_counter() - since) / max(step - first, 1) * (self._total_steps - step)
-        minutes, seconds = divmod(round(left), 60)
+        begin, first_step = self._estimate_from
+        seconds_left = (time.perf_counter() - begin) / max(step - first_step, 1) * (self._total_steps - step)
+        minutes, seconds = divmod(round(seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
         return (
             f"step {step}/{self._total_steps}  epoch {values['epoch']:.2f}  loss {values['loss']:.4f}  "
@@ -183,7 +181,7 @@ class Throughput:
             self._reading = self._measured(step)
 
     def _measured(self, step: int) -> _Reading:
-        """Return what was measured since this process began. A GPU finishes the steps before."""
+        """Return the measurements since this process began. Waits until a GPU has reached the last mark."""
         if self._on_gpu and self._marks:
             self._marks[-1][1].synchronize()
         for part, end in self._marks:
@@ -235,9 +233,9 @@ class _Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that was slower than the median of the ranks by the share `excess` for `seconds`, and why.
+    """A rank that was slower than the median of the ranks by the share `excess` for `seconds`, and the cause.
 
-    own: seconds per step that the rank spent on the cause; median: of all ranks.
+    own: seconds per step that the rank spent on the cause. median: median of these seconds over all ranks.
     """
 
     rank: int
@@ -261,7 +259,7 @@ class SlowRank:
 
 
 class SlowRanks:
-    """Finds slow ranks in the own times of all ranks, each of them once.
+    """Finds slow ranks by the own times of all ranks, and returns each of them once.
 
     Times are [ranks, 2 + causes]: seconds and steps of a period, equal on all ranks, and own seconds by cause.
 
@@ -275,7 +273,7 @@ class SlowRanks:
         self._found: set[int] = set()
 
     def judge(self, rows: Sequence[Sequence[float]]) -> tuple[dict[str, float], list[SlowRank]]:
-        """Return the slowest rank of a reading and its excess, for the log line, and the slow ranks that are new.
+        """Return the slowest rank of a reading and its excess, for the log line, and the new slow ranks.
 
         rows: `Throughput.own` of all ranks, in rank order. Equal rows give equal results on all ranks.
         """
@@ -294,30 +292,30 @@ class SlowRanks:
         self._slow = {rank: block + self._slow.get(rank, 0.0) for rank in slow}
         new = [rank for rank in slow if self._slow[rank][0, 0] >= self._period and rank not in self._found]
         self._found.update(new)
-        described = []
+        slow_ranks = []
         for rank in new:
             times = self._slow[rank]
             seconds, steps = times[0, :2].tolist()
             # The cause is the rank's own phase that exceeds the median over ranks by most.
             medians = [median_low(column) for column in times[:, 2:].T.tolist()]
-            place = int((times[rank, 2:] - medians).argmax())
-            own, median = float(times[rank, 2 + place]) / steps, medians[place] / steps
-            described.append(SlowRank(rank, _excesses(times)[rank], seconds, CAUSES[place], own, median))
-        return values, described
+            index = int((times[rank, 2:] - medians).argmax())
+            own_seconds, median = float(times[rank, 2 + index]) / steps, medians[index] / steps
+            slow_ranks.append(SlowRank(rank, _excesses(times)[rank], seconds, CAUSES[index], own_seconds, median))
+        return values, slow_ranks
 
 
 def _excesses(times: Times) -> list[float]:
     """Return by how much each rank's time exceeds the median of the ranks, as a share of it."""
-    own = times[:, 2:].sum(axis=1)
-    totals = (own + max(times[0, 0] - own.max(), 0.0)).tolist()
+    own_seconds = times[:, 2:].sum(axis=1)
+    totals = (own_seconds + max(times[0, 0] - own_seconds.max(), 0.0)).tolist()
     median = median_low(totals)
     return [total / median - 1 if median > 0 else 0.0 for total in totals]
 
 
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
-    """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
+    """Return the operations of this rank's share of a step: three times a forward pass of encoders and head.
 
-    Gradients that the encoders do not compute do not count: those of images and of weights that do not train.
+    Gradients that the encoders do not compute do not count: gradients of images and of weights that do not train.
     Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
     samples.
     tile: see Head.forward.
@@ -330,7 +328,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
         flops += count
 
     def repeated(features: Features) -> Features:
-        """Return the first sample's features, as often as the batch has samples."""
+        """Return the first sample's features, repeated for all samples of the batch."""
         mask = None if features.mask is None else features.mask[:1].expand(size, -1)
         return replace(features.map(lambda tensor: tensor[:1].detach().expand(size, *tensor.shape[1:])), mask=mask)
 
@@ -345,7 +343,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 
 
 def _count(encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
-    """Return the operations of a step in which `rows` samples like those of `view` pass, and the view's features."""
+    """Return the operations of a step on `rows` samples like those of `view`, and the view's features."""
     formulas = {operator: _of_step(formula) for operator, formula in flop_registry.items()}
     counting = FlopCounterMode(display=False, custom_mapping=formulas)
     with counting as counter, torch.compiler.set_stance("force_eager"):
@@ -361,7 +359,7 @@ def _of_step(formula: Callable[..., float]) -> Callable[..., float]:
     """
 
     def of_step(*arguments: Any, **options: Any) -> float:
-        # Biases and masks are not among them.
+        # Biases and masks are left out.
         operands = [tensor for tensor in arguments[:3] if isinstance(tensor, Tensor) and tensor.ndim > 1]
         share = sum(tensor.requires_grad for tensor in operands) / max(len(operands), 1)
         return formula(*arguments, **options) * (1 + 2 * share)

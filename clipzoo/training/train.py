@@ -1,4 +1,4 @@
-"""Training from the newest checkpoint to the last step: `clipzoo.train`, the loop of every training, and its hooks."""
+"""`clipzoo.train`, the training loop from the newest checkpoint to the last step, and its hooks."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from clipzoo.types import Progress
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """model: trained, in evaluation mode. metrics: of the last evaluation. cost: seconds, samples per second, memory.
+    """Result of a training. model: in evaluation mode. metrics: values of the last evaluation by name.
 
-    history: the logged values of steps, each with "step" and "loss". events: evaluations, spikes and others, each with
-    "step" and "event".
+    cost: seconds, samples per second, memory and others. history: logged values, with "step" and "loss". events:
+    evaluations, spikes and others, with "step" and "event".
     """
 
     model: Model
@@ -88,19 +88,19 @@ def train(
 ) -> TrainingResult:
     """Train a model in place, as `train.py` does.
 
-    batch: samples of a step, over all ranks. epochs or steps: the length; the other is None.
+    batch: global batch size. epochs, steps: length of the training; give one of the two.
     learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
-    averaging: of the weights, which are then evaluated and saved too.
+    averaging: average of the weights, which is evaluated and saved too; None for no average.
     evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
-    computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, the
-    response to spikes, slow ranks; conf/trainer/default.yaml says what the arguments of both mean. tuning: which
-    parameters of the encoder train; None for all.
+    computation: precision, micro-batches, gradient clipping; None for plain fp32. inspection: a profile, the
+    response to spikes, slow ranks; conf/trainer/default.yaml documents the arguments of both. tuning: which parameters
+    of the encoder train; None for all.
     world: `World.join(...)` for several ranks; None for a single process on `device`. seed: seeds all random numbers.
     folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
-    log_every, save_every: steps. quiet: print no progress.
+    log_every, save_every: intervals in steps. quiet: print no progress.
 
     Raises:
-        ConfigError: the parts cannot be trained together, or not in this length.
+        ConfigError: the parts are not compatible, or the dataset cannot supply this batch or length.
         TrainingError: the loss diverged.
     """
     base.require(model.head, objective)
@@ -118,7 +118,7 @@ def train(
         optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder,
         report=(lambda line: None) if quiet else say,
     )  # fmt: skip
-    # A program's own signal handlers stay as they are.
+    # The caller's signal handlers stay in place.
     cost, metrics = fit(model, parts, world, Preemption(Watchdog(), signals=()))
     logger.close()
     return TrainingResult(model.eval(), metrics, cost, logger.history, logger.events)
@@ -133,8 +133,7 @@ def fit(
     the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a stop has
     been requested, the state is saved and the process ends.
 
-    parts: the dataset is open, the settings are checked and resolved. hooks: called before the checkpoint and the
-    evaluation after a step.
+    parts: have an open dataset and resolved settings. hooks: called after a step, before its checkpoint and evaluation.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
@@ -145,7 +144,7 @@ def fit(
     def progress(steps: int) -> Progress:
         return Progress(steps, total_steps, dataset.samples, global_batch)
 
-    # The model, shared by the ranks, and what computes and applies its gradient.
+    # The model, its gradients and its optimizer.
     settings.place(model, objective, dataset.samples, world)
     throughput = Throughput(total_steps, global_batch, world)
     tuned = TunedModel(model, objective, parts.tuning, parts.seed)
@@ -209,7 +208,7 @@ def fit(
                 )
             )  # fmt: skip
             preemption.watchdog.set_status(start, "waiting for data")
-            # A resumed run may have ended early at its start.
+            # A resumed run may end early before its first step.
             for batch in batches if reason_to_end(all_hooks) is None else ():
                 preemption.watchdog.set_status(done, "computing")
                 with step_part("transfer"):
@@ -228,7 +227,7 @@ def fit(
                 scale_rates(optimizer)
                 train_encoder = done >= tuned.head_steps
                 if tuned.head_steps and trained.encoder.training != train_encoder:
-                    # Neither dropout nor statistics of a batch norm while only the head trains.
+                    # No dropout and no batch-norm updates while only the head trains.
                     trained.train()
                     if not train_encoder:
                         trained.encoder.eval()
@@ -237,7 +236,7 @@ def fit(
                 trained.head.resample(done)
                 optimizer.zero_grad(set_to_none=True)
                 leaves_out = divergence.leaves_out
-                before = [b.clone() for m in (trained, objective) for b in m.buffers()] if leaves_out else []
+                buffers_before = [b.clone() for m in (trained, objective) for b in m.buffers()] if leaves_out else []
                 scaled = scaler.is_enabled()
                 scale = scaler.scale(torch.ones((), device=world.device)) if scaled else 1.0
                 diagnose = log.is_due(done + 1)
@@ -245,7 +244,7 @@ def fit(
                 scaler.unscale_(optimizer)
                 parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 norm = parallel.gradient_norm(parameters)
-                # With loss scaling infinite gradients are ordinary: the scaler skips their steps.
+                # With loss scaling, infinite gradients are expected: the scaler skips their steps.
                 skip = divergence.check(done, batch.sample_id, loss.total, norm, check_gradient=not scaled)
                 with step_part("optimizer"):
                     if settings.clip_gradient is not None:
@@ -256,13 +255,13 @@ def fit(
                                 scaler.step(optimizer)
                             scaler.update()
                         elif getattr(optimizer, "_step_supports_amp_scaling", False):
-                            # As with a scaler: a fused optimizer reads this on the device and skips a step of 1.
+                            # As with a scaler: a fused optimizer skips the step on the device if this flag is 1.
                             optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
                             optimizer.step()
                         elif not skip:  # waits for the device
                             optimizer.step()
                 if leaves_out:
-                    for buffer, value in zip([*trained.buffers(), *objective.buffers()], before, strict=True):
+                    for buffer, value in zip([*trained.buffers(), *objective.buffers()], buffers_before, strict=True):
                         buffer.copy_(torch.where(skip, value, buffer))
                 trained.head.clamp_()
                 throughput.mark("optimizer")
@@ -308,7 +307,7 @@ def mixed_seed(*numbers: int) -> int:
 class CallbackEvaluator:
     """Calls a function with the model, in evaluation mode and without gradients, and returns its metrics.
 
-    function: None evaluates nothing. every_epochs: period of evaluations during training; None: only at its end.
+    function: None for no evaluation. every_epochs: interval of evaluations; None: only at the end of the training.
     """
 
     function: Callable[[Model], Mapping[str, float]] | None
@@ -378,7 +377,7 @@ class Log(Hook):
         }
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
         stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
-        # Own times of the previous reading: it is complete, and reading the current one would wait for the device.
+        # Own times of the previous reading: reading the current one would wait for the device.
         means, rows = self.world.mean_and_rows(stacked, self.throughput.own)
         values |= dict(zip(tensors, means.tolist(), strict=True))
         values |= {**self.throughput.read(step.number), **self.counters.read()}
@@ -393,10 +392,10 @@ class Log(Hook):
 
 @dataclass(eq=False)
 class Rewind(Hook):
-    """Goes back to the weights of the last checkpoint at a multiple of save_every after a spike.
+    """After a spike, restores the weights that were saved at the last multiple of `save_every`.
 
-    This state is saved apart from the checkpoints, which also follow a request to stop, and before the checkpoint of
-    the same step: a run that resumes has it.
+    They are saved apart from the checkpoints, which are also written on a request to stop, and before the checkpoint
+    of the same step, so that a resumed run has them.
     """
 
     spikes: Spikes
@@ -423,7 +422,7 @@ class Rewind(Hook):
 
 @dataclass(eq=False)
 class Save(Hook):
-    """Saves a checkpoint every so many steps, at the end, and on a request to stop, which ends the process."""
+    """Saves a checkpoint at regular intervals, at the end, and on a request to stop, which ends the process."""
 
     parts: Parts
     divergence: DivergenceCheck
@@ -446,10 +445,10 @@ class Save(Hook):
 
 @dataclass(eq=False)
 class Evaluate(Hook):
-    """Evaluates between steps where the evaluator or a hook asks for it, and saves the best checkpoint.
+    """Evaluates between steps if the evaluator or a hook requests it, and saves the best checkpoint.
 
-    average: of the weights, evaluated besides them. hooks: asked for evaluations, and told their
-    metrics. metrics: of the last evaluation.
+    average: averaged weights, evaluated after the weights. hooks: may request evaluations, and receive their metrics.
+    metrics: values of the last evaluation.
     """
 
     parts: Parts
@@ -463,9 +462,9 @@ class Evaluate(Hook):
     metrics: dict[str, float] = field(default_factory=dict)
 
     def begin(self, progress: Progress) -> None:
-        """Evaluate if an evaluation falls into the last step: that of a checkpoint is made again.
+        """Evaluate if an evaluation is due after the last step; a resumed run repeats the one at its checkpoint.
 
-        The end of the training has its own.
+        `fit` evaluates at the end of the training.
         """
         before = Progress(max(progress.step - 1, 0), progress.total_steps, progress.samples, progress.global_batch)
         is_asked = [hook.evaluates(progress) for hook in self.hooks]
@@ -508,9 +507,9 @@ class Evaluate(Hook):
 
 @dataclass(eq=False)
 class EarlyStopping(Hook):
-    """Counts the evaluations since the best value of a metric. A checkpoint holds its state.
+    """Ends the training when a metric has not improved for `patience` evaluations in a row.
 
-    patience: number of evaluations in a row without a better value after which training ends.
+    best_step: step of the best value. since: number of evaluations after it.
     """
 
     metric: MetricKey
@@ -523,7 +522,7 @@ class EarlyStopping(Hook):
     key = "early_stopping"
 
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Count an evaluation, on all ranks as on the first. A value that is NaN is not better than any other."""
+        """Compare the metric of the first rank with the best value, on all ranks. NaN is never better."""
         value = self.world.run_on_first(lambda: metrics[str(self.metric)])
         if value == value and (self.best is None or self.metric.is_better(value, self.best)):
             self.best, self.best_step, self.since = value, progress.step, 0
@@ -546,9 +545,9 @@ class EarlyStopping(Hook):
 
 @dataclass(eq=False)
 class Rungs(Hook):
-    """Evaluates at rungs, shares of the training after which a run is stopped if it does not pass.
+    """Evaluates at rungs, which are shares of the training, and stops a run that does not pass one.
 
-    passes: called on the first rank with the number of a rung and the metrics. stop: ends all ranks.
+    passes: called on the first rank with the number of the rung and the metrics. stop: ends all ranks.
     """
 
     rungs: Sequence[float]

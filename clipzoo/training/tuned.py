@@ -1,4 +1,4 @@
-"""A model of which a part trains: its frozen tensors, written once, and the cached features of its frozen towers."""
+"""Partly frozen models: frozen tensors, which are written once, and cached features of frozen towers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEATURES = "features"
 """Folder of cached features in a run directory."""
 FILE = "frozen.pt"
 KEY = "frozen"
-"""Key of a checkpoint under which the digest of the file stands."""
+"""Key of the file's digest in a checkpoint."""
 REMEDY = "restore it from a copy, or train again with another name=..."
 PARTS = ("pooled", "tokens", "mask")
 COLUMNS = ("keys", "sums")
@@ -34,17 +34,17 @@ COLUMNS = ("keys", "sums")
 TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)}  # fmt: skip
 LARGEST_ROW = 2**26
-"""Numbers of a sample's features: a gigabyte in a batch of 4."""
+"""Largest number of values of a sample's features: a gigabyte in a batch of 4."""
 CACHE_REMEDY = "remove the folder"
 _GOLDEN = -7046029254386353131
 """2^64 divided by the golden ratio, as int64: odd multiples of it differ in all bits."""
 
 
 class TunedModel:
-    """A frozen and adapted model, in place.
+    """Freezes and adapts a model in place.
 
-    tuning: None leaves the model and its checkpoints as they are. seed: of the adapters' initial values.
-    frozen: tensors that training does not change, by plain name. factors: of the learning rate. head_steps: see Tuning.
+    tuning: None leaves the model and its checkpoints as they are. seed: seeds the adapters' initial values.
+    frozen: tensors that do not change, by plain name. factors: learning-rate factors. head_steps: see Tuning.
     """
 
     def __init__(self, model: Model, objective: nn.Module, tuning: Tuning | None, seed: int) -> None:
@@ -68,7 +68,7 @@ class TunedModel:
         }
 
     def summary(self) -> str:
-        """Return one line about what trains; empty if all does."""
+        """Return one line about the trained parameters; empty if all are trained."""
         if not self.frozen:
             return ""
         counts = {}
@@ -121,7 +121,7 @@ class TunedPart:
 
 
 def write_frozen(folder: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write <folder>/frozen.pt and its mark; return its digest. tensors: by plain name. Raises WriteError."""
+    """Write <folder>/frozen.pt and its mark; return its digest. tensors: tensors by plain name. Raises WriteError."""
     content = {name: value.detach().cpu() for name, value in tensors.items()}
     return checkpoint_files.write_marked(folder / FILE, content, {})
 
@@ -144,16 +144,16 @@ def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
 class FeatureCache:
     """Returns the features of a batch's samples, from disk where the same input was encoded before.
 
-    A row counts only if the digest of the input and the digest of the stored features are right: inputs that change
-    between epochs (crops, several captions) are encoded again, and a row that a crash has left incomplete too. A row
-    that counts is never replaced, so that loader processes may leave out an image ahead of its step.
+    A row is valid only if the digest of the input and the digest of the stored features are right: inputs that change
+    between epochs (crops, several captions) are encoded again, as are rows that a crash left incomplete. A valid row is
+    never replaced, so that loader processes may leave out an image ahead of its step.
     Ranks of one machine share the files.
 
-    folder: of the files. view: the field of Batch, "image" or "text". samples: n of the dataset.
-    gigabytes: without effect if the features take more, or the disk has less. length: number of tokens of the longest
-    row, of whose tokens a batch may have fewer; None where all rows have the same number.
-    report: called with one line if the features do not fit. images: returns the images of some sample ids, which
-    are black in the batch if the loader has left them out.
+    folder: folder of the files. view: the field of Batch, "image" or "text". samples: n of the dataset.
+    gigabytes: limit of the cache; nothing is cached if the features take more, or the disk has less. length: number of
+    tokens of a stored row, if batches may have fewer; None if all batches have the same number.
+    report: called with one line if the features do not fit. images: returns the images of sample ids; an image that
+    the loader has left out is black in the batch.
 
     any_rank: returns True if its argument is True on any rank that must call `encode` equally often; None if ranks
     encode independently.
@@ -180,36 +180,36 @@ class FeatureCache:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, encode: Callable[[Batch], Features]) -> Features:
-        """Return the features of the batch; `encode` computes those of the rows that are not stored."""
+        """Return the features of the batch; `encode` computes features that are not stored."""
         view: Tensor = getattr(batch, self._view)
-        given = batch.image_key if self._view == "image" else None
-        keys, ids = row_digests(view.cpu()) if given is None else given.cpu(), batch.sample_id.cpu()
+        image_keys = batch.image_key if self._view == "image" else None
+        keys, ids = row_digests(view.cpu()) if image_keys is None else image_keys.cpu(), batch.sample_id.cpu()
         stored = self.stored_keys(ids)
-        known = stored == keys
-        is_needed = self.any_rank is not None and self.any_rank(not known.all())
-        if known.all():
+        is_stored = stored == keys
+        is_needed = self.any_rank is not None and self.any_rank(not is_stored.all())
+        if is_stored.all():
             if is_needed:
                 encode(self._with_images(batch.map(lambda tensor: tensor[:1])))
             return self._read(ids, view)
-        missing = (~known).to(view.device)
-        new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
+        missing = (~is_stored).to(view.device)
+        computed = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
         if self._is_open is None:
-            self._is_open = self._open(new)
+            self._is_open = self._open(computed)
         if self._is_open:
-            empty = stored[~known] == 0
-            self._store(ids[~known][empty], keys[~known][empty], new, empty)
+            empty = stored[~is_stored] == 0
+            self._store(ids[~is_stored][empty], keys[~is_stored][empty], computed, empty)
         if missing.all():
-            return new
+            return computed
         features = self._read(ids, view)
         for name in PARTS:
-            part, encoded = getattr(features, name), getattr(new, name)
+            part, encoded = getattr(features, name), getattr(computed, name)
             if part is not None:
                 part[missing] = encoded
         return features
 
     @torch.no_grad()
     def stored_keys(self, ids: Tensor) -> Tensor:
-        """[b] sample ids -> [b] int64 digests of the inputs whose features are stored and intact; 0 for the others."""
+        """[b] sample ids -> [b] int64 digests of inputs with intact stored features; 0 for the others."""
         if self._is_open is None and self._form_file.exists():
             self._map(io.read_json(self._form_file, io.MB, CACHE_REMEDY))
             self._is_open = True
@@ -222,7 +222,7 @@ class FeatureCache:
         return keys
 
     def _with_images(self, batch: Batch) -> Batch:
-        """Return the batch with the images that were left out although their features are damaged since then."""
+        """Return the batch with the images that were left out and whose cached features are now damaged."""
         if self._images is None or batch.image_key is None or self._view != "image":
             return batch
         black = ~(batch.image != 0).flatten(1).any(dim=1)
@@ -240,9 +240,9 @@ class FeatureCache:
         }
         for name in forms.keys() - {"pooled"}:
             forms[name][1] = self._length or forms[name][1]
-        row = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
+        row_bytes = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
         io.make_folder(self._folder)
-        needed, free = self._samples * row, shutil.disk_usage(self._folder).free
+        needed, free = self._samples * row_bytes, shutil.disk_usage(self._folder).free
         if needed > self._gigabytes * 1e9 or needed > 0.9 * free:
             self._report(
                 f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
@@ -268,12 +268,12 @@ class FeatureCache:
             self._files[name] = mapped.view(size)
 
     def _store(self, ids: Tensor, keys: Tensor, features: Features, rows: Tensor) -> None:
-        """Store the chosen rows of the features. rows: [b] bool, of which as many as there are `ids` hold."""
+        """Store the chosen rows of the features. rows: [b] bool, True for as many rows as `ids` has."""
         for name in self._files.keys() & set(PARTS):
             value, file = getattr(features, name).cpu()[rows], self._files[name]
             file[ids] = 0
             file[ids, : value.shape[1]] = value
-        # Last, because they make the rows valid.
+        # Last: they make the rows valid.
         self._files["sums"][ids] = self._sums(ids)
         self._files["keys"][ids] = keys
 
