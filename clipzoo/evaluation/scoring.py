@@ -58,9 +58,9 @@ def exact_products() -> Iterator[None]:
 
 def positions(scores: Tensor, column: Tensor) -> Tensor:
     """scores [n, k], one answer's column per row [n] -> [n] int64, the number of answers before it; 0 for the best."""
-    own = scores.gather(1, column[:, None])
+    answer_scores = scores.gather(1, column[:, None])
     columns = torch.arange(scores.shape[1], device=scores.device)
-    before = (scores > own) | ((scores == own) & (columns < column[:, None]))
+    before = (scores > answer_scores) | ((scores == answer_scores) & (columns < column[:, None]))
     return before.sum(dim=1)
 
 
@@ -75,8 +75,8 @@ def accuracy(position: Tensor, labels: Tensor, classes: int, world: World) -> di
     samples, *hits = world.sum(torch.stack([torch.bincount(labels, minlength=classes), *counts]))
     present = samples > 0
     per_class = hits[0][present].double() / samples[present]
-    top1, *others = (100 * int(row.sum()) / int(samples.sum()) for row in hits)
-    top5 = {f"top{cutoff}": value for cutoff, value in zip(cutoffs[1:], others, strict=True)}
+    top1, *other_accuracies = (100 * int(row.sum()) / int(samples.sum()) for row in hits)
+    top5 = {f"top{cutoff}": value for cutoff, value in zip(cutoffs[1:], other_accuracies, strict=True)}
     return {"top1": top1, "mean_per_class": 100 * per_class.mean().item(), **top5}
 
 
@@ -113,11 +113,11 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return summary
 
 
-# Faults of a dataset that would otherwise give wrong numbers. where: dataset and split, for the message.
+# Checks of datasets against faults that would give wrong numbers. where: dataset and split, for the message.
 
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complete: bool = False) -> None:
-    """Raise ConfigError unless labels have class names; `complete`: of two or more classes, all with samples."""
+    """Raise ConfigError unless labels have class names; `complete`: two or more classes, all with samples."""
     wrong = labels[(labels < 0) | (labels >= len(class_names))]
     if len(wrong):
         raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
@@ -134,7 +134,7 @@ def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complet
 
 
 def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
-    """Raise ConfigError unless captions belong to images and every image has one; `paired`: all equally many."""
+    """Raise ConfigError unless captions belong to images and every image has one; `paired`: as many as all others."""
     caption_image, name = torch.as_tensor(dataset.caption_image), dataset.name
     images, captions = len(dataset.images), len(dataset.captions)
     if len(caption_image) != captions:
@@ -147,10 +147,10 @@ def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
             f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
         )
     counts = torch.bincount(caption_image, minlength=images)
-    without = (counts == 0).nonzero().flatten().tolist()
-    if without:
+    missing = (counts == 0).nonzero().flatten().tolist()
+    if missing:
         raise ConfigError(
-            f"{name}: {len(without)} of {number_of(images, 'image')} have no caption (the first is number {without[0]})"
+            f"{name}: {len(missing)} of {number_of(images, 'image')} have no caption (the first is number {missing[0]})"
         )
     if paired and counts.min() != counts.max():
         raise ConfigError(

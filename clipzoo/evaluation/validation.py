@@ -68,9 +68,9 @@ class HeldOutLoss:
 
 
 def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
-    """Return the pairs of shards with an image and a usable caption; of several captions the first one.
+    """Return the pairs of shards with an image and a usable caption, the first of several.
 
-    Captions are read now, images on access. The arguments are those of `ShardDataset`. Raises ConfigError for fewer
+    Captions are read now, images on access. Arguments are as in `ShardDataset`. Raises ConfigError for fewer
     than two pairs.
     """
     try:

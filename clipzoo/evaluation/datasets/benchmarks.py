@@ -26,9 +26,9 @@ class MissingDatasetError(ConfigError):
 def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDataset:
     """Open <root>/<name>, as tar shards or in the files that its authors distribute.
 
-    protocol: whose prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class names and
-    templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or prompts are not
-    those of the papers.
+    protocol: source of the prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class
+    names and templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or
+    prompts are not those of the papers.
     """
     benchmark, folder = catalogue().get(name), root / folder_name(name, "evaluation dataset")
     in_tars = any(folder.glob("*/nshards.txt"))
@@ -82,14 +82,14 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
 
 
 def read_source(name: str, folder: Path) -> EvaluationDataset:
-    """Read a benchmark in the files that its authors distribute, without templates. Raises MissingDatasetError."""
+    """Read a benchmark from the files that its authors distribute, without templates. Raises MissingDatasetError."""
     benchmark = catalogue()[name]
     reader = getattr(readers, benchmark["reader"])
     try:
         if "captions" in benchmark:
             images, captions = reader(folder, benchmark["split"], benchmark["captions"])
-            caption_image = [index for index, own in enumerate(captions) for _ in own]
-            return RetrievalDataset(name, images, [caption for own in captions for caption in own], caption_image)
+            caption_image = [index for index, texts in enumerate(captions) for _ in texts]
+            return RetrievalDataset(name, images, [caption for texts in captions for caption in texts], caption_image)
         class_names, splits = reader(folder)
         return ClassificationDataset(name, class_names, (), benchmark["metric"], splits)
     except FileNotFoundError as error:

@@ -25,7 +25,7 @@ REMEDY = "download it again"
 
 
 ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
-"""The dataset's own class names, in the order of its labels, and the splits train, optionally val, and test."""
+"""Class names of the dataset, in the order of its labels, and the splits train, optionally val, and test."""
 RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
 """Images and the captions of each image."""
 
@@ -99,7 +99,7 @@ folders = partial(read_class_folders, {"train": "train", "test": "test"})
 
 
 def imagenet_v2(folder: Path) -> ClassificationSource:
-    """Three variants, each with one folder per label."""
+    """All three variants together, each with one folder per label."""
     variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
     paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
     test = _files(paths, [int(path.parent.name) for path in paths])
