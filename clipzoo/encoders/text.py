@@ -97,8 +97,8 @@ def end_positions(text: Tensor, end_token: int) -> Tensor:
 def causal_states(trunk: Any, text: Tensor, recompute: bool, offset: Tensor | None = None) -> Tensor:
     """Ids [b, L] -> [b, L, w] after the last block of open_clip's causal text transformer.
 
-    recompute: activations in the backward pass instead of keeping them. offset: [b, L], increasing by 1; return only
-    the states where it is 0, [b, w], for which the last block computes no other query, attention or perceptron.
+    recompute: recompute activations in the backward pass. offset: [b, L], increasing by 1; return only the states where
+    it is 0, [b, w], so that the last block computes queries, attention and perceptron only there.
     """
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
     *blocks, last = trunk.transformer.resblocks

@@ -27,13 +27,13 @@ MOST_PREFIXES = 16
 MOST_NAMES = 4
 """Names that a message lists."""
 HINTS = {"image": ("image", "visual", "vision"), "text": ("text",)}
-"""Parts of a prefix that decide where both towers have the same names."""
+"""Parts of a prefix that decide if both towers have the same names."""
 Outcome = Literal["loaded", "resized", "kept", "left out"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """How one tensor was initialised. kept: the tower's own value stays. left out: the tower has no such tensor."""
+    """How one tensor was initialised. kept: the tower keeps its value. left out: the tower has no such tensor."""
 
     part: str
     outcome: Outcome
@@ -96,7 +96,7 @@ def fill_tower(
 
 
 def _correspondence(targets: Iterable[str], source: Mapping[str, Tensor], hints: Sequence[str]) -> dict[str, str]:
-    """Return the source's name for each name of the tower; those without one are left out.
+    """Return the source's name for each name of the tower; names without a source are left out.
 
     The tower's names lose their common prefix, and the source's prefix is the one under which most names are found.
     """

@@ -134,7 +134,7 @@ def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complet
 
 
 def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
-    """Raise ConfigError unless captions belong to images and every image has one; `paired`: as many as all others."""
+    """Raise ConfigError unless captions belong to images and every image has one; `paired`: equally many."""
     caption_image, name = torch.as_tensor(dataset.caption_image), dataset.name
     images, captions = len(dataset.images), len(dataset.captions)
     if len(caption_image) != captions:

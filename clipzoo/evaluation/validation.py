@@ -68,7 +68,7 @@ class HeldOutLoss:
 
 
 def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
-    """Return the pairs of shards with an image and a usable caption, the first of several.
+    """Return the pairs of shards with an image and a usable caption (the first of several).
 
     Captions are read now, images on access. Arguments are as in `ShardDataset`. Raises ConfigError for fewer
     than two pairs.

@@ -53,7 +53,7 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
             ]
         )
         fast.decoder = decoders.ByteLevel()
-        # Control tokens are no added tokens: text that spells one is ordinary text.
+        # Control tokens are not added tokens, so that text that spells one is ordinary text.
         controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
         fast.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=controls)
         names = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": texts[0]}
@@ -65,7 +65,7 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
         if tokenizer.strip_end or not tokenizer.ends_itself:
             raise ConfigError(f"{described} ends captions in a way that tokenizer.json cannot represent")
         content = json.loads(source.backend_tokenizer.to_str())
-        # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
+        # Added special tokens would be recognised in text. The post-processor and the model keep their ids.
         vocabulary = content["model"]["vocab"]
         in_model = set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
         content["added_tokens"] = [
@@ -136,8 +136,8 @@ def write_preprocessing(model: LoadedModel, folder: Path, processor: str | None 
     settings["model_input_names"] = ["input_ids"] if model.encoder.needs_padding else ["input_ids", "attention_mask"]
     io.write_whole(folder / "tokenizer.json", fast.to_str())
     io.write_json(folder / "tokenizer_config.json", settings)
-    named = {} if processor is None else {"processor_class": processor}
-    io.write_json(folder / "preprocessor_config.json", {**named, **image_settings(model)})
+    processor_entry = {} if processor is None else {"processor_class": processor}
+    io.write_json(folder / "preprocessor_config.json", {**processor_entry, **image_settings(model)})
 
 
 def tokenizer_faults(model: LoadedModel) -> list[str]:
