@@ -335,10 +335,10 @@ def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
     config = stored_configuration(folder)
     stored = [value for file in sorted(folder.glob("*.safetensors")) for value in read_tensors(file).values()]
     with on_meta(len(stored)):
-        described = AutoModel.from_config(config, trust_remote_code=False)
-    require_as_large(described, stored, folder)
+        empty_model = AutoModel.from_config(config, trust_remote_code=False)
+    require_as_large(empty_model, stored, folder)
     if torch.get_default_device().type == "meta":
-        return described, set()
+        return empty_model, set()
     model, info = AutoModel.from_pretrained(
         folder, config=config, use_safetensors=True, trust_remote_code=False, output_loading_info=True
     )

@@ -64,23 +64,23 @@ class OpenClipImage(TrunkTower):
         from open_clip.modified_resnet import ModifiedResNet
         from open_clip.timm_model import TimmModel
 
-        described = describe(name)
-        settings = settings_of(CLIPVisionCfg, described.model["vision_cfg"], options, "encoder.image")
+        description = describe(name)
+        settings = settings_of(CLIPVisionCfg, description.model["vision_cfg"], options, "encoder.image")
         settings.timm_model_pretrained = False
         own_size = settings.image_size if isinstance(settings.image_size, int) else settings.image_size[0]
         self.input_size = image_size or own_size
         if not settings.timm_model_name:
             settings.image_size = self.input_size
-        quick_gelu = bool(described.model.get("quick_gelu"))
+        quick_gelu = bool(description.model.get("quick_gelu"))
         with one_message(f"the image tower of open_clip's {name}, image_size={image_size}, cannot be built"):
-            tower = _build_vision_tower(described.model["embed_dim"], settings, quick_gelu)
+            tower = _build_vision_tower(description.model["embed_dim"], settings, quick_gelu)
         if settings.timm_model_name and self.input_size != own_size:
             tower.set_input_size(self.input_size)
         if checkpoint and not isinstance(tower, ModifiedResNet):
             tower.set_grad_checkpointing()
-        self.width, self.embed_width = remove_projection(tower), described.model["embed_dim"]
-        self.mean, self.std = described.mean, described.std
-        self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
+        self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
+        self.mean, self.std = description.mean, description.std
+        self.interpolation, self.resize_mode = description.interpolation, description.resize_mode
         self.description = f"the image tower of open_clip's {name}"
         if isinstance(tower, TimmModel):
             self.set_trunk(tower.trunk, checkpoint, is_timm=True)
@@ -117,17 +117,17 @@ class OpenClipText(TextTower):
         from open_clip.model import CLIPTextCfg, _build_text_tower
         from open_clip.transformer import ResidualAttentionBlock
 
-        described = describe(name)
-        settings = settings_of(CLIPTextCfg, described.model["text_cfg"], options, "encoder.text")
+        description = describe(name)
+        settings = settings_of(CLIPTextCfg, description.model["text_cfg"], options, "encoder.text")
         settings.hf_model_pretrained = False
         settings.context_length = self.context_length = context_length or settings.context_length
         if settings.hf_model_name:
             require_transformers(f"the text tower of open_clip's {name}")
-        quick_gelu = bool(described.model.get("quick_gelu"))
+        quick_gelu = bool(description.model.get("quick_gelu"))
         needs = f" with the configuration of {settings.hf_model_name}" if settings.hf_model_name else ""
         with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
-            tower = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
-        self.width, self.embed_width = remove_projection(tower), described.model["embed_dim"]
+            tower = _build_text_tower(description.model["embed_dim"], settings, quick_gelu)
+        self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
         if settings.hf_tokenizer_name:
             if settings.tokenizer_mode:
                 raise ConfigError(f"{name}: there is no tokenizer with mode {settings.tokenizer_mode}")
@@ -243,8 +243,8 @@ def describe(name: str) -> Description:
             raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
     else:
         registered = name.replace("/", "-")
-        described = open_clip.get_model_config(registered)
-        if described is None:
+        model_config = open_clip.get_model_config(registered)
+        if model_config is None:
             raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
         tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
         common = {
@@ -252,7 +252,7 @@ def describe(name: str) -> Description:
             for key in ("mean", "std", "interpolation", "resize_mode")
             if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
         }
-        content = {"model_cfg": described, "preprocess_cfg": common}
+        content = {"model_cfg": model_config, "preprocess_cfg": common}
     if name.startswith((FOLDER, HUB)):
         # Untrusted towers must be ones that timm or transformers has code for.
         import timm

@@ -101,18 +101,18 @@ def _correspondence(targets: Iterable[str], source: Mapping[str, Tensor], hints:
     The tower's names lose their common prefix, and the source's prefix is the one under which most names are found.
     """
     common = common_prefix(targets)
-    short = {name.removeprefix(common): name for name in targets}
+    names_by_suffix = {name.removeprefix(common): name for name in targets}
     votes: Counter[str] = Counter()
     for name in source:
         parts = name.split(".")
         for start in range(len(parts)):
             suffix = ".".join(parts[start:])
-            if suffix in short:
+            if suffix in names_by_suffix:
                 votes[name.removesuffix(suffix)] += 1
     if not votes:
         return {}
     prefix = max(votes, key=lambda prefix: (votes[prefix], any(hint in prefix for hint in hints), -len(prefix)))
-    return {name: prefix + suffix for suffix, name in short.items() if prefix + suffix in source}
+    return {name: prefix + suffix for suffix, name in names_by_suffix.items() if prefix + suffix in source}
 
 
 def common_prefix(names: Iterable[str]) -> str:

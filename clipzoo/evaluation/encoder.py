@@ -84,16 +84,16 @@ class BatchEncoder:
                 return compute(features, labels.to(model.device))
 
         begin = printed = time.perf_counter()
-        done = 0
+        images_done = 0
         with closing(loaded):
             for batch in gathered_batches(total, self.batch_size, encode, self.world):
-                done += len(batch[0])
+                images_done += len(batch[0])
                 now = time.perf_counter()
                 if now - printed > SECONDS_BETWEEN_LINES:
-                    printed, rate = now, done / (now - begin)
+                    printed, rate = now, images_done / (now - begin)
                     say(
-                        f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
-                        f"{(total - done) / rate:.0f} s remaining"
+                        f"evaluation: {name}, {images_done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
+                        f"{(total - images_done) / rate:.0f} s remaining"
                     )
                 yield batch
 
@@ -127,13 +127,13 @@ def gathered_batches(
 
     Batches do not depend on the number of ranks: on one kind of device, results are the same to the last bit.
     """
-    done = 0
+    rows_done = 0
     for batch in _own_batches(count, size, world):
-        rows = min(size * world.size, count - done)
+        rows = min(size * world.size, count - rows_done)
         padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
         gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
         yield [map_embedding(itemgetter(slice(rows)), result) for result in gathered]
-        done += rows
+        rows_done += rows
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:

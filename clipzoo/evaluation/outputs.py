@@ -20,8 +20,8 @@ CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
 
 def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, result: ZeroShot) -> None:
     """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
-    wrong = (result.labels != result.predictions).nonzero().flatten()
-    worst = wrong[result.margins[wrong].argsort(descending=True, stable=True)][:MISTAKES]
+    mistakes = (result.labels != result.predictions).nonzero().flatten()
+    worst = mistakes[result.margins[mistakes].argsort(descending=True, stable=True)][:MISTAKES]
     classes = len(dataset.class_names)
     cells = torch.bincount(result.labels * classes + result.predictions, minlength=classes**2)
     write_arrays(

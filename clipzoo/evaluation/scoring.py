@@ -118,9 +118,9 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complete: bool = False) -> None:
     """Raise ConfigError unless labels have class names; `complete`: two or more classes, all with samples."""
-    wrong = labels[(labels < 0) | (labels >= len(class_names))]
-    if len(wrong):
-        raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
+    unnamed = labels[(labels < 0) | (labels >= len(class_names))]
+    if len(unnamed):
+        raise ConfigError(f"{where}: label {int(unnamed[0])}, but its classes are 0 to {len(class_names) - 1}")
     if not complete:
         return
     if len(class_names) < 2:

@@ -270,7 +270,7 @@ def dataset_key(key: str, dataset: EvaluationDataset) -> str:
 
 def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
     """Return the metrics stored in `path` if their key is `key`; otherwise measure and store them. Collective."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
 
     def stored() -> dict[str, float] | None:
         content = io.read_json(path, io.MB, REMEDY) if path.exists() else {}
@@ -289,5 +289,5 @@ def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world:
         for key, value in parsed(metrics).items()
         if key.metric in ("top1", "recall_at_1", "loss")
     )
-    say(f"evaluation: {path.parent.name} {path.stem}: {headline} ({time.perf_counter() - begin:.1f} s)")
+    say(f"evaluation: {path.parent.name} {path.stem}: {headline} ({time.perf_counter() - start:.1f} s)")
     return metrics

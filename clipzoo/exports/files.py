@@ -59,11 +59,11 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
         names = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": texts[0]}
     elif kind is HuggingFaceTokenizer:
         source, pad = tokenizer.source, tokenizer.pad_token
-        described = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
+        tokenizer_text = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
         if not source.is_fast:
-            raise ConfigError(f"{described} runs in Python and has no tokenizer.json")
+            raise ConfigError(f"{tokenizer_text} runs in Python and has no tokenizer.json")
         if tokenizer.strip_end or not tokenizer.ends_itself:
-            raise ConfigError(f"{described} ends captions in a way that tokenizer.json cannot represent")
+            raise ConfigError(f"{tokenizer_text} ends captions in a way that tokenizer.json cannot represent")
         content = json.loads(source.backend_tokenizer.to_str())
         # Added special tokens would be recognised in text. The post-processor and the model keep their ids.
         vocabulary = content["model"]["vocab"]
@@ -83,7 +83,7 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
     fast.enable_truncation(length)
     fast.enable_padding(pad_id=pad, pad_token=fast.id_to_token(pad), length=length)
     if kind is HuggingFaceTokenizer and [one.ids for one in fast.encode_batch(PROBE)] != tokenizer(PROBE).tolist():
-        raise ConfigError(f"{described} gives other tokens than its tokenizer.json would")
+        raise ConfigError(f"{tokenizer_text} gives other tokens than its tokenizer.json would")
     return fast, {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "padding_side": "right",
         "split_special_tokens": True, **names,

@@ -121,10 +121,10 @@ def _nodes(model: LoadedModel) -> dict[str, Any]:
 
     def without_sources(node: Any) -> Any:
         if isinstance(node, Mapping):
-            built = {key: without_sources(value) for key, value in node.items()}
-            if "pretrained" in built:
-                built["pretrained"] = False if isinstance(built["pretrained"], bool) else None
-            return built
+            cleaned = {key: without_sources(value) for key, value in node.items()}
+            if "pretrained" in cleaned:
+                cleaned["pretrained"] = False if isinstance(cleaned["pretrained"], bool) else None
+            return cleaned
         return [without_sources(value) for value in node] if isinstance(node, list | tuple) else node
 
     nodes = {part: without_sources(model.config[part]) for part in ("encoder", "head")}

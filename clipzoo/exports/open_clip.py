@@ -126,14 +126,14 @@ def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
 
 def write_open_clip(model: LoadedModel, folder: Path) -> None:
     """Write open_clip_model.safetensors, then open_clip_config.json."""
-    encoder, described = model.config["encoder"], _model_config(model)
+    encoder, description = model.config["encoder"], _model_config(model)
     if isinstance(model.tokenizer, HuggingFaceTokenizer):
         # open_clip prepares the text, and takes this tokenizer from the folder.
         model.tokenizer.source.save_pretrained(folder)
-    save_weights(_state(model, described), folder / "open_clip_model.safetensors")
+    save_weights(_state(model, description), folder / "open_clip_model.safetensors")
     preprocess = {"mean": encoder["mean"], "std": encoder["std"], "resize_mode": model.transform.resize_mode}
     preprocess["interpolation"] = model.transform.interpolation
-    write_json(folder / "open_clip_config.json", {"model_cfg": described, "preprocess_cfg": preprocess})
+    write_json(folder / "open_clip_config.json", {"model_cfg": description, "preprocess_cfg": preprocess})
 
 
 def _towers(encoder: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -194,15 +194,15 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
         vision_config |= {"timm_proj": "linear", "timm_proj_bias": has_bias(model, "image")}
     if text_config.get("proj_type") == "none" and not is_identity(model, "text"):
         text_config |= {"proj_type": "linear", "proj_bias": has_bias(model, "text")}
-    described = {
+    description = {
         "embed_dim": model.head.get_parameter("image_projection").shape[1], "quick_gelu": _quick_gelu(text),
     }  # fmt: skip
     if PAIR in model.config:
-        described["init_logit_bias"] = model.config[PAIR]["bias"]
+        description["init_logit_bias"] = model.config[PAIR]["bias"]
     # A separate text tower, under the prefix "text.".
     if described_text.get("custom_text") or any(map(text_config.get, ("hf_model_name", "embed_cls", "proj_bias"))):
-        described["custom_text"] = True
-    return described | {"vision_cfg": vision_config, "text_cfg": text_config}
+        description["custom_text"] = True
+    return description | {"vision_cfg": vision_config, "text_cfg": text_config}
 
 
 def is_identity(model: Model, view: str) -> bool:

@@ -73,13 +73,13 @@ class TransformersModel(ABC):
             return reasons
         ties, state = self.ties(*layers_of(model)), model.state_dict()
         tied = [name for tie in ties for name in tie.ours]
-        others = sorted(name for name in state if name not in {*tied, *OF_HEAD})
+        untied = sorted(name for name in state if name not in {*tied, *OF_HEAD})
         missing = [name for name in tied if name not in state and name not in OF_HEAD]
-        for verb, names in (("has", others), ("lacks", missing)):
+        for verb, names in (("has", untied), ("lacks", missing)):
             if names:
-                short = ", ".join(name.removeprefix("encoder.") for name in names[:2])
+                examples = ", ".join(name.removeprefix("encoder.") for name in names[:2])
                 more = f" and {len(names) - 2} more tensors" if len(names) > 2 else ""
-                reasons.append(f"it {verb} {short}{more}")
+                reasons.append(f"it {verb} {examples}{more}")
         return reasons
 
 
@@ -361,17 +361,17 @@ def layers_of(model: Model) -> tuple[int, int]:
 def converted(ties: list[Tie], state: Mapping[str, Tensor], to_ours: bool) -> dict[str, Tensor]:
     """Return transformers' tensors under our names, or ours under theirs. Raises KeyError if one is missing."""
     named: dict[str, Tensor] = {}
-    for one in ties:
-        sources, targets = (one.theirs, one.ours) if to_ours else (one.ours, one.theirs)
+    for entry in ties:
+        sources, targets = (entry.theirs, entry.ours) if to_ours else (entry.ours, entry.theirs)
         tensors = [state[name] for name in sources]
-        if one.transposed:
+        if entry.transposed:
             tensors = [tensor.mT for tensor in tensors]
-        elif one.leading:
+        elif entry.leading:
             tensors = [tensor[None] if to_ours else tensor[0] for tensor in tensors]
         if len(sources) > 1 or len(targets) > 1:
-            whole = torch.cat(tensors)
-            unit = len(whole) // sum(targets.values())
-            tensors = list(whole.split([unit * count for count in targets.values()]))
+            joined = torch.cat(tensors)
+            unit = len(joined) // sum(targets.values())
+            tensors = list(joined.split([unit * count for count in targets.values()]))
         named |= zip(targets, tensors, strict=True)
     return named
 

@@ -216,9 +216,9 @@ def confusion_matrix(arrays: Arrays) -> Figure:
     panel.set_xlabel("predicted class", fontsize=9)
     panel.set_ylabel("true class", fontsize=9)
     if has_names:
-        short = [shorten(name, 18) for name in names]
-        panel.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
-        panel.set_yticks(range(len(names)), short, fontsize=8)
+        labels = [shorten(name, 18) for name in names]
+        panel.set_xticks(range(len(names)), labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+        panel.set_yticks(range(len(names)), labels, fontsize=8)
     if has_numbers:
         for row, column in np.argwhere(shares >= 0.005):
             share = shares[row, column]

@@ -104,13 +104,13 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     record = RunRecord.read(folder)
     config = record.resolved(config_of(folder))
     settings = {**identity(config), "seed": None}
-    chosen = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
+    scale_names = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
     costs = {name: value for name, value in record.training.items() if isinstance(value, int | float)}
     facts = {
         "run": folder, "seed": config["seed"], "row": config.get("row"), "config": config, "record": record,
         "group": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12],
         # An unknown scale counts as PAPER: `scale=` could name any file.
-        "scale": chosen[-1] if chosen and chosen[-1] in options("scale") else PAPER,
+        "scale": scale_names[-1] if scale_names and scale_names[-1] in options("scale") else PAPER,
         **{part: config[part]["_target_"].rpartition(".")[2] for part in ("encoder", "head", "objective")},
         "cost": costs.get("seconds"),
     }  # fmt: skip
@@ -171,8 +171,8 @@ def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) ->
                 values = tuple(value for value, _ in by_seed.values())
                 deviation = statistics.stdev(values) if len(values) > 1 else next(iter(by_seed.values()))[1]
                 cells.append([group, column.heading, column.label, statistics.fmean(values), deviation, values])
-    named = pd.DataFrame(cells, columns=["group", "task", "column", "mean", "deviation", "values"])
-    return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
+    means = pd.DataFrame(cells, columns=["group", "task", "column", "mean", "deviation", "values"])
+    return means.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
 
 
 def cell(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
@@ -283,8 +283,8 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
 
     A row is labelled by the shortest of its names that no other row has.
     """
-    chosen = frame[frame["scale"] == scale]
-    row_matches = pd.concat([matches(chosen, row) for row in published.row_names()] or [matches(chosen, "")])
+    at_scale = frame[frame["scale"] == scale]
+    row_matches = pd.concat([matches(at_scale, row) for row in published.row_names()] or [matches(at_scale, "")])
     groups = dict(list(row_matches.groupby(["row", "variant"], sort=False)["run"]))
     names = {}
     for row, variant in groups:
@@ -298,8 +298,8 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
         label = next((name for name in candidates if counts[name] == 1), candidates[-1])
         facts = {"row": row, "paper": published.PAPERS[row.split("/")[0]], "label": label, "variant": variant}
         facts |= {"group": f"{row} {variant}", "note": "" if settings in label else settings}
-        parts += [chosen[chosen["run"] == run].assign(**facts) for run in runs]
-    return pd.concat(parts) if parts else chosen.assign(label="", note="", paper="", variant="")
+        parts += [at_scale[at_scale["run"] == run].assign(**facts) for run in runs]
+    return pd.concat(parts) if parts else at_scale.assign(label="", note="", paper="", variant="")
 
 
 def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:

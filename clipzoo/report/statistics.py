@@ -518,8 +518,8 @@ def _answers(path: Path, damage: DamageLog) -> tuple[Sequence[str], np.ndarray, 
     if "all_predictions" in arrays:
         return [str(name) for name in arrays["class_names"]], arrays["all_labels"], arrays["all_predictions"]
     if "all_places" in arrays:
-        wrong = np.minimum(arrays["all_places"], 1)
-        return (), np.zeros_like(wrong), wrong
+        is_wrong = np.minimum(arrays["all_places"], 1)
+        return (), np.zeros_like(is_wrong), is_wrong
     return None
 
 

@@ -118,8 +118,8 @@ def trial_table(shown: Trials, most: int | None = None) -> Table:
     trials = list(shown.trials)
     if most is not None and len(trials) > most:
         sign = -1 if shown.directions[0] == "maximize" else 1
-        chosen = sorted(shown.finished, key=lambda trial: sign * trial.results[0])[:most]
-        trials = sorted(chosen, key=lambda trial: trial.number)
+        best_trials = sorted(shown.finished, key=lambda trial: sign * trial.results[0])[:most]
+        trials = sorted(best_trials, key=lambda trial: trial.number)
     rows = []
     for trial in trials:
         is_best = trial in shown.best

@@ -35,8 +35,8 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
     if benchmark is None and not in_tars:
         others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
         hint = nearest(name, [*others, *catalogue()]) or "."
-        own = "`clipzoo datasets make` makes one from your own images."
-        command = "`clipzoo world` generates the demo's." if "demo" in root.parts else own
+        make_hint = "`clipzoo datasets make` makes one from your own images."
+        command = "`clipzoo world` generates the demo's." if "demo" in root.parts else make_hint
         raise MissingDatasetError(
             f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
         )
@@ -47,7 +47,7 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
     if isinstance(dataset, RetrievalDataset) or (in_tars and protocol == "set"):
         return dataset
     if protocol == "set":
-        names, protocol = [own.replace("_", " ") for own in dataset.class_names], "slip"
+        names, protocol = [class_name.replace("_", " ") for class_name in dataset.class_names], "slip"
     else:
         names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
     templates = prompts.templates(benchmark["templates"], protocol, name, folder)

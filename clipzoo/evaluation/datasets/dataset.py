@@ -226,8 +226,8 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     if "val" not in counts and "val" in expected:
         # Some copies have train and validation in one split.
         expected["train"] += expected.pop("val")
-    wrong = [
+    differences = [
         f"{split} {counts.get(split, 0)} (not {size})" for split, size in expected.items() if counts.get(split) != size
     ]
-    if wrong:
-        raise ConfigError(f"{name} has the wrong number of samples: {', '.join(wrong)}")
+    if differences:
+        raise ConfigError(f"{name} has the wrong number of samples: {', '.join(differences)}")

@@ -46,9 +46,9 @@ def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) ->
 
 def templates(facts: Templates, protocol: str, name: str, folder: Path) -> list[str]:
     """Prompt templates of the papers, with {c} for the class name. Raises ConfigError if none has the digest."""
-    chosen: WordList = {"slip": facts.get("slip"), "clip": facts.get("clip")}.get(protocol) or facts
-    for candidate in _candidate_templates(chosen, folder):
-        if templates_digest(candidate) == chosen["digest"]:
+    source: WordList = {"slip": facts.get("slip"), "clip": facts.get("clip")}.get(protocol) or facts
+    for candidate in _candidate_templates(source, folder):
+        if templates_digest(candidate) == source["digest"]:
             return candidate
     raise ConfigError(
         f"the prompt templates of {name} are not those of the papers: write them to {folder / TEMPLATES_FILE}, one "
