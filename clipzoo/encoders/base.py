@@ -258,7 +258,7 @@ def group_shapes(lengths: Sequence[int], limit: int, overhead: int) -> list[tupl
     """
     best: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}
     for width in (*range(QUANTUM, limit, QUANTUM), limit):
-        # The first `end` captions have at most `width` tokens; the rest of a quantum of rows joins the next group.
+        # The first `end` captions have at most `width` tokens; rows beyond a multiple of QUANTUM join the next.
         end = bisect_right(lengths, width)
         end = end if end == len(lengths) else end // QUANTUM * QUANTUM
         if end not in best:

@@ -1,6 +1,6 @@
 """Fill a tower with the weights of another model: match names under another prefix, resize positional embeddings.
 
-A tower is filled whole or not at all.
+Either all tensors of a tower are filled or none.
 """
 
 from __future__ import annotations

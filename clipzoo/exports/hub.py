@@ -145,7 +145,7 @@ def upload(folder: Path, repository: str) -> str:
         hub = HfApi()
         address = str(hub.create_repo(repository, exist_ok=True))
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by clipzoo")
-    # A refused name, token or connection ends in errors of many types.
+    # A refused name, token or connection raises errors of many types.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         remedy = f"Upload the directory with: hf upload {repository} {folder}"
@@ -174,7 +174,7 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
     targets = [config.get(part, {}).get("_target_", "") for part in ("head", "objective")]
     class_names = [target.rpartition(".")[2] for target in targets if target]
 
-    # The hub reads YAML before the text.
+    # The hub reads metadata from YAML before the text.
     facts: dict[str, Any] = {"library_name": "clipzoo", "pipeline_tag": "zero-shot-image-classification"}
     facts["tags"] = ["clipzoo", "contrastive-learning", *(part.lower() for part in class_names)]
     if licence is not None:

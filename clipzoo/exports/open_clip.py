@@ -189,7 +189,7 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
         text_config |= {"hf_tokenizer_name": tokenizer.name, "tokenizer_kwargs": settings}
     elif not isinstance(tokenizer, ClipTokenizer):
         raise ConfigError(f"its tokenizer is {type(tokenizer).__name__}")
-    # Projections that a training has added to towers without one.
+    # Projections that training has added to towers without one.
     if vision_config.get("timm_proj") == "none" and not is_identity(model, "image"):
         vision_config |= {"timm_proj": "linear", "timm_proj_bias": has_bias(model, "image")}
     if text_config.get("proj_type") == "none" and not is_identity(model, "text"):

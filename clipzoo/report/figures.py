@@ -126,8 +126,8 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     for curve in curves:
         if curve.name not in FIRST and (curve.name in HIDDEN or len(set(curve.values)) < 2):
             continue
-        # Running totals, such as the number of transparent images so far, are drawn per step. They are the only whole
-        # numbers of the log that never fall.
+        # Running totals, such as the number of transparent images, are drawn per step. They are the only integers of
+        # the log that never fall.
         values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
         rises = np.diff(values)
         if curve.name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
@@ -170,8 +170,8 @@ def training_figure(
         if len(values) < 30 or np.abs(np.diff(values)).sum() <= 3 * np.ptp(values):
             panel.plot(steps, values, color=INK, linewidth=1.6)
         else:
-            # Many noisy values are drawn thinly, below their mean over a window centred on each step. A window that is
-            # cut short by an end has no mean.
+            # Many noisy values are drawn thinly, below their mean over a window centred on each step. A window of
+            # which an end cuts more than half has no mean.
             panel.plot(steps, values, color=MUTED, linewidth=0.7)
             window, places = len(values) // 30 + 1, np.arange(len(values))
             reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
@@ -483,7 +483,7 @@ def table_figures(filled: FilledTable) -> Iterator[Picture]:
         measured = {column for row in rows for column in columns if filled.measured(row, column) is not None}
         for task in dict.fromkeys(column.heading for column in columns):
             part = [column for column in columns if column.heading == task]
-            # With runs, only tasks on which one was evaluated have a figure.
+            # Once there are runs, a task without measured values has no figure.
             if not measured or measured.intersection(part):
                 yield Picture(f"bars, {task}", published_bars(filled, part))
 

@@ -1,7 +1,7 @@
 """One table of results: every number of every finished run, read from run directories.
 
-`read_frame` reads runs; `own_rows` and `scale_rows` say which of them are seeds of one row of a comparison; `fill` puts
-them next to the published numbers of a paper's table; `seed_means` averages.
+`read_frame` reads runs; `own_rows` and `scale_rows` group seeds into the rows of a comparison; `fill` puts runs next to
+the published numbers of a paper's table; `seed_means` averages.
 """
 
 from __future__ import annotations

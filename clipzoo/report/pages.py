@@ -1,4 +1,4 @@
-"""The pages: of one run, of its profile, of many runs with the papers' tables, of a sweep, of the explorer."""
+"""Pages of one run, its profile, many runs with the papers' tables, a sweep, a search, and the explorer."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
         scores = results[columns[0]].dropna().to_list()
         state: State = "finished"
         if not scores:
-            # "running" also if all runs were killed.
+            # Killed runs count as running.
             started = any(folder.exists() for folder in folders)
             failed = any(True for folder in folders for _ in folder.glob("clipzoo-error-*.log"))
             state = "failed" if failed else "running" if started else "not started"

@@ -241,7 +241,7 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
     if metric == "average":
         thirteen = layout()["thirteen"].items()
         return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
-    # The cut-off of recall, or of accuracy other than top-1, tells columns of one dataset apart.
+    # Columns of one dataset differ in the cut-off of recall, or of accuracy other than top-1.
     cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
     suffix = f" top-{cut}" if cut.isdigit() and cut != "1" else ""
     if metric == "mean_recall_1_5_10":
@@ -266,7 +266,7 @@ def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
         cuts = (metric.rpartition("@")[2].removeprefix("top"),)
     directions = {
         "retrieval": DIRECTIONS,
-        # KME-CLIP has one caption per image in the gallery at a time.
+        # KME-CLIP's galleries have one caption per image.
         "retrieval_image_to_text": ("paired_image_to_text",),
         "retrieval_text_to_image": ("text_to_image",),
     }.get(task, ("paired_image_to_text", "text_to_image"))

@@ -192,7 +192,7 @@ def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCu
         return None
     x = [scale.x for scale in fitted_scales for _ in scale.values]
     y = [value for scale in fitted_scales for value in scale.values]
-    # A law with a floor is fitted by iterations: fewer resamples.
+    # A law with a floor is fitted iteratively, so with fewer resamples.
     laws = [fit_power_law(x, y)]
     if len(fitted_scales) > FEWEST:
         laws.append(fit_power_law(x, y, with_floor=True, resamples=FLOOR_RESAMPLES))
@@ -211,7 +211,6 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
         cost = run["record"].training
         accuracies = {name: column.value(metrics) for name, column in tasks.items()}
         values = {name: 100 - value for name, value in accuracies.items() if value is not None}
-        # The mean of the losses logged in the last part of the training.
         start = (1 - LAST) * float(cost.get("steps", math.inf))
         lines = logs[run["run"]].training
         if losses := [float(line["loss"]) for line in lines if "loss" in line and float(line["step"]) > start]:

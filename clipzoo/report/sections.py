@@ -400,7 +400,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     metrics = {key: value for key, value in metrics.items() if key.task in TASKS}
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
-    # By column, the published number and the table that it is in.
+    # Column -> published number and its table.
     lines: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
     for name in published.table_names() if row else ():
         for (paper_row, column), printed in published.table(name).numbers.items():

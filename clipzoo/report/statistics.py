@@ -275,7 +275,7 @@ class ScalingFit:
         generator, count = np.random.default_rng(seed), len(self.resampled)
         value = self.law.value(x)
         shifts = np.log([law.value(x) / value for law in self.resampled])
-        # The spread is itself an estimate: as in Student's t, both parts are divided by a draw of it.
+        # As in Student's t, both errors are divided by a draw of the estimated spread.
         estimated = np.sqrt(generator.chisquare(self.freedom, count) / self.freedom)
         errors = (shifts + self.spread * generator.standard_normal(count) / np.sqrt(runs)) / estimated
         low, high = np.quantile(value * np.exp(errors), ENDS)
@@ -301,7 +301,7 @@ def fit_power_law(
         raise ValueError(f"this power law needs {parameters + 2} scales or more, not {len(np.unique(log_x))}")
     start = np.zeros(2)
     if with_floor:
-        # The best of some floors below the smallest value, with the straight line that goes with it.
+        # The best of several floors below the smallest value, each with its fitted line.
         candidates = []
         for log_floor in log_y.min() + np.log(np.linspace(0.01, 0.97, 16)):
             line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0]

@@ -42,7 +42,7 @@ def read_torchvision(
             dataset = getattr(torchvision.datasets, kind)(str(folder), **arguments)
         except RuntimeError as error:
             raise FileNotFoundError(f"{folder}: {error}") from error
-        # torchvision keeps pixels in `data`, or paths and labels under one of four pairs of names.
+        # torchvision has pixels in `data`, or paths and labels under one of four pairs of names.
         samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
         if hasattr(dataset, "data"):
             pixels = np.asarray(dataset.data)
@@ -108,7 +108,7 @@ def imagenet_v2(folder: Path) -> ClassificationSource:
 
 def pets(folder: Path) -> ClassificationSource:
     _, splits = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
-    # torchvision capitalises all names; the files tell cats (capital) from dogs.
+    # torchvision capitalises all names; in the files only cats are capitalised.
     labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
     names = {label: path.stem.rsplit("_", 1)[0] for path, label in labelled}
     return [names[label] for label in sorted(names)], splits

@@ -88,7 +88,6 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     for facts in stated_splits.values():
         io.require_fields(meta_file, facts, {"samples": int}, REMEDY)
 
-    # The members of every split.
     samples: dict[str, list[TarSample]] = {}
     for split in splits:
         place = io.below(folder, split, links=True)
@@ -134,7 +133,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
 def _classification(
     name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
 ) -> ClassificationDataset:
-    # Only empty lines at the end are ignored; one inside is a class.
+    # Empty lines are ignored only at the end; elsewhere they are classes.
     class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
     templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
     for template in templates:
