@@ -24,8 +24,8 @@ from clipzoo.types import Features
 COMPUTED_BYTES = 2**27
 """Size of the buffers that a model of any size may compute."""
 QUANTUM = 4
-"""Rows and width of a group of captions are multiples of it, apart from the longest group: few shapes for
-torch.compile."""
+"""Rows and width of a group of captions are multiples of this number, except in the longest group, so that
+torch.compile sees few shapes."""
 CPU_OVERHEAD, GPU_OVERHEAD = 128, 8192
 """Tokens whose encoding takes as long as starting one more group: kernel launches dominate on a GPU."""
 

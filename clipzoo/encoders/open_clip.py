@@ -97,8 +97,8 @@ class OpenClipText(TextTower):
     """The text tower of a model of open_clip.
 
     Tokens: all positions after the final norm. The last projection belongs to the head. A causal tower runs without
-    open_clip's mask tensor, and on captions of any length; a bidirectional one without a padding mask, and CoCa's,
-    whose features depend on the padding, take all positions (`needs_padding`).
+    open_clip's mask tensor, on captions of any length. Bidirectional towers without a padding mask and CoCa's, whose
+    features depend on the padding, take all positions (`needs_padding`).
 
     name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
     context_length: number of tokens; None for the model's.

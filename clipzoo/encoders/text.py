@@ -18,9 +18,9 @@ from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, chec
 class ClipTextTower(Tower):
     """Token ids [b, L] -> Features: causal transformer, pooled at the end-of-text token, tokens after the final norm.
 
-    Blocks, parameter names and initialisation are open_clip's. The forward pass is our own: with a causal flag instead
-    of a mask tensor the attention kernel skips half of the work, and L may be shorter than the context, because in a
-    causal tower no position depends on later ones.
+    Blocks, parameter names and initialisation are open_clip's. The forward pass is clipzoo's: with a causal flag
+    instead of a mask tensor the attention kernel skips half of the work, and L may be shorter than the context, because
+    in a causal tower no position depends on later ones.
 
     context_length: maximum number of tokens L. vocabulary: number of token ids. width: width of the tokens.
     layers: number of transformer blocks. heads: number of attention heads.

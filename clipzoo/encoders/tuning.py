@@ -32,7 +32,7 @@ class Tuning(Part):
     """Which parameters of the encoder train, and how fast.
 
     image, text: settings of the two towers. head_rate: factor of the learning rate of head and objective.
-    head_steps: steps at the start in which only head and objective train; the towers then cost no backward pass.
+    head_steps: first steps, in which only head and objective train; the towers then need no backward pass.
     """
 
     def __init__(self, image: TowerTuning, text: TowerTuning, head_rate: Weight, head_steps: NonNegativeCount) -> None:

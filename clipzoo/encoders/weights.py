@@ -128,7 +128,7 @@ def shown(names: Sequence[str]) -> str:
 
 
 def resized(name: str, value: Tensor, target: Tensor, is_image: bool, vocabulary: int | None) -> Tensor | None:
-    """Return `value` in the shape of `target`, None if only positional and token embeddings may be resized.
+    """Return a positional or token embedding in the shape of `target`; None for other tensors and unsuitable shapes.
 
     Image positions [..., n, w] are interpolated as a grid (bicubic, antialiased), class and register tokens kept.
     Text positions [L, w] are cut, because the first ones keep their meaning, or interpolated where the target has more.

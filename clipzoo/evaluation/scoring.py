@@ -1,9 +1,9 @@
 """Scores of images with texts, the positions of right answers, and accuracy and recall from exact counts.
 
 Answers are in the order of descending scores; equal scores are in the order of their columns, as with argmax and a
-stable sort. A model that gives all answers the same score is then right by chance, not always. Libraries that use topk
-leave the order of equal scores open and average in float32; percentages here are quotients of integers, the same on any
-device and any number of ranks.
+stable sort. A model that gives all answers the same score is then right by chance, not always. Libraries with topk
+do not define the order of equal scores and average in float32; percentages here are quotients of integers, equal on
+all devices and for any number of ranks.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def embed_draws(
 
 
 def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over several draws, followed by its sample deviation; one draw as it is."""
+    """Return the mean of each metric over several draws, followed by its sample deviation; one draw is unchanged."""
     if len(metrics) == 1:
         return dict(metrics[0])
     summary = {}

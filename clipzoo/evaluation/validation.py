@@ -33,8 +33,8 @@ CACHE_GIGABYTES = 50.0
 class HeldOutLoss:
     """Value of the training objective on held-out pairs, in batches of the run's global batch size N.
 
-    The loss of most objectives grows with N. Batches are a fixed draw without replacement; pairs that do not fill the
-    last batch are left out. Fewer than N pairs are one batch, whose loss cannot be compared with the training loss.
+    The loss of most objectives grows with N. Batches are drawn without replacement from a fixed seed; pairs that do not
+    fill the last batch are left out. Fewer than N pairs are one batch, whose loss is not comparable with training.
     """
 
     objective: Objective

@@ -24,7 +24,7 @@ LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", 
 CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f\u206a-\u206f\ufeff\ufff9-\ufffc]"
 SINGLE_QUOTES, DOUBLE_QUOTES = "[\u02bc\u2018-\u201b]", "[\u201c-\u201f]"
 PUNCTUATION = r"[!-/:-@\[-^`{-~]"
-"""ASCII punctuation but the underscore, which becomes a space."""
+"""ASCII punctuation except the underscore, which becomes a space."""
 PROBE = [
     "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock  \t in\nParis", "naïve café",
     "“quoted” &amp; ‘curly’ &lt;b&gt;", "東京 🎉", "! ?", "<s> </s> <pad> [SEP] <eos>", "long " * 600,

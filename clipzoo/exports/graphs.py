@@ -1,4 +1,4 @@
-"""A model as three graphs of tensors: what torch.export and ONNX hold of every head.
+"""A model as three graphs of tensors, in which torch.export and ONNX can represent every head.
 
 image: pixels [b, 3, S, S] uint8 -> embeddings. text: token ids [b, L] int64, L the context length -> embeddings.
 score: image and text embeddings -> logits [n, k]. An embedding is one tensor, or points and log-weights of a point set,

@@ -263,7 +263,7 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
 
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
-    """Return an open_clip model by name and tag, a checkpoint file as tag, or an exported folder "local-dir:FOLDER".
+    """Return an open_clip model by name and tag or checkpoint file, or from an exported folder "local-dir:FOLDER".
 
     The weights must be on this machine, or open_clip downloads them.
 

@@ -1,4 +1,4 @@
-"""transformers' CLIPModel and SiglipModel: their tensors and their configurations as ours, and back."""
+"""Convert tensors and configurations of transformers' CLIPModel and SiglipModel to ours, and back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
-        """Return the ties of our model with this one, all but scale and bias of the logits."""
+        """Return the ties of our model with this one, except scale and bias of the logits."""
 
     @abstractmethod
     def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:

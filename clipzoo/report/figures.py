@@ -159,7 +159,7 @@ def training_figure(
 ) -> Figure:
     """A panel per varying number of metrics.jsonl, the loss first.
 
-    evaluations: have the validation losses, which are drawn in the panel of `value_log`.
+    evaluations: metrics during training; validation losses are drawn in the panel of `value_log`.
     """
     curves, validation = training_curves(lines, loss_unit), _curve_of(evaluations, str(VALIDATION_LOSS), "", "")
     columns = min(3, len(curves)) or 1
@@ -309,7 +309,7 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
 def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `write_examples` leaves them.
+    folder: images by sample id, and captions.json, as `write_examples` writes them.
 
     Raises:
         DamagedFileError: an image or the captions cannot be read.
@@ -460,7 +460,7 @@ def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker:
 
 
 def _legend(figure: Figure) -> None:
-    """Add a legend of all labels above the panels, and make the figure higher by its lines."""
+    """Add a legend of all labels above the panels, and make the figure taller to hold it."""
     handles = {
         text: handle for panel in figure.axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }

@@ -33,7 +33,7 @@ from clipzoo.runs.identity import flat, identity
 from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays
 
 PAPER = "paper"
-"""The scale of the papers' own size."""
+"""Name of the scale of the papers."""
 COLUMNS = (
     *("run", "seed", "group", "row", "scale", "encoder", "head", "objective", "cost"),
     *("task", "dataset", "protocol", "metric", "value", "key", "outcomes", "config", "record"),
@@ -219,7 +219,7 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
 class Comparison:
     """The rows of a comparison with everything that its tables show.
 
-    frame: with the columns of `own_rows`. rows: its part of each group. columns: see `columns_of`. means: see
+    frame: runs, with the columns of `own_rows`. rows: part of the frame by group. columns: see `columns_of`. means: see
     `seed_means`. guessing: see `chance`.
     """
 
@@ -401,7 +401,7 @@ class FilledTable:
     def p_value(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
         """Rank-sum test of our runs of the row against those of its baseline.
 
-        None for the baseline itself, and unless both sides have several seeds.
+        None for the baseline itself, or if a side has a single seed.
         """
         baseline = self.table.baseline(row)
         first, second = self.measured(baseline, column), self.measured(row, column)
@@ -429,7 +429,7 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
 def _selected(
     row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
 ) -> tuple[Sequence[Path], str | None]:
-    """Return the runs that represent a row; of a search's points, those of the best one by the paper's criterion.
+    """Return the runs that represent a row; after a search, the runs of the best point by the paper's criterion.
 
     The second value says how the point was selected, or why none was.
     """

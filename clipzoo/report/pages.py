@@ -268,7 +268,7 @@ def _profile_sections(run: Path) -> list[Section]:
 
 
 def _picture(text: str, name: str, figure: Figure) -> Picture:
-    """A figure in the folder report; characters that are not of a file name become "_"."""
+    """A figure in the folder report; characters that file names should not have become "_"."""
     name = re.sub(r"[^\w.-]", "_", name)
     return Picture(text, figure, file=f"report/{name}.png")
 
@@ -295,7 +295,7 @@ def write_pages(
     Args:
         folders: run directories, or folders of them.
         names: tables to show; empty for all tables with a measured value.
-        note: a further paragraph at the top. first: sections before all others.
+        note: additional paragraph at the top. first: sections before all others.
         scaling: axes of scaling fits, see `laws.curves`; each also has scaling_AXIS.png and scaling_AXIS.csv.
         labels: names of runs by their directory.
         tested: False for trials of a search, among which the best was selected: a test of their differences would be

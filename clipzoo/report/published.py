@@ -316,7 +316,7 @@ def experiments() -> Mapping[str, Experiment]:
 
 
 def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[str, tuple[Any, Any]]:
-    """Keys of a run's configuration whose values are not the experiment's.
+    """Keys of a run's configuration whose values differ from the experiment's.
 
     Returns the expected and the actual value by key; None for an absent key.
     """

@@ -50,7 +50,7 @@ SEPARATION = (
     "divided by the number of lines, the level at which Holm's method tests the smallest p."
 )
 MOST_COLUMNS = 9
-"""Up to this number of columns one table of a paper holds all tasks; beyond, there is a table for each task."""
+"""Largest number of columns of one table with all tasks of a paper's table; with more, each task has a table."""
 CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),

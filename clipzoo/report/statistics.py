@@ -143,8 +143,8 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
 def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999, seed: int = 0) -> float:
     """Return the two-sided p-value of "both models are equally good" by a permutation test of clustered samples.
 
-    differences: [n], outcome of the second model less that of the first. clusters: [n], see `over_samples`; the models
-    are exchanged in a whole cluster at a time.
+    differences: [n], outcome of the second model minus that of the first. clusters: [n], see `over_samples`; the models
+    are exchanged for whole clusters.
     """
     cluster_indices = np.unique(np.asarray(clusters), return_inverse=True)[1]
     sums = np.bincount(cluster_indices, np.asarray(differences, dtype=np.float64))
@@ -220,7 +220,7 @@ def detectable_difference(deviation: float, seeds: int, significance: float = SI
     thresholds, density = limit * np.sqrt(chi_squares / freedom), weights * stats.chi2.pdf(chi_squares, freedom)
 
     def surplus(shift: float) -> float:
-        """Power at this shift, in standard errors, less POWER."""
+        """Power at this shift, in standard errors, minus POWER."""
         outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
         return float((high - low) / 2 * density @ outside) - POWER
 
@@ -343,7 +343,7 @@ def _law(values: np.ndarray) -> PowerLaw:
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one group of runs less that of the baseline.
+    """A metric of one group of runs minus that of the baseline.
 
     Args:
         metric: name in words. group, label: group and label of the runs that are compared with the baseline.

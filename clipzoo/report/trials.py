@@ -30,13 +30,13 @@ MOST_GROUPS = 4
 LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
 """Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
-"""From yellow, the worst, to violet."""
+"""Colour maps from yellow (worst) to violet (best)."""
 SINGLE = ListedColormap([INK])
 """Colour map if all results are equal, or there is only one."""
 LOGARITHMIC = 30
 """Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
 LEAST_GAP = 0.04
-"""Share of an axis between two labels that do not overlap."""
+"""Smallest share of an axis between two labels that do not overlap."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Source:
         self.left_out.append(LeftOut(path, kind, reason))
 
     def accepts(self, path: Path) -> bool:
-        """Return True for the extension of an image; other files are left out."""
+        """Return True for the extension of an image; leave other files out."""
         is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
         if not is_image:
             self.leave_out(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
@@ -109,7 +109,7 @@ def captioned_folder(folder: Path) -> Source:
 
 
 def table_of_classes(table: Path, image: str, class_name: str, split: str | None) -> Source:
-    """Read a table with one image a row. image, class_name, split: columns; without `split` all rows are test."""
+    """Read a table with one image per row. image, class_name, split: columns; without `split` all rows are test."""
     source = Source()
     for path, part, row in _rows(table, image, split, (class_name,)):
         name = " ".join(row[class_name].split())

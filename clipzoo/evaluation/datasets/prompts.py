@@ -26,7 +26,7 @@ from clipzoo.io import new_folder, read_lines, whole
 
 PACKAGE = "pip install --no-deps clip-benchmark"
 CAPTION_KEY = "captions"
-"""Key of the .json with the list of prompts, for data.caption_key; training draws one of them in each epoch."""
+"""Key of the .json with the list of prompts, for data.caption_key; training draws one prompt in each epoch."""
 Protocol = Literal["slip", "clip", "set"]
 
 

@@ -1,4 +1,4 @@
-"""Evaluation datasets in the tar layout of CLIP_benchmark, read at random.
+"""Evaluation datasets in the tar layout of CLIP_benchmark, with random access.
 
     <root>/<dataset>/classnames.txt                          class names, one per line, in the order of the labels
     <root>/<dataset>/zeroshot_classification_templates.txt   prompt templates, one per line, with {c}
