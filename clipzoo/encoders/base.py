@@ -24,8 +24,8 @@ from clipzoo.types import Features
 COMPUTED_BYTES = 2**27
 """Size of the buffers that a model of any size may compute."""
 QUANTUM = 4
-"""Rows and width of a group of captions are multiples of it, apart from the longest group: few shapes for
-torch.compile."""
+"""Rows and width of a group of captions are multiples of this number, except in the longest group, so that
+torch.compile sees few shapes."""
 CPU_OVERHEAD, GPU_OVERHEAD = 128, 8192
 """Tokens whose encoding takes as long as starting one more group: kernel launches dominate on a GPU."""
 
@@ -42,7 +42,7 @@ class Encoder(nn.Module):
     tokenizer: Callable[[list[str]], Tensor] = staticmethod(no_tokenizer)
     image_size: int
     context_length: int | None = None
-    """Maximum number of tokens of a caption; None if the encoder takes any number."""
+    """Maximum number of tokens of a caption; None for any number."""
     needs_padding: bool = False
     """True if text features depend on the padding: captions are then not trimmed to the longest of the batch."""
 
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         return {view: tower for view in ("image", "text") if (tower := self._modules.get(f"{view}_tower")) is not None}
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the values of `from_model:NAME` in a configuration, by name, as plain values."""
+        """Return plain values by name, to which `from_model:NAME` in a configuration refers."""
         return {}
 
     def without_tokens(self) -> list[str]:
@@ -81,10 +81,9 @@ class Tower(nn.Module):
 
     width: width of the pooled features. Tokens have the same width.
     description: the tower in a message, such as "timm's resnet50".
-    left_out: parts of names of tensors that pretrained models have and this tower does not, such as a decoder.
+    left_out: parts of names of tensors that only pretrained models have, such as those of a decoder.
     embed_width: width of the projection after the tower in its pretrained model; None for a tower without one.
-    names_elsewhere: prefix of our names -> prefix in pretrained models, where they differ by more than a prefix of all
-        names.
+    names_elsewhere: prefix of our names -> prefix in pretrained models, beyond a prefix that all names share.
     """
 
     width: int
@@ -125,8 +124,8 @@ class ImageTower(Tower):
     @torch.no_grad()
     def gives_tokens(self) -> bool:
         """Run the tower on one black image."""
-        was_training, some = self.training, next(self.parameters())
-        image = torch.zeros(1, 3, self.input_size, self.input_size, dtype=some.dtype, device=some.device)
+        was_training, parameter = self.training, next(self.parameters())
+        image = torch.zeros(1, 3, self.input_size, self.input_size, dtype=parameter.dtype, device=parameter.device)
         try:
             return self.eval()(image).tokens is not None
         finally:
@@ -151,10 +150,10 @@ class TextTower(Tower):
 
 
 def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -> list[nn.Module]:
-    """Return the longest list of modules of one class in a tower, in most models its blocks. kinds: of lists."""
+    """Return the longest list of modules of one class in a tower, mostly its blocks. kinds: classes of lists."""
     lists = [list(module) for module in tower.modules() if isinstance(module, kinds)]
-    alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
-    return max(alike, key=len, default=[])
+    uniform_lists = [modules for modules in lists if len({type(module) for module in modules}) == 1]
+    return max(uniform_lists, key=len, default=[])
 
 
 def call_as_forward(
@@ -162,7 +161,7 @@ def call_as_forward(
 ) -> Tensor:
     """Return `function(module, *inputs)`, called as the module's forward pass if the module has hooks.
 
-    Such a hook may gather weights. recompute: activations in the backward pass instead of keeping them.
+    Hooks may gather weights. recompute: recompute activations in the backward pass instead of keeping them.
     """
     if recompute:
         return checkpoint(call_as_forward, module, function, *inputs, use_reentrant=False)
@@ -198,12 +197,12 @@ def on_meta(stored: int) -> Iterator[None]:
 def require_as_large(model: nn.Module, stored: Iterable[Tensor], path: Path, remedy: str = "") -> None:
     """Raise DamagedFileError if a model, built on the meta device, is much larger than its weights.
 
-    Counts the buffers that the model computes, such as masks of attention. path, remedy: of the weights.
+    Counts the buffers that the model computes, such as attention masks. path, remedy: for the message.
     """
-    needed = sum(value.nbytes for values in (model.parameters(), model.buffers()) for value in values)
-    given = sum(value.nbytes for value in stored)
-    if needed > 4 * given + COMPUTED_BYTES:
-        fault = f"has {given:,} bytes of weights, the model of its configuration needs {needed:,} bytes"
+    needed_bytes = sum(value.nbytes for values in (model.parameters(), model.buffers()) for value in values)
+    stored_bytes = sum(value.nbytes for value in stored)
+    if needed_bytes > 4 * stored_bytes + COMPUTED_BYTES:
+        fault = f"has {stored_bytes:,} bytes of weights, the model of its configuration needs {needed_bytes:,} bytes"
         raise DamagedFileError(path, fault, remedy)
 
 
@@ -215,8 +214,8 @@ def encode_by_length(
     Equal to `encode(text)` up to rounding for towers whose features do not depend on padding. The tokens of padding
     are zeros where their group has fewer than L positions, and False in the mask.
 
-    lengths: [b] on the CPU, tokens of each caption up to its end token; None for one group, as for a batch whose
-        padding counts. tokens: return tokens and mask too, if the tower has them.
+    lengths: [b] on the CPU, tokens of each caption up to its end token; None for one group, such as a batch whose
+        padding matters. tokens: return tokens and mask too, if the tower has them.
     """
     groups = caption_groups(text, lengths)
     if lengths is None or len(groups) == 1:
@@ -245,7 +244,7 @@ def encode_by_length(
 
 
 def caption_groups(text: Tensor, lengths: Tensor | None) -> list[tuple[int, int]]:
-    """Return rows and width of the groups in which `encode_by_length` encodes these captions, or any other view."""
+    """Return rows and width of the groups of `encode_by_length`; without lengths, of the whole batch of any view."""
     if lengths is None:
         return [(len(text), text.shape[-1])]
     overhead = CPU_OVERHEAD if text.device.type == "cpu" else GPU_OVERHEAD
@@ -259,7 +258,7 @@ def group_shapes(lengths: Sequence[int], limit: int, overhead: int) -> list[tupl
     """
     best: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}
     for width in (*range(QUANTUM, limit, QUANTUM), limit):
-        # The first `end` captions have at most `width` tokens; the rest of a quantum of rows joins the next group.
+        # The first `end` captions have at most `width` tokens; rows beyond a multiple of QUANTUM join the next.
         end = bisect_right(lengths, width)
         end = end if end == len(lengths) else end // QUANTUM * QUANTUM
         if end not in best:

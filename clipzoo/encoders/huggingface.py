@@ -20,7 +20,7 @@ from clipzoo.io.weights import from_hub, read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, Part, Range, as_captions, checked
 
 LONGEST = 512
-"""Tokens of a caption where a model takes more: captions are short, and every row is stored at full length."""
+"""Largest default number of tokens: captions are short, and every row is stored at full length."""
 CLIP_TOKENIZER = "clipzoo.data.tokenizer.ClipTokenizer"
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
 Pooling = Literal["auto", "first", "mean", "end"]
@@ -30,8 +30,8 @@ Pooling = Literal["auto", "first", "mean", "end"]
 class HuggingFaceText(TextTower):
     """A text model of transformers' AutoModel. Tokens: all positions of its last hidden state.
 
-    Padding is not attended to, and changes no feature. A model of encoder and decoder (T5) gives its encoder, one of
-    image and text (CLIP) its text model; neither has a projection.
+    Padding is masked and changes no feature. Of an encoder-decoder (T5) the encoder is used, of an image-text model
+    (CLIP) its text model, without projections.
 
     name: a name on the hub, a folder, or a kind of model ("bert", "modernbert") with the settings of `options`.
     options: settings of the model's configuration (num_hidden_layers, attention_dropout, ...).
@@ -67,14 +67,14 @@ class HuggingFaceText(TextTower):
             config, self.trunk = _built(name, options)
         if pretrained is not None:
             with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
-                own, stored = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
-                self.trunk.load_state_dict({key: value for key, value in stored.items() if key in own})
+                state, stored_state = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
+                self.trunk.load_state_dict({key: value for key, value in stored_state.items() if key in state})
         if checkpoint:
             self.trunk.gradient_checkpointing_enable()
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
         self.description = f"transformers' {name}"
 
-        # RoBERTa and its kin count positions from the padding's id + 1.
+        # RoBERTa and related models count positions from the padding id + 1.
         limit = getattr(self.trunk.config, "max_position_embeddings", None)
         table = getattr(getattr(self.trunk, "embeddings", None), "position_embeddings", None)
         padding = getattr(table, "padding_idx", None)
@@ -136,8 +136,8 @@ class HuggingFaceTokenizer(Part):
 
     Control tokens in a caption, such as "[SEP]", are plain text. The tokenizer is loaded on first use.
 
-    name: on the hub, or a folder. context_length: maximum number of tokens of a caption.
-    clean: how open_clip prepares text for some models; none leaves captions unchanged.
+    name: a name on the hub, or a folder. context_length: maximum number of tokens of a caption.
+    clean: cleaning of text as in open_clip; "none" leaves captions unchanged.
     strip_end: replace the end token by 0, as CLIPA's models are trained.
     """
 
@@ -207,8 +207,8 @@ class HuggingFaceTokenizer(Part):
         rows = self.source(captions, truncation=True, max_length=length)["input_ids"]
         ids = torch.full((len(rows), self.context_length), self.pad_token, dtype=torch.int64)
         for target, row in zip(ids, rows, strict=True):
-            whole = row if self.ends_itself else [*row, self._end]
-            target[: len(whole)] = torch.tensor(whole)
+            ids_with_end = row if self.ends_itself else [*row, self._end]
+            target[: len(ids_with_end)] = torch.tensor(ids_with_end)
         return torch.where(ids == self._end, 0, ids) if self.strip_end else ids
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -226,7 +226,7 @@ class DistilBertTokenizer(HuggingFaceTokenizer):
 
 
 def require_transformers(what: str) -> Any:
-    """Return the package transformers. what: needs it, for the message. Raises ConfigError if it is not installed."""
+    """Return the package transformers. what: the part that needs it, for the message of the ConfigError if missing."""
     try:
         import transformers
     except ImportError:
@@ -248,11 +248,11 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
         with from_hub(name, unknown):
             config = stored_configuration(_folder(name, ["config.json"]))
     config = getattr(config, "text_config", config)
-    known = _own_settings(config)
+    allowed = _own_settings(config)
     for key, value in options.items():
-        if key not in known or not isinstance(value, bool | int | float | str | None) or "/" in str(value):
+        if key not in allowed or not isinstance(value, bool | int | float | str | None) or "/" in str(value):
             raise ConfigError(f"encoder.text.options.{key}={value}: {type(config).__name__} has no such option"
-                              f"{nearest(key, known, most=3)}")  # fmt: skip
+                              f"{nearest(key, allowed, most=3)}")  # fmt: skip
         setattr(config, key, value)
     if getattr(config, "vocab_size", None) is None or getattr(config, "hidden_size", None) is None:
         raise ConfigError(f"encoder.text.name={name}: a model of type {config.model_type} reads no text")
@@ -268,7 +268,7 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
     kind = kind[0] if isinstance(kind, tuple | list) else kind
     without_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
     model = kind(config, add_pooling_layer=False) if without_pooler else kind(config)
-    # Encoders of an encoder-decoder, as of BART.
+    # An encoder-decoder such as BART gives its encoder.
     has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
     return config, model.get_encoder() if has_decoder else model
 
@@ -289,9 +289,9 @@ def stored_configuration(folder: Path) -> Any:
 
 
 def require_own_code(name: str) -> None:
-    """Raise ConfigError unless libraries that are given a name build its model with transformers' own code.
+    """Raise ConfigError unless other libraries build the model of this name with transformers' own code.
 
-    They read config.json themselves: settings that fetch code are refused, not left out.
+    These libraries read config.json themselves: settings that fetch code are refused, not left out.
     """
     folder = _folder(name, ["config.json"])
     stored_configuration(folder)
@@ -324,9 +324,9 @@ def _folder(name: str, patterns: list[str]) -> Path:
 
 
 def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
-    """Return a model of transformers with its weights, and the names of tensors that its files lack: they are random.
+    """Return a model of transformers with its weights, and the names of random tensors, which its files lack.
 
-    name: a folder, or on the hub. Weights are read from .safetensors files only. Call in `from_hub`.
+    name: a folder, or a name on the hub. Weights are read only from .safetensors files. Call within `from_hub`.
     Raises ConfigError if the folder has none, or its configuration describes a larger model than they hold.
     """
     from transformers import AutoModel
@@ -335,10 +335,10 @@ def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
     config = stored_configuration(folder)
     stored = [value for file in sorted(folder.glob("*.safetensors")) for value in read_tensors(file).values()]
     with on_meta(len(stored)):
-        described = AutoModel.from_config(config, trust_remote_code=False)
-    require_as_large(described, stored, folder)
+        empty_model = AutoModel.from_config(config, trust_remote_code=False)
+    require_as_large(empty_model, stored, folder)
     if torch.get_default_device().type == "meta":
-        return described, set()
+        return empty_model, set()
     model, info = AutoModel.from_pretrained(
         folder, config=config, use_safetensors=True, trust_remote_code=False, output_loading_info=True
     )

@@ -36,15 +36,15 @@ OPTIONS = (
     "use_rot_pos_emb", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "global_pool", "act_layer",
     "norm_layer", "num_classes", "in_chans",
 )  # fmt: skip
-"""Arguments of timm's models that a configuration may set: sizes, rates and names of layers. Others, such as
-checkpoint_path and pretrained_cfg, name files and addresses."""
+"""Arguments of timm's models that a configuration may set: sizes, rates and names of layers. Others are refused, such
+as checkpoint_path and pretrained_cfg, because they name files and addresses."""
 
 
 class TrunkTower(ImageTower):
     """Base class of towers over a trunk of timm or open_clip, which they run up to its last projection.
 
-    For heads that read no tokens, the last block of a plain vision transformer runs at the pooled position; the other
-    positions are only its keys and values.
+    For heads that read no tokens, the last block of a plain vision transformer runs only at the pooled position, with
+    all positions as keys and values.
     """
 
     trunk: Any
@@ -66,13 +66,13 @@ class TrunkTower(ImageTower):
             if type(trunk) is VisionTransformer and trunk.global_pool == "token" and trunk.attn_pool is None:
                 block = trunk.blocks[-1]
                 is_plain = type(block) is Block and type(block.attn) is Attention
-                # Dropout would draw other numbers than timm's own forward pass.
+                # Dropout would draw other numbers than in timm's forward pass.
                 drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules())
                 self._pools_first = is_plain and getattr(block.attn, "gate", None) is None and not drops
         elif not is_resnet:
-            plain = import_alone("open_clip.transformer").ResidualAttentionBlock
+            block_class = import_alone("open_clip.transformer").ResidualAttentionBlock
             at_class_token = trunk.attn_pool is None and trunk.pool_type == "tok"
-            self._pools_first = at_class_token and type(trunk.transformer.resblocks[-1]) is plain
+            self._pools_first = at_class_token and type(trunk.transformer.resblocks[-1]) is block_class
 
     def pool(self, features: Tensor) -> Tensor:
         """Return the pooled features, [b, w], of the result of timm's `forward_features`."""
@@ -87,8 +87,8 @@ class TrunkTower(ImageTower):
                 return Features(pooled)
             if features.dim() == 4:
                 # [b, h', w', w] in trunks such as Swin, [b, w, h', w'] in all others.
-                last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
-                features = features.flatten(1, 2) if last else features.flatten(2).mT
+                is_channels_last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+                features = features.flatten(1, 2) if is_channels_last else features.flatten(2).mT
             return Features(pooled, features if features.shape[-1] == self.width else None)
         if self.is_resnet:
             features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
@@ -153,8 +153,8 @@ class TrunkTower(ImageTower):
 class TimmTower(TrunkTower):
     """Any timm trunk. Tokens: all tokens after the final norm (CLS first), or the positions of a feature map.
 
-    Pooled features are those of timm's `forward_head(pre_logits=True)`. A trunk whose tokens have another width than
-    them, such as MobileNetV3, gives no tokens.
+    Pooled features are those of timm's `forward_head(pre_logits=True)`. A trunk whose tokens have another width,
+    such as MobileNetV3, gives no tokens.
 
     name: timm's model name. image_size: H = W; None for the size that the model is made for.
     pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of OPTIONS.
@@ -188,7 +188,7 @@ class ClipViT(TrunkTower):
 
     image_size: H = W. patch_size: side of a patch in pixels. width: width of the tokens. layers: number of blocks.
     heads: number of attention heads. quick_gelu: x sigmoid(1.702 x) instead of GELU.
-    checkpoint: recompute activations in the backward pass.
+    checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 
     relations = {
@@ -260,7 +260,7 @@ class ClipResNet(TrunkTower):
 
 
 def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dict[str, Any]) -> Any:
-    """Return timm's model without its classifier; see `TimmTower`. Name: of timm's registry, "hf-hub:OWNER/MODEL" or
+    """Return timm's model without its classifier; see `TimmTower`. name: in timm's registry, "hf-hub:OWNER/MODEL" or
     "local-dir:FOLDER".
 
     Raises:
@@ -273,24 +273,24 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
     if not timm.is_model(name) and not source:
         raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
     _require_listed(options, "options.", name)
-    given = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
+    arguments_text = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
     remedy = "Without a network, give pretrained=false" if pretrained else ""
-    message = f"timm cannot build the image tower {given}", remedy
+    message = f"timm cannot build the image tower {arguments_text}", remedy
     with from_hub(name, *message) if pretrained or source else one_message(*message):
         if source:
             if Path(place).is_dir():
                 for file in sorted(Path(place).iterdir()):
                     if file.suffix in (".safetensors", ".bin", ".pth", ".pt"):
                         require_bounded(file)
-                described = Path(place) / "config.json"
+                config_file = Path(place) / "config.json"
             else:
                 from huggingface_hub import hf_hub_download
 
-                described = Path(hf_hub_download(place, "config.json"))
-            arguments = read_json(described, MB).get("model_args", {})
+                config_file = Path(hf_hub_download(place, "config.json"))
+            arguments = read_json(config_file, MB).get("model_args", {})
             _require_listed(arguments, f"{place}/config.json: model_args.", name)
-        known = None if source else timm.get_pretrained_cfg(name)
-        settings = known.to_dict() if known else {}
+        timm_config = None if source else timm.get_pretrained_cfg(name)
+        settings = timm_config.to_dict() if timm_config else {}
         size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
         if settings and not settings.get("fixed_input_size"):
             size = {}
@@ -310,8 +310,8 @@ def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
 def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return open_clip's residual attention block at one position of each row, [b, w].
 
-    states: [b, L, w]. state: [b, w], that position of `states`. visible: [b, L], the positions that it attends to;
-    None for all.
+    states: [b, L, w]. state: [b, w], `states` at the position. visible: [b, L], True where it attends; None for all
+    positions.
     """
     attention, width = block.attn, states.shape[-1]
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
@@ -329,9 +329,9 @@ def _timm_block_at_first(block: Any, states: Tensor) -> Tensor:
     """Return timm's block at the first position, [b, 1, w]. states: [b, L, w]."""
     attention, state = block.attn, states[:, :1]
     weight, bias, width = attention.qkv.weight, attention.qkv.bias, attention.num_heads * attention.head_dim
-    own, other = (None, None) if bias is None else (bias[:width], bias[width:])
-    query = functional.linear(block.norm1(state), weight[:width], own)
-    projected = functional.linear(block.norm1(states), weight[width:], other)
+    query_bias, key_value_bias = (None, None) if bias is None else (bias[:width], bias[width:])
+    query = functional.linear(block.norm1(state), weight[:width], query_bias)
+    projected = functional.linear(block.norm1(states), weight[width:], key_value_bias)
     key, value = projected.unflatten(-1, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
     query = query.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
     query, key = attention.q_norm(query), attention.k_norm(key)

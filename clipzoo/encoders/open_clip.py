@@ -1,6 +1,6 @@
 """Towers of open_clip's models, without their last projections.
 
-open_clip's own module does the work, so every architecture of its registry is here: vision transformers, modified
+The modules are open_clip's, so every architecture of its registry is available: vision transformers, modified
 ResNets and timm trunks with any pooling; causal, bidirectional and CoCa's text transformers, and those of transformers.
 Tensors keep open_clip's names after `trunk.`; in towers over timm and transformers, `trunk` is their model.
 """
@@ -36,8 +36,8 @@ OPTIONS = (
     "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc", "timm_pool", "timm_proj",
     "timm_proj_bias", "timm_drop", "timm_drop_path", "hf_proj_type", "hf_pooler_type",
 )  # fmt: skip
-"""Settings of open_clip's towers that the options of a configuration may set. Others name models of other libraries,
-their weights and tokenizers."""
+"""Settings of open_clip's towers that the options of a configuration may set. Others are refused, because they name
+models of other libraries, their weights and tokenizers."""
 MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Triple = tuple[float, float, float]
 T = TypeVar("T")
@@ -64,29 +64,29 @@ class OpenClipImage(TrunkTower):
         from open_clip.modified_resnet import ModifiedResNet
         from open_clip.timm_model import TimmModel
 
-        described = describe(name)
-        settings = settings_of(CLIPVisionCfg, described.model["vision_cfg"], options, "encoder.image")
+        description = describe(name)
+        settings = settings_of(CLIPVisionCfg, description.model["vision_cfg"], options, "encoder.image")
         settings.timm_model_pretrained = False
         own_size = settings.image_size if isinstance(settings.image_size, int) else settings.image_size[0]
         self.input_size = image_size or own_size
         if not settings.timm_model_name:
             settings.image_size = self.input_size
-        quick_gelu = bool(described.model.get("quick_gelu"))
+        quick_gelu = bool(description.model.get("quick_gelu"))
         with one_message(f"the image tower of open_clip's {name}, image_size={image_size}, cannot be built"):
-            built = _build_vision_tower(described.model["embed_dim"], settings, quick_gelu)
+            tower = _build_vision_tower(description.model["embed_dim"], settings, quick_gelu)
         if settings.timm_model_name and self.input_size != own_size:
-            built.set_input_size(self.input_size)
-        if checkpoint and not isinstance(built, ModifiedResNet):
-            built.set_grad_checkpointing()
-        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
-        self.mean, self.std = described.mean, described.std
-        self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
+            tower.set_input_size(self.input_size)
+        if checkpoint and not isinstance(tower, ModifiedResNet):
+            tower.set_grad_checkpointing()
+        self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
+        self.mean, self.std = description.mean, description.std
+        self.interpolation, self.resize_mode = description.interpolation, description.resize_mode
         self.description = f"the image tower of open_clip's {name}"
-        if isinstance(built, TimmModel):
-            self.set_trunk(built.trunk, checkpoint, is_timm=True)
-            self.head = built.head
+        if isinstance(tower, TimmModel):
+            self.set_trunk(tower.trunk, checkpoint, is_timm=True)
+            self.head = tower.head
         else:
-            self.set_trunk(built, checkpoint, is_resnet=isinstance(built, ModifiedResNet))
+            self.set_trunk(tower, checkpoint, is_resnet=isinstance(tower, ModifiedResNet))
 
     def pool(self, features: Tensor) -> Tensor:
         return self.head(self.trunk.forward_head(features))
@@ -97,8 +97,8 @@ class OpenClipText(TextTower):
     """The text tower of a model of open_clip.
 
     Tokens: all positions after the final norm. The last projection belongs to the head. A causal tower runs without
-    open_clip's mask tensor, and on captions of any length; a bidirectional one without a padding mask, and CoCa's,
-    whose features depend on the padding, take all positions (`needs_padding`).
+    open_clip's mask tensor, on captions of any length. Bidirectional towers without a padding mask and CoCa's, whose
+    features depend on the padding, take all positions (`needs_padding`).
 
     name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
     context_length: number of tokens; None for the model's.
@@ -117,17 +117,17 @@ class OpenClipText(TextTower):
         from open_clip.model import CLIPTextCfg, _build_text_tower
         from open_clip.transformer import ResidualAttentionBlock
 
-        described = describe(name)
-        settings = settings_of(CLIPTextCfg, described.model["text_cfg"], options, "encoder.text")
+        description = describe(name)
+        settings = settings_of(CLIPTextCfg, description.model["text_cfg"], options, "encoder.text")
         settings.hf_model_pretrained = False
         settings.context_length = self.context_length = context_length or settings.context_length
         if settings.hf_model_name:
             require_transformers(f"the text tower of open_clip's {name}")
-        quick_gelu = bool(described.model.get("quick_gelu"))
+        quick_gelu = bool(description.model.get("quick_gelu"))
         needs = f" with the configuration of {settings.hf_model_name}" if settings.hf_model_name else ""
         with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
-            built = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
-        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
+            tower = _build_text_tower(description.model["embed_dim"], settings, quick_gelu)
+        self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
         if settings.hf_tokenizer_name:
             if settings.tokenizer_mode:
                 raise ConfigError(f"{name}: there is no tokenizer with mode {settings.tokenizer_mode}")
@@ -145,25 +145,25 @@ class OpenClipText(TextTower):
         self.is_transformers = bool(settings.hf_model_name)
         self._uses_causal_states = False
         if self.is_transformers:
-            self.trunk, self.pooler, self.proj = built.transformer, built.pooler, built.proj
-            self._padding = built.config.pad_token_id
+            self.trunk, self.pooler, self.proj = tower.transformer, tower.pooler, tower.proj
+            self._padding = tower.config.pad_token_id
             if checkpoint:
                 self.trunk.gradient_checkpointing_enable()
             return
-        self.trunk = built
-        built.set_grad_checkpointing(checkpoint)
-        causal, self._appended = built.attn_mask is not None, built.cls_emb is not None
+        self.trunk = tower
+        tower.set_grad_checkpointing(checkpoint)
+        is_causal, self._appended = tower.attn_mask is not None, tower.cls_emb is not None
         # open_clip's residual attention blocks without layer scale.
-        plain = all(
+        is_plain = all(
             isinstance(block, ResidualAttentionBlock)
             and isinstance(getattr(block, "ls_1", None), nn.Identity)
             and isinstance(getattr(block, "ls_2", None), nn.Identity)
-            for block in built.transformer.resblocks
+            for block in tower.transformer.resblocks
         )
-        self._uses_causal_states = causal and not self._appended and plain
-        self.needs_padding = not causal or self._appended or built.pool_type == "last"
+        self._uses_causal_states = is_causal and not self._appended and is_plain
+        self.needs_padding = not is_causal or self._appended or tower.pool_type == "last"
         if not self.needs_padding:
-            self.end_token = built.eos_id if built.pool_type == "eos" else 49407
+            self.end_token = tower.eos_id if tower.pool_type == "eos" else 49407
 
     def forward(self, text: Tensor) -> Features:
         if self.is_transformers:
@@ -223,7 +223,7 @@ class Description:
 def describe(name: str) -> Description:
     """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
 
-    Models of the registry have the preprocessing of their weights; where tags differ, CLIP's.
+    Models of the registry have the preprocessing of their weights, or CLIP's where tags differ.
     Raises ConfigError if there is no such model.
     """
     import open_clip
@@ -243,18 +243,18 @@ def describe(name: str) -> Description:
             raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
     else:
         registered = name.replace("/", "-")
-        described = open_clip.get_model_config(registered)
-        if described is None:
+        model_config = open_clip.get_model_config(registered)
+        if model_config is None:
             raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
         tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
-        agreed = {
+        common = {
             key: tags[0].get(key)
             for key in ("mean", "std", "interpolation", "resize_mode")
             if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
         }
-        content = {"model_cfg": described, "preprocess_cfg": agreed}
+        content = {"model_cfg": model_config, "preprocess_cfg": common}
     if name.startswith((FOLDER, HUB)):
-        # A stranger's towers must be ones that timm or transformers has code for.
+        # Untrusted towers must be ones that timm or transformers has code for.
         import timm
 
         image = content["model_cfg"]["vision_cfg"].get("timm_model_name")
@@ -280,7 +280,7 @@ def describe(name: str) -> Description:
 def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
     """Return interpolation and `resize_mode` of open_clip's preprocessing; bicubic and the shortest side by default.
 
-    Raises ConfigError if they are none of open_clip's, or borders have another color than black.
+    Raises ConfigError for values that open_clip does not have, or borders that are not black.
     """
     interpolation = preprocessing.get("interpolation") or "bicubic"
     resize = preprocessing.get("resize_mode") or "shortest"
@@ -293,15 +293,15 @@ def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
 
 
 def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
-    """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, with the user's options in place of its own.
+    """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, overridden by the user's options.
 
     Raises ConfigError if open_clip has no such option.
     """
-    known = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
+    allowed = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
     for option in options:
-        if option not in known:
+        if option not in allowed:
             raise ConfigError(f"{key}.options.{option}: open_clip's {kind.__name__} has no such option"
-                              f"{nearest(option, known, most=3)}")  # fmt: skip
+                              f"{nearest(option, allowed, most=3)}")  # fmt: skip
     with one_message(f"{key}: the settings of this model are none of open_clip's {kind.__name__}"):
         return kind(**{**described, **options})
 

@@ -18,9 +18,9 @@ from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, chec
 class ClipTextTower(Tower):
     """Token ids [b, L] -> Features: causal transformer, pooled at the end-of-text token, tokens after the final norm.
 
-    Blocks, parameter names and initialisation are open_clip's. The forward pass is our own: with a causal flag instead
-    of a mask tensor the attention kernel skips half of the work, and L may be shorter than the context, because in a
-    causal tower no position depends on later ones.
+    Blocks, parameter names and initialisation are open_clip's. The forward pass is clipzoo's: with a causal flag
+    instead of a mask tensor the attention kernel skips half of the work, and L may be shorter than the context, because
+    in a causal tower no position depends on later ones.
 
     context_length: maximum number of tokens L. vocabulary: number of token ids. width: width of the tokens.
     layers: number of transformer blocks. heads: number of attention heads.
@@ -97,8 +97,8 @@ def end_positions(text: Tensor, end_token: int) -> Tensor:
 def causal_states(trunk: Any, text: Tensor, recompute: bool, offset: Tensor | None = None) -> Tensor:
     """Ids [b, L] -> [b, L, w] after the last block of open_clip's causal text transformer.
 
-    recompute: activations in the backward pass instead of keeping them. offset: [b, L], increasing by 1; return only
-    the states where it is 0, [b, w], for which the last block computes no other query, attention or perceptron.
+    recompute: recompute activations in the backward pass. offset: [b, L], increasing by 1; return only the states where
+    it is 0, [b, w], so that the last block computes queries, attention and perceptron only there.
     """
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
     *blocks, last = trunk.transformer.resblocks

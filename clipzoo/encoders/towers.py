@@ -15,7 +15,7 @@ from clipzoo.types import Count, Features, Probability, Scale, Side, checked
 
 @checked
 class TwoTowers(Encoder):
-    """An image tower and a text tower, each a module from its input to Features.
+    """An image tower and a text tower, modules that map their input to Features.
 
     image_tower, text_tower: modules with an attribute `width`.
     image_width, text_width: widths of the features, for the head; must equal the towers' widths.
@@ -115,14 +115,14 @@ class Towers(TwoTowers):
         embed_width: Count | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        found = {
+        model_sizes = {
             "image_width": image.width, "text_width": text.width, "image_size": image.input_size,
             "context_length": text.context_length,
         }  # fmt: skip
-        given = (image_width, text_width, image_size, context_length)
-        for (key, value), wanted in zip(found.items(), given, strict=True):
-            if wanted not in (None, value):
-                raise ConfigError(f"encoder.{key}={wanted}, but that of the model is {value}: leave encoder.{key} out")
+        requested_sizes = (image_width, text_width, image_size, context_length)
+        for (key, value), chosen in zip(model_sizes.items(), requested_sizes, strict=True):
+            if chosen not in (None, value):
+                raise ConfigError(f"encoder.{key}={chosen}, but that of the model is {value}: leave encoder.{key} out")
             setattr(self, key, value)
         self.image_tower, self.text_tower = image, text
         self.needs_padding = text.needs_padding

@@ -32,7 +32,7 @@ class Tuning(Part):
     """Which parameters of the encoder train, and how fast.
 
     image, text: settings of the two towers. head_rate: factor of the learning rate of head and objective.
-    head_steps: steps at the start in which only head and objective train; the towers then cost no backward pass.
+    head_steps: first steps, in which only head and objective train; the towers then need no backward pass.
     """
 
     def __init__(self, image: TowerTuning, text: TowerTuning, head_rate: Weight, head_steps: NonNegativeCount) -> None:
@@ -40,7 +40,7 @@ class Tuning(Part):
         self.head_rate, self.head_steps = head_rate, head_steps
 
     def frozen_towers(self, encoder: Encoder) -> dict[str, nn.Module]:
-        """Return the towers of which parts do not train, by view. Raises ConfigError if the encoder lacks one."""
+        """Return the towers with frozen parameters, by view. Raises ConfigError if the encoder lacks one."""
         return {name: _tower(encoder, name) for name, tuning in self.towers.items() if tuning.freezes}
 
     def apply(self, encoder: Encoder) -> None:
@@ -76,7 +76,7 @@ class TowerTuning(Part):
     cache_gigabytes: float = 0.0
 
     def apply(self, tower: nn.Module, key: str) -> None:
-        """Freeze and adapt the tower's parameters, where any do not train. key: of the configuration, for messages."""
+        """Freeze and adapt the tower's parameters, where any do not train. key: configuration key, for messages."""
 
     def factors(self, tower: nn.Module) -> dict[nn.Parameter, float]:
         """Return the factor of the learning rate of every parameter that trains."""
@@ -100,7 +100,7 @@ class Full(TowerTuning):
 
 @checked
 class Frozen(TowerTuning):
-    """Nothing trains: no parameter, and no statistic of a batch norm; dropout is off (LiT, Zhai et al. 2022)."""
+    """Nothing trains, neither parameters nor batch-norm statistics; dropout is off (LiT, Zhai et al. 2022)."""
 
     def __init__(self, cache_gigabytes: Annotated[float, Range(at_least=0)]) -> None:
         self.cache_gigabytes = cache_gigabytes
@@ -151,21 +151,21 @@ class Lora(TowerTuning):
             if parameter.ndim >= 2
         }
         if self.targets is None:
-            inside = {id(module) for block in blocks_of(tower) for module in block.modules()}
-            chosen = [
+            block_modules = {id(module) for block in blocks_of(tower) for module in block.modules()}
+            target_names = [
                 name
                 for name, (module, attribute) in weights.items()
-                if id(module) in inside and (isinstance(module, nn.Linear) or attribute == "in_proj_weight")
+                if id(module) in block_modules and (isinstance(module, nn.Linear) or attribute == "in_proj_weight")
             ]
         else:
-            chosen = []
+            target_names = []
             for pattern in self.targets:
                 names = [name for name in weights if fnmatchcase(name, pattern)]
                 if not names:
                     shown = ", ".join(list(weights)[:4])
                     raise ConfigError(f"{key}.targets: {pattern} matches no weight of the tower ({shown}, ...)")
-                chosen += names
-        for name in dict.fromkeys(chosen):
+                target_names += names
+        for name in dict.fromkeys(target_names):
             module, attribute = weights[name]
             weight = getattr(module, attribute)
             largest = min(len(weight), weight[0].numel())
@@ -174,7 +174,7 @@ class Lora(TowerTuning):
                     f"{key}.rank={self.rank}: {name} {list(weight.shape)} has rank {largest}; lower it, or give targets"
                 )
             parametrize.register_parametrization(module, attribute, LowRank(weight, self.rank, self.alpha))
-        if not chosen:
+        if not target_names:
             raise ConfigError(
                 f"{key}: the blocks of {type(tower).__name__} have no linear map; give {key}.targets=[...]"
             )
@@ -191,22 +191,22 @@ def blocks_of(tower: nn.Module) -> list[nn.Module]:
 def layer_indices(tower: nn.Module) -> dict[nn.Parameter, int]:
     """Return the layer of every parameter: 0 before the first block, 1 to n in the blocks, n + 1 after the last.
 
-    A parameter between two blocks belongs to the block before it. Order is that of registration.
+    A parameter between two blocks belongs to the block before it. The order is that of registration.
     """
     blocks = blocks_of(tower)
-    inside = {parameter: index for index, block in enumerate(blocks, 1) for parameter in block.parameters()}
+    block_indices = {parameter: index for index, block in enumerate(blocks, 1) for parameter in block.parameters()}
     parameters = list(tower.parameters())
-    last = max((place for place, parameter in enumerate(parameters) if parameter in inside), default=-1)
+    last = max((place for place, parameter in enumerate(parameters) if parameter in block_indices), default=-1)
     indices: dict[nn.Parameter, int] = {}
     current = 0
     for place, parameter in enumerate(parameters):
-        current = inside.get(parameter, current)
-        indices[parameter] = inside.get(parameter, current if place < last else len(blocks) + 1)
+        current = block_indices.get(parameter, current)
+        indices[parameter] = block_indices.get(parameter, current if place < last else len(blocks) + 1)
     return indices
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules that have parameters of which none trains."""
+    """Return the outermost modules that have parameters, none of which trains."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
@@ -259,16 +259,16 @@ def plain_name(name: str) -> str:
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state by plain names with every adapter added to its weight."""
-    whole = {name: value for name, value in state.items() if not _STATE.match(name)}
+    merged_state = {name: value for name, value in state.items() if not _STATE.match(name)}
     for name, parts in adapters_of(state).items():
-        whole[name] = adapted(whole[name], parts["lora_A"], parts["lora_B"], parts["lora_scale"])
-    return whole
+        merged_state[name] = adapted(merged_state[name], parts["lora_A"], parts["lora_B"], parts["lora_scale"])
+    return merged_state
 
 
 def adapters_of(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return the adapters in a state: the plain name of the weight -> its lora_A, lora_B and lora_scale."""
-    found: dict[str, dict[str, Tensor]] = {}
+    adapters: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
         if match := _STATE.match(name):
-            found.setdefault(match[1], {})[match[2]] = value
-    return found
+            adapters.setdefault(match[1], {})[match[2]] = value
+    return adapters

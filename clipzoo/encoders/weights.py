@@ -1,6 +1,6 @@
 """Fill a tower with the weights of another model: match names under another prefix, resize positional embeddings.
 
-A tower is filled whole or not at all.
+Either all tensors of a tower are filled or none.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MOST_PREFIXES = 16
 MOST_NAMES = 4
 """Names that a message lists."""
 HINTS = {"image": ("image", "visual", "vision"), "text": ("text",)}
-"""Parts of a prefix that decide where both towers have the same names."""
+"""Parts of a prefix that decide if both towers have the same names."""
 Outcome = Literal["loaded", "resized", "kept", "left out"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """How one tensor was initialised. kept: the tower's own value stays. left out: the tower has no such tensor."""
+    """How one tensor was initialised. kept: the tower keeps its value. left out: the tower has no such tensor."""
 
     part: str
     outcome: Outcome
@@ -96,23 +96,23 @@ def fill_tower(
 
 
 def _correspondence(targets: Iterable[str], source: Mapping[str, Tensor], hints: Sequence[str]) -> dict[str, str]:
-    """Return the source's name for each name of the tower; those without one are left out.
+    """Return the source's name for each name of the tower; names without a source are left out.
 
     The tower's names lose their common prefix, and the source's prefix is the one under which most names are found.
     """
     common = common_prefix(targets)
-    short = {name.removeprefix(common): name for name in targets}
+    names_by_suffix = {name.removeprefix(common): name for name in targets}
     votes: Counter[str] = Counter()
     for name in source:
         parts = name.split(".")
         for start in range(len(parts)):
             suffix = ".".join(parts[start:])
-            if suffix in short:
+            if suffix in names_by_suffix:
                 votes[name.removesuffix(suffix)] += 1
     if not votes:
         return {}
     prefix = max(votes, key=lambda prefix: (votes[prefix], any(hint in prefix for hint in hints), -len(prefix)))
-    return {name: prefix + suffix for suffix, name in short.items() if prefix + suffix in source}
+    return {name: prefix + suffix for suffix, name in names_by_suffix.items() if prefix + suffix in source}
 
 
 def common_prefix(names: Iterable[str]) -> str:
@@ -128,7 +128,7 @@ def shown(names: Sequence[str]) -> str:
 
 
 def resized(name: str, value: Tensor, target: Tensor, is_image: bool, vocabulary: int | None) -> Tensor | None:
-    """Return `value` in the shape of `target`, None if only positional and token embeddings may be resized.
+    """Return a positional or token embedding in the shape of `target`; None for other tensors and unsuitable shapes.
 
     Image positions [..., n, w] are interpolated as a grid (bicubic, antialiased), class and register tokens kept.
     Text positions [L, w] are cut, because the first ones keep their meaning, or interpolated where the target has more.

@@ -43,9 +43,9 @@ SECONDS_BETWEEN_LINES = 10
 class BatchEncoder:
     """Encodes images and captions in batches; every rank encodes its share and gets all results.
 
-    tokenizer, image_size: of the model's encoder. interpolation, resize_mode: see `Transform`. batch_size: images or
-    captions per batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads
-    and scores compute in the precision of the parameters.
+    tokenizer, image_size: those of the model's encoder. interpolation, resize_mode: see `Transform`. batch_size: images
+    or captions per batch on one rank. workers: processes per rank that decode images. precision: precision of the
+    encoders; heads and scores compute in the precision of the parameters.
     """
 
     tokenizer: Tokenizer
@@ -68,7 +68,7 @@ class BatchEncoder:
         """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
 
         size: side in pixels to which images are resized before the central crop. compute: returns tensors or point
-        sets with one row per image. name: of the work, for progress messages.
+        sets with one row per image. name: of the task, for progress messages.
         """
         total = len(images)
         batches = _own_batches(total, self.batch_size, self.world)
@@ -84,16 +84,16 @@ class BatchEncoder:
                 return compute(features, labels.to(model.device))
 
         begin = printed = time.perf_counter()
-        done = 0
+        images_done = 0
         with closing(loaded):
             for batch in gathered_batches(total, self.batch_size, encode, self.world):
-                done += len(batch[0])
+                images_done += len(batch[0])
                 now = time.perf_counter()
                 if now - printed > SECONDS_BETWEEN_LINES:
-                    printed, rate = now, done / (now - begin)
+                    printed, rate = now, images_done / (now - begin)
                     say(
-                        f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
-                        f"{(total - done) / rate:.0f} s remaining"
+                        f"evaluation: {name}, {images_done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
+                        f"{(total - images_done) / rate:.0f} s remaining"
                     )
                 yield batch
 
@@ -115,7 +115,7 @@ class BatchEncoder:
 
 @contextmanager
 def _full_precision(model: Model) -> Iterator[None]:
-    """Compute outside autocast and without TF32, as heads do."""
+    """Compute without autocast and TF32, as heads do."""
     with torch.autocast(model.device.type, enabled=False), exact_products():
         yield
 
@@ -123,17 +123,17 @@ def _full_precision(model: Model) -> Iterator[None]:
 def gathered_batches(
     count: int, size: int, compute: Callable[[Sequence[int]], list[Embedding]], world: World
 ) -> Iterator[list[Embedding]]:
-    """Yield `compute` of batches of `size` from range(count), dealt to the ranks in turn, in order on every rank.
+    """Split range(count) into batches of `size`, compute them on the ranks in turn, yield all in order on every rank.
 
-    Batches do not depend on the number of ranks, and so results are the same to the last bit on one kind of device.
+    Batches do not depend on the number of ranks: on one kind of device, results are the same to the last bit.
     """
-    done = 0
+    rows_done = 0
     for batch in _own_batches(count, size, world):
-        rows = min(size * world.size, count - done)
+        rows = min(size * world.size, count - rows_done)
         padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
         gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
         yield [map_embedding(itemgetter(slice(rows)), result) for result in gathered]
-        done += rows
+        rows_done += rows
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:
@@ -147,10 +147,10 @@ def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
 
 
 def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
-    """This rank's batches. Ranks with one batch less repeat the last one; its results come after all others."""
+    """This rank's batches. Ranks with one batch less repeat the last batch, whose results come last and are cut."""
     batches = math.ceil(count / size)
-    own = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
-    return [list(range(index * size, min((index + 1) * size, count))) for index in own]
+    indices = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
+    return [list(range(index * size, min((index + 1) * size, count))) for index in indices]
 
 
 class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):

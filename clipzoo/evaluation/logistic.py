@@ -7,7 +7,7 @@ Speed comes from:
 - Principal axes: features are centred and rotated, which does not change the optimum. If probabilities did not depend
   on features, the Hessian would then be a Kronecker product with a cheap inverse; L-BFGS starts from that inverse.
 - Line search in logits: logits are linear along a direction, so a trial step needs no product with the features. One
-  iteration is two products, whatever the number of trial steps.
+  iteration takes two products, for any number of trial steps.
 - Warm starts: each C starts on the line through the two solutions nearest in log C.
 - float32: losses and residuals are computed from the wrong classes only, without subtracting from 1, and so keep
   their digits.
@@ -41,7 +41,7 @@ class LogisticRegression:
     """Regression on features [n, d] with labels [n] in 0 .. classes - 1, prepared once for many values of C.
 
     Internally features are [n, r], centred and uncorrelated. Weight and bias are one matrix [r + 1, k], the bias last.
-    Logits are relative to that of the sample's own class.
+    Logits are relative to the logit of the sample's class.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
@@ -113,7 +113,7 @@ class LogisticRegression:
                 within_rounding = -slope / 2 <= ROUNDING * objective
                 if within_rounding or not history:
                     return point, objective, iteration, within_rounding
-                # The curvature of earlier steps misleads where the losses have changed by orders of magnitude.
+                # Earlier curvatures are misleading after losses have changed by orders of magnitude.
                 history.clear()
                 renewal = iteration + 1
                 continue
@@ -132,29 +132,29 @@ class LogisticRegression:
         self, logits: Tensor, along: Tensor, point: Tensor, direction: Tensor, objective: float, slope: float,
         penalty: float,
     ) -> tuple[float, float] | None:  # fmt: skip
-        """Return the length of a step and the objective there, by Newton's method; None if no step descends.
+        """Return the length of a step and its objective, by Newton's method; None if no step lowers the objective.
 
-        If no tested step satisfies the condition on the slope, the lowest of the tested steps is returned.
+        If no tested step satisfies the condition on the slope, the step with the lowest objective is returned.
         """
         weight, change = point[:-1], direction[:-1]
-        square, mixed, own = _dot(change, change), _dot(weight, change), _dot(weight, weight)
+        direction_square, mixed, weight_square = _dot(change, change), _dot(weight, change), _dot(weight, weight)
         # Near the optimum rounding hides the decrease; as the line is convex, a smaller slope is proof enough.
         highest = objective * (1 + ROUNDING)
         step, best, lowest = 1.0, 0.0, objective
         for _ in range(20):
             loss, first, second = self._derivatives(logits, along, step)
-            value = loss + penalty / 2 * (own + 2 * step * mixed + step**2 * square)
-            first += penalty * (mixed + step * square)
-            second += penalty * square
-            lower = value <= highest
-            if lower and abs(first) <= 0.4 * abs(slope):
+            value = loss + penalty / 2 * (weight_square + 2 * step * mixed + step**2 * direction_square)
+            first += penalty * (mixed + step * direction_square)
+            second += penalty * direction_square
+            is_lower = value <= highest
+            if is_lower and abs(first) <= 0.4 * abs(slope):
                 return step, value
             if value < lowest:
                 best, lowest = step, value
-            following = step - first / second
+            next_step = step - first / second
             # Far from the current step the quadratic model is not trusted.
-            following = min(max(following, step / 4), 4 * step)
-            step = step / 2 if not lower and following >= step else following
+            next_step = min(max(next_step, step / 4), 4 * step)
+            step = step / 2 if not is_lower and next_step >= step else next_step
         return (best, lowest) if lowest < objective else None
 
     def _blocks(self) -> Iterator[slice]:

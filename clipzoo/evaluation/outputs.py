@@ -20,8 +20,8 @@ CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
 
 def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, result: ZeroShot) -> None:
     """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
-    wrong = (result.labels != result.predictions).nonzero().flatten()
-    worst = wrong[result.margins[wrong].argsort(descending=True, stable=True)][:MISTAKES]
+    mistakes = (result.labels != result.predictions).nonzero().flatten()
+    worst = mistakes[result.margins[mistakes].argsort(descending=True, stable=True)][:MISTAKES]
     classes = len(dataset.class_names)
     cells = torch.bincount(result.labels * classes + result.predictions, minlength=classes**2)
     write_arrays(
@@ -38,15 +38,15 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, resu
 
 
 def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) -> None:
-    """Write the positions of the captions' images and the images' captions; some captions with their best images."""
-    chosen = torch.linspace(0, len(dataset.captions) - 1, min(CAPTIONS, len(dataset.captions))).long().tolist()
-    retrieved = result.retrieved[chosen][:, :RETRIEVED]
+    """Write the positions of right answers in both directions, and a few captions with the images they retrieve."""
+    caption_indices = torch.linspace(0, len(dataset.captions) - 1, min(CAPTIONS, len(dataset.captions))).long().tolist()
+    retrieved = result.retrieved[caption_indices][:, :RETRIEVED]
     write_arrays(
         path,
-        captions=np.array([dataset.captions[index] for index in chosen]),
-        place=result.positions[chosen].numpy(),
+        captions=np.array([dataset.captions[index] for index in caption_indices]),
+        place=result.positions[caption_indices].numpy(),
         found=retrieved.numpy(),
-        owner=np.array([dataset.caption_image[index] for index in chosen]),
+        owner=np.array([dataset.caption_image[index] for index in caption_indices]),
         images=np.stack([_thumbnails([dataset.images[int(index)] for index in row]) for row in retrieved]),
         gallery=len(dataset.images),
         all_places=result.positions.numpy(),

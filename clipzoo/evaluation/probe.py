@@ -35,10 +35,10 @@ STRIDES = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Linear probes with these settings.
+    """Settings of linear probes.
 
-    resize: shorter side in pixels before the central crop. validation_share: share of train held out where a dataset
-    has no validation split. seed: of the samples held out. keep_features: leave the features on disk.
+    resize: shorter side in pixels before the central crop. validation_share: share of train held out if a dataset has
+    no validation split. seed: seeds the draw of held-out samples. keep_features: keep the features on disk.
     """
 
     resize: int
@@ -52,20 +52,20 @@ class LinearProbe:
         """Return metrics in percent "before" and "after" the projection. Collective.
 
         output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json, labels and
-        predictions of the test samples to linear_probe/<dataset>.npz. key: digest of all that the features depend on.
+        predictions of the test samples to linear_probe/<dataset>.npz. key: cache key of the features.
         """
         world, folder = encoder.world, io.below(output, f"features/{dataset.name}")
         for split, images in dataset.splits.items():
             write_features(model, images, dataset.name, split, encoder, self.resize, folder, key)
         # The solver is not distributed: ranks take projections in turn.
-        own: dict[str, Probe] = {}
+        fits: dict[str, Probe] = {}
         for projection in PROJECTIONS[world.rank :: world.size]:
-            splits = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
+            parts = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
             name = f"{dataset.name}, {projection} projection"
-            own[projection] = probe(splits, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
+            fits[projection] = probe(parts, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
         # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
         world.barrier()
-        probes = {projection: result for part in world.gather_object(own) for projection, result in part.items()}
+        probes = {projection: result for part in world.gather_object(fits) for projection, result in part.items()}
         for projection, result in probes.items():
             if not result.converged:
                 say(
@@ -159,7 +159,7 @@ def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures
 
 
 def _load(path: Path) -> np.ndarray:
-    """Map an .npy file: a header that states more than the file holds allocates nothing. Raises DamagedFileError."""
+    """Map an .npy file to memory, so that a false shape allocates nothing. Raises DamagedFileError."""
     try:
         with io.readable(path, io.ANY_SIZE, REMEDY):
             return np.load(path, "r")
@@ -170,8 +170,8 @@ def _load(path: Path) -> np.ndarray:
 
 
 def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
-    """Open an .npy file for `count` rows like those of `batch`, with all of its space reserved. Raises WriteError."""
-    # A disk that is too small is an error now, not after the last image.
+    """Open an .npy file for `count` rows like those of `batch`, and reserve its space. Raises WriteError."""
+    # A disk that is too small raises an error now, not after the last image.
     header = {"descr": np.lib.format.dtype_to_descr(batch.dtype), "fortran_order": False,
               "shape": (count, *batch.shape[1:])}  # fmt: skip
     with io.explained(path):
@@ -190,8 +190,8 @@ def _paths(folder: Path, split: str) -> list[Path]:
 class Probe:
     """Result of a linear probe.
 
-    metrics: on test, in percent. labels, predictions: [n], of the test samples. c: chosen C. search: validation metric
-    by C. converged, iterations: of the final fit.
+    metrics: test metrics in percent. labels, predictions: [n], of the test samples. c: chosen C. search: validation
+    metric by C. converged, iterations: those of the final fit.
     """
 
     metrics: dict[str, float]
@@ -218,25 +218,25 @@ def probe(
     """
     for split, part in splits.items():
         scoring.check_labels(part.labels, class_names, f"{name}, {split}")
-        broken = int((~torch.isfinite(part.features)).any(dim=1).sum())
-        if broken:
+        invalid = int((~torch.isfinite(part.features)).any(dim=1).sum())
+        if invalid:
             raise ConfigError(
-                f"{name}, {split}: {broken} of {number_of(len(part.features), 'image')} have features that are NaN or "
+                f"{name}, {split}: {invalid} of {number_of(len(part.features), 'image')} have features that are NaN or "
                 "infinite"
             )
         if split != "val":
             scoring.check_labels(part.labels, class_names, f"{name}, {split}", complete=True)
     train, validation, test = splits["train"], splits.get("val"), splits["test"]
     if validation is None:
-        held = held_out(train.labels, validation_share, seed)
-        train, validation = train.rows(~held), train.rows(held)
+        is_held_out = held_out(train.labels, validation_share, seed)
+        train, validation = train.rows(~is_held_out), train.rows(is_held_out)
     classes = len(class_names)
     with scoring.exact_products():
         model = LogisticRegression(train.features, train.labels, classes)
         scores = search(model, validation, classes, metric, name)
         best = min(scores, key=lambda c: (-scores[c], c))
-        whole = train.join(validation)
-        solution = LogisticRegression(whole.features, whole.labels, classes).solve(best)
+        both_splits = train.join(validation)
+        solution = LogisticRegression(both_splits.features, both_splits.labels, classes).solve(best)
         logits = solution.logits(test.features)
     labels, predictions = test.labels.cpu(), logits.argmax(dim=1).cpu()
     metrics = accuracies(logits, test.labels)
@@ -250,17 +250,17 @@ def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
     sizes = torch.bincount(labels.cpu())
     shares = sizes.double() * share
     quotas = shares.long()
-    rest = int(len(labels) * share) - int(quotas.sum())
+    remaining = int(len(labels) * share) - int(quotas.sum())
     # A class of one sample stays in train.
     remainders = torch.where(sizes > 1, shares - quotas, -1.0)
-    quotas[remainders.argsort(descending=True, stable=True)[:rest]] += 1
+    quotas[remainders.argsort(descending=True, stable=True)[:remaining]] += 1
     shuffled = labels.cpu()[order]
     by_class = shuffled.argsort(stable=True)
     starts = sizes.cumsum(0) - sizes
-    turn = torch.arange(len(labels)) - starts[shuffled[by_class]]
-    held = torch.zeros(len(labels), dtype=torch.bool)
-    held[order[by_class[turn < quotas[shuffled[by_class]]]]] = True
-    return held.to(labels.device)
+    rank_in_class = torch.arange(len(labels)) - starts[shuffled[by_class]]
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[order[by_class[rank_in_class < quotas[shuffled[by_class]]]]] = True
+    return mask.to(labels.device)
 
 
 def search(
@@ -268,7 +268,7 @@ def search(
 ) -> dict[float, float]:
     """Try seven values of C around the best so far in strides of 16, 8, 4, 2, 1 -> metric by C.
 
-    Near an end of the grid the seven values are moved into it, as in WPSE's released code.
+    Near an end of the grid the seven values are shifted inside, as in WPSE's released code.
     """
     scores: dict[int, float] = {}
     center, printed = len(GRID) // 2, time.perf_counter()

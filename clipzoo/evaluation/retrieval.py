@@ -27,8 +27,8 @@ class Retrieval:
     """Metrics in percent by protocol, and the retrieved images of the first draw.
 
     positions: [k], position of each caption's image. retrieved: [k, <= 10], indices of the best images, best first.
-    image_positions: [n], position of the best of each image's own captions. loss: mean over draws and deviation; empty
-    unless it is measured.
+    image_positions: [n], position of the best caption of each image. loss: mean and deviation over draws; empty unless
+    it is measured.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -50,9 +50,9 @@ def retrieval(
 
     An image retrieves its caption if any of its captions is among the first k; a caption has one image.
 
-    draws: of random features; ignored by deterministic heads. paired: measure "paired_image_to_text" too: one caption
-    per image in the gallery at a time, without its siblings, averaged over the captions (KME-CLIP, table 1). held_out:
-    loss to measure too, of a dataset with one caption per image.
+    draws: number of draws, for heads with random features. paired: measure "paired_image_to_text" too, in galleries of
+    one caption per image, averaged over the galleries (KME-CLIP, table 1). held_out: loss to measure too, on a dataset
+    with one caption per image.
     """
     draws = draws if model.head.stochastic else 1
     scoring.check_captions(dataset, paired)
@@ -83,11 +83,11 @@ def retrieval(
 def _one_draw(
     model: Model, image: Embedding, text: Embedding, caption_image: Tensor, paired: bool, world: World
 ) -> Retrieval:
-    """Score this rank's slice of the images with all captions: the slices are the similarity matrix [n, k]."""
+    """Score this rank's slice of the images with all captions: all slices form the similarity matrix [n, k]."""
     size = math.ceil(len(image) / world.size)
     first = world.rank * size
-    own = map_embedding(lambda tensor: tensor[first : first + size], image)
-    blocks = [block for _, block in scoring.score_blocks(model, own, text)]
+    local_images = map_embedding(lambda tensor: tensor[first : first + size], image)
+    blocks = [block for _, block in scoring.score_blocks(model, local_images, text)]
     scores = torch.cat(blocks) if blocks else caption_image.new_empty(0, len(caption_image), dtype=model.dtype)
     of_own_images, of_captions = answer_positions(scores, caption_image, first, world)
     of_images = of_own_images.new_zeros(len(image))
@@ -109,33 +109,33 @@ def _one_draw(
 def answer_positions(scores: Tensor, caption_image: Tensor, first: int, world: World) -> tuple[Tensor, Tensor]:
     """Return the positions of right answers to this rank's images [rows] and to all captions [k]. Collective.
 
-    An image's position is that of the best of its captions; the first of equal ones.
+    The position of an image is that of its best caption; ties go to the first.
 
     scores: [rows, k], this rank's rows of the similarity matrix. caption_image: [k]. first: image of row 0.
     """
     rows = caption_image - first
     columns = ((rows >= 0) & (rows < len(scores))).nonzero().flatten()
     rows = rows[columns]
-    own = scores[rows, columns]
-    highest = scores.new_full((len(scores),), -math.inf).scatter_reduce(0, rows, own, "amax")
-    among = own == highest[rows]
+    pair_scores = scores[rows, columns]
+    highest = scores.new_full((len(scores),), -math.inf).scatter_reduce(0, rows, pair_scores, "amax")
+    is_highest = pair_scores == highest[rows]
     best = columns.new_full((len(scores),), scores.shape[1])
-    best = best.scatter_reduce(0, rows[among], columns[among], "amin")
+    best = best.scatter_reduce(0, rows[is_highest], columns[is_highest], "amin")
     parts = zip(scores.split(ROWS_AT_ONCE), best.split(ROWS_AT_ONCE), strict=True)
     of_images = torch.cat([scoring.positions(*part) for part in parts])
 
-    right = scores.new_full((len(caption_image),), -math.inf)
-    right[columns] = own
-    right = world.maximum(right)
+    all_pair_scores = scores.new_full((len(caption_image),), -math.inf)
+    all_pair_scores[columns] = pair_scores
+    all_pair_scores = world.maximum(all_pair_scores)
     images = torch.arange(first, first + len(scores), device=scores.device)[:, None]
     before = torch.zeros_like(caption_image)
     for part, image in zip(scores.split(ROWS_AT_ONCE), images.split(ROWS_AT_ONCE), strict=True):
-        before += ((part > right) | ((part == right) & (image < caption_image))).sum(dim=0)
+        before += ((part > all_pair_scores) | ((part == all_pair_scores) & (image < caption_image))).sum(dim=0)
     return of_images, world.sum(before)
 
 
 def _best_images(scores: Tensor, first: int, world: World) -> Tensor:
-    """[k, <= 10]: indices of the best images of all ranks, merged from the best of each. Collective."""
+    """[k, <= 10]: indices of the best images of all ranks, merged from each rank's best. Collective."""
     count = min(RETRIEVED, len(scores))
     padded = scores.new_full((RETRIEVED, scores.shape[1]), -math.inf)
     index = torch.full(padded.shape, -1, device=padded.device)

@@ -1,9 +1,9 @@
 """Scores of images with texts, the positions of right answers, and accuracy and recall from exact counts.
 
 Answers are in the order of descending scores; equal scores are in the order of their columns, as with argmax and a
-stable sort. A model that gives all answers the same score is then right by chance, not always. Libraries that use topk
-leave the order of equal scores open and average in float32; percentages here are quotients of integers, the same on any
-device and any number of ranks.
+stable sort. A model that gives all answers the same score is then right by chance, not always. Libraries with topk
+do not define the order of equal scores and average in float32; percentages here are quotients of integers, equal on
+all devices and for any number of ranks.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def exact_products() -> Iterator[None]:
 
 def positions(scores: Tensor, column: Tensor) -> Tensor:
     """scores [n, k], one answer's column per row [n] -> [n] int64, the number of answers before it; 0 for the best."""
-    own = scores.gather(1, column[:, None])
+    answer_scores = scores.gather(1, column[:, None])
     columns = torch.arange(scores.shape[1], device=scores.device)
-    before = (scores > own) | ((scores == own) & (columns < column[:, None]))
+    before = (scores > answer_scores) | ((scores == answer_scores) & (columns < column[:, None]))
     return before.sum(dim=1)
 
 
@@ -75,8 +75,8 @@ def accuracy(position: Tensor, labels: Tensor, classes: int, world: World) -> di
     samples, *hits = world.sum(torch.stack([torch.bincount(labels, minlength=classes), *counts]))
     present = samples > 0
     per_class = hits[0][present].double() / samples[present]
-    top1, *others = (100 * int(row.sum()) / int(samples.sum()) for row in hits)
-    top5 = {f"top{cutoff}": value for cutoff, value in zip(cutoffs[1:], others, strict=True)}
+    top1, *other_accuracies = (100 * int(row.sum()) / int(samples.sum()) for row in hits)
+    top5 = {f"top{cutoff}": value for cutoff, value in zip(cutoffs[1:], other_accuracies, strict=True)}
     return {"top1": top1, "mean_per_class": 100 * per_class.mean().item(), **top5}
 
 
@@ -102,7 +102,7 @@ def embed_draws(
 
 
 def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over several draws, followed by its sample deviation; one draw as it is."""
+    """Return the mean of each metric over several draws, followed by its sample deviation; one draw is unchanged."""
     if len(metrics) == 1:
         return dict(metrics[0])
     summary = {}
@@ -113,14 +113,14 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return summary
 
 
-# Faults of a dataset that would otherwise give wrong numbers. where: dataset and split, for the message.
+# Checks of datasets against faults that would give wrong numbers. where: dataset and split, for the message.
 
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complete: bool = False) -> None:
-    """Raise ConfigError unless labels have class names; `complete`: of two or more classes, all with samples."""
-    wrong = labels[(labels < 0) | (labels >= len(class_names))]
-    if len(wrong):
-        raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
+    """Raise ConfigError unless labels have class names; `complete`: two or more classes, all with samples."""
+    unnamed = labels[(labels < 0) | (labels >= len(class_names))]
+    if len(unnamed):
+        raise ConfigError(f"{where}: label {int(unnamed[0])}, but its classes are 0 to {len(class_names) - 1}")
     if not complete:
         return
     if len(class_names) < 2:
@@ -134,7 +134,7 @@ def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complet
 
 
 def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
-    """Raise ConfigError unless captions belong to images and every image has one; `paired`: all equally many."""
+    """Raise ConfigError unless captions belong to images and every image has one; `paired`: equally many."""
     caption_image, name = torch.as_tensor(dataset.caption_image), dataset.name
     images, captions = len(dataset.images), len(dataset.captions)
     if len(caption_image) != captions:
@@ -147,10 +147,10 @@ def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
             f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
         )
     counts = torch.bincount(caption_image, minlength=images)
-    without = (counts == 0).nonzero().flatten().tolist()
-    if without:
+    missing = (counts == 0).nonzero().flatten().tolist()
+    if missing:
         raise ConfigError(
-            f"{name}: {len(without)} of {number_of(images, 'image')} have no caption (the first is number {without[0]})"
+            f"{name}: {len(missing)} of {number_of(images, 'image')} have no caption (the first is number {missing[0]})"
         )
     if paired and counts.min() != counts.max():
         raise ConfigError(

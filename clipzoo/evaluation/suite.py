@@ -48,19 +48,19 @@ class Suite(Part):
         prompts: class names and templates of "slip" or "clip", or the dataset's own, see datasets/benchmarks.py.
         missing: raise an error for missing datasets, or report them.
         probe_resize: shorter side before the probe's central crop, as a multiple of image_size (other tasks: 1).
-        probe_validation: share of train on which the probe chooses C where a dataset has no validation split.
+        probe_validation: share of train on which the probe chooses C if a dataset has no validation split.
         batch_size: images or captions per batch on one rank.
         workers: processes per rank that decode images.
         precision: precision of the encoders.
         draws: number of draws of random features, for heads that have them.
         paired: measure the paired recall of KME-CLIP too.
-        every_epochs: epochs between evaluations during training; None evaluates at its end only.
-        seed: seeds the choice of the samples of train on which the linear probe chooses C.
-        keep_features: leave the probe's features on disk.
-        at_start: evaluate before the first step too: the initial weights of a fine-tuning.
-        validation: shards of held-out pairs, whose recall is measured, and in a training the loss of its objective,
-            validation/loss.
-        caption_key, index_folder: for the validation shards, as data.caption_key and data.index_folder.
+        every_epochs: epochs between evaluations during training; None evaluates only at its end.
+        seed: seeds the draw of the train samples on which the linear probe chooses C.
+        keep_features: keep the probe's features on disk.
+        at_start: evaluate before the first step too, such as the initial weights of fine-tuning.
+        validation: shards of held-out pairs, on which recall is measured, and during training also the objective's
+            loss, validation/loss.
+        caption_key, index_folder: as data.caption_key and data.index_folder, for the validation shards.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class Suite(Part):
         self._missing_is_error = missing == "error"
         # Settings that affect a result; their order is part of the cache key.
         crop = probe_resize, probe_validation
-        own = () if resize_mode == "shortest" else (resize_mode,)
-        self._settings = (root, image_size, interpolation, prompts, crop, precision, draws, paired, seed, *own)
+        resizing = () if resize_mode == "shortest" else (resize_mode,)
+        self._settings = (root, image_size, interpolation, prompts, crop, precision, draws, paired, seed, *resizing)
         self._datasets: dict[str, EvaluationDataset] = {}
         self._missing: dict[str, str] = {}
 
     def open(self) -> None:
-        """Open and check all datasets; an error about missing ones names each with the command that gets it."""
+        """Open and check all datasets; the error for missing ones names each with the command that gets it."""
         self._missing = {}
         for name in dict.fromkeys(name for names in self._names.values() for name in names):
             if self.validation is not None and name == VALIDATION:
@@ -129,7 +129,7 @@ class Suite(Part):
     def require(self, metric: str | None, global_batch: int) -> None:
         """Raise ConfigError if the datasets have no metric trainer.checkpoints.best_metric.
 
-        Print a line if the validation has fewer pairs than a batch of the training, `global_batch`.
+        Print a note if the validation set has fewer pairs than `global_batch`, a batch of the training.
         """
         pairs = self._datasets.get(VALIDATION) if self.validation is not None else None
         if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:
@@ -138,16 +138,16 @@ class Suite(Part):
                 f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than "
                 "the training loss and is lower"
             )
-        known = [f"{task}/{name}" for task in self._names for name in self._available(task)]
+        places = [f"{task}/{name}" for task in self._names for name in self._available(task)]
         is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
-        is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in known)
+        is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in places)
         if not is_loss and not is_known:
             loss = [] if self.validation is None else [str(VALIDATION_LOSS)]
-            shown = ", ".join([*(f"{place}/..." for place in known), *loss]) or "none: eval has no datasets"
-            raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={metric} (there are: {shown})")
+            choices = ", ".join([*(f"{place}/..." for place in places), *loss]) or "none: eval has no datasets"
+            raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={metric} (there are: {choices})")
 
     def due(self, before: Progress, now: Progress) -> bool:
-        """Return True if training has passed a multiple of every_epochs between two points; equal ones: its start."""
+        """Return True if training has passed a multiple of every_epochs between two points; equal: at its start."""
         if before == now:
             return self._at_start
         every = self._every_epochs
@@ -155,9 +155,9 @@ class Suite(Part):
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
-        """Return all metrics by flat keys, in percent but for losses; tables and images for the report go to `output`.
+        """Return all metrics by flat keys, in percent except losses; write tables and images of the report to `output`.
 
-        held_out: of the training's objective, for the validation pairs. Collective.
+        held_out: loss of the training's objective, for the validation pairs. Collective.
         """
         if not self._datasets and not self._missing:
             self.open()
@@ -174,9 +174,9 @@ class Suite(Part):
                 for name in self._available(task):
                     dataset = self._datasets[name]
                     loss = held_out if name == VALIDATION and self.validation is not None else None
-                    own_key = dataset_key(key if loss is None else key + loss.key, dataset)
-                    measure = partial(self._measure, task, model, dataset, output, world, own_key, loss)
-                    metrics |= cached(io.below(output, f"{task}/{name}.json"), own_key, measure, world)
+                    cache_key = dataset_key(key if loss is None else key + loss.key, dataset)
+                    measure = partial(self._measure, task, model, dataset, output, world, cache_key, loss)
+                    metrics |= cached(io.below(output, f"{task}/{name}.json"), cache_key, measure, world)
         finally:
             model.train(training)
         return metrics
@@ -221,9 +221,9 @@ class Suite(Part):
         for task in (task for task in SPLITS if name in self._names[task]):
             if isinstance(dataset, RetrievalDataset):
                 raise ConfigError(f"{name} has captions and no classes: move it from eval.{task} to eval.retrieval")
-            lacks = sorted(SPLITS[task] - set(dataset.splits))
-            if lacks:
-                missing.append(f"{name} has no split {' and '.join(lacks)}: add it, or remove {name} from eval.{task}")
+            absent = sorted(SPLITS[task] - set(dataset.splits))
+            if absent:
+                missing.append(f"{name} has no split {' and '.join(absent)}: add it, or remove {name} from eval.{task}")
                 continue
             for split in sorted(SPLITS[task]):
                 labels = torch.tensor(dataset.splits[split].labels)
@@ -245,7 +245,7 @@ class Suite(Part):
 
 
 def model_key(model: Model, settings: tuple[object, ...]) -> str:
-    """Digest of the weights and of the settings that affect a result."""
+    """Cache key over the weights and the settings that affect a result."""
     digest = hashlib.sha256(repr(settings).encode())
     for name, value in model.state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -254,7 +254,7 @@ def model_key(model: Model, settings: tuple[object, ...]) -> str:
 
 
 def dataset_key(key: str, dataset: EvaluationDataset) -> str:
-    """Digest of `key`, of how images are decoded, and of the dataset's names, prompts, labels and captions.
+    """Cache key over `key`, the decoding of images, and the dataset's names, prompts, labels and captions.
 
     Images are not read.
     """
@@ -270,7 +270,7 @@ def dataset_key(key: str, dataset: EvaluationDataset) -> str:
 
 def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
     """Return the metrics stored in `path` if their key is `key`; otherwise measure and store them. Collective."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
 
     def stored() -> dict[str, float] | None:
         content = io.read_json(path, io.MB, REMEDY) if path.exists() else {}
@@ -289,5 +289,5 @@ def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world:
         for key, value in parsed(metrics).items()
         if key.metric in ("top1", "recall_at_1", "loss")
     )
-    say(f"evaluation: {path.parent.name} {path.stem}: {headline} ({time.perf_counter() - begin:.1f} s)")
+    say(f"evaluation: {path.parent.name} {path.stem}: {headline} ({time.perf_counter() - start:.1f} s)")
     return metrics

@@ -33,8 +33,8 @@ CACHE_GIGABYTES = 50.0
 class HeldOutLoss:
     """Value of the training objective on held-out pairs, in batches of the run's global batch size N.
 
-    The loss of most objectives grows with N. Batches are a fixed draw without replacement; pairs that do not fill the
-    last batch are left out. Fewer than N pairs are one batch, whose loss cannot be compared with the training loss.
+    The loss of most objectives grows with N. Batches are drawn without replacement from a fixed seed; pairs that do not
+    fill the last batch are left out. Fewer than N pairs are one batch, whose loss is not comparable with training.
     """
 
     objective: Objective
@@ -68,9 +68,9 @@ class HeldOutLoss:
 
 
 def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
-    """Return the pairs of shards with an image and a usable caption; of several captions the first one.
+    """Return the pairs of shards with an image and a usable caption (the first of several).
 
-    Captions are read now, images on access. The arguments are those of `ShardDataset`. Raises ConfigError for fewer
+    Captions are read now, images on access. Arguments are as in `ShardDataset`. Raises ConfigError for fewer
     than two pairs.
     """
     try:

@@ -1,4 +1,4 @@
-"""Zero-shot classification: a class is the ensemble of its prompts; an image belongs to the most similar class."""
+"""Zero-shot classification: each class is an ensemble of prompts; images are assigned to the most similar class."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def zero_shot(
 ) -> ZeroShot:
     """Classify the images of one split: top1, mean_per_class, and top5 for more than five classes. Collective.
 
-    resize: shorter side in pixels before the central crop. draws: of random features; ignored by deterministic heads.
+    resize: shorter side in pixels before the central crop. draws: number of draws, for heads with random features.
     """
     draws = draws if model.head.stochastic else 1
     names, where, world = dataset.class_names, f"{dataset.name}, {split}", encoder.world
@@ -50,8 +50,8 @@ def zero_shot(
     columns = zip(*[[part.cpu() for part in batch if isinstance(part, Tensor)] for batch in batches], strict=True)
     labels, position, predictions, margins = (torch.cat(column) for column in columns)  # [n], [n, draws] ...
     scoring.check_labels(labels, names, where, complete=True)
-    own = slice(world.rank, None, world.size)
-    local, local_labels = position[own].to(model.device), labels[own].to(model.device)
+    local_rows = slice(world.rank, None, world.size)
+    local, local_labels = position[local_rows].to(model.device), labels[local_rows].to(model.device)
     metrics = [scoring.accuracy(local[:, draw], local_labels, len(names), world) for draw in range(draws)]
     return ZeroShot(scoring.mean_over_draws(metrics), labels, predictions[:, 0], margins[:, 0])
 
@@ -78,10 +78,10 @@ def _classify(model: Model, image: Embedding, classifier: Embedding, labels: Ten
     """Return [b] positions of the labels, predicted classes, and the predictions' scores above the labels'."""
     position, predicted, margin = [], [], []
     for start, scores in scoring.score_blocks(model, image, classifier):
-        own = labels[start : start + len(scores)]
-        position.append(scoring.positions(scores, own))
+        block_labels = labels[start : start + len(scores)]
+        position.append(scoring.positions(scores, block_labels))
         best = scores.max(dim=1).values
-        # Not the index of max: of equal scores the first column counts, on every device.
+        # Not the index of max, which differs among devices: the first of equal scores counts.
         predicted.append((scores == best[:, None]).int().argmax(dim=1))
-        margin.append(best - scores.gather(1, own[:, None])[:, 0])
+        margin.append(best - scores.gather(1, block_labels[:, None])[:, 0])
     return torch.cat(position), torch.cat(predicted), torch.cat(margin)

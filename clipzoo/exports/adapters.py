@@ -21,8 +21,8 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
     """Write the low-rank adapters of a run's newest checkpoint to <folder>/image and <folder>/text.
 
-    Names of modules are those of the tower's trunk: a model of timm, transformers or open_clip. `MultiheadAttention`,
-    as open_clip has it, is read rightly by peft only in part: peft 0.21 adds the adapter of `out_proj` twice.
+    Names of modules are those of the tower's trunk: a model of timm, transformers or open_clip. peft does
+    not fully support `MultiheadAttention`, as in open_clip: peft 0.21 adds the adapter of `out_proj` twice.
 
     Returns:
         The folders written, one for each tower with adapters.
@@ -48,7 +48,7 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
 
 
 def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the adapters of one tower. state: of its trunk, for the shapes of the weights."""
+    """Write the adapters of one tower. state: tensors of its trunk, for the shapes of the weights."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -67,7 +67,7 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
         if attribute == "in_proj_weight":
             module, output = path, f"{path}.out_proj.weight"
             if output not in adapters:
-                # peft adapts the two projections of torch's MultiheadAttention together: zeros are without effect.
+                # peft adapts both projections of torch's MultiheadAttention together: zeros have no effect.
                 outputs, inputs = state[output].shape
                 add(f"{path}.base_layer.out_proj", torch.zeros(rank, inputs), torch.zeros(outputs, rank))
         else:

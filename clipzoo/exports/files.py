@@ -24,7 +24,7 @@ LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", 
 CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f\u206a-\u206f\ufeff\ufff9-\ufffc]"
 SINGLE_QUOTES, DOUBLE_QUOTES = "[\u02bc\u2018-\u201b]", "[\u201c-\u201f]"
 PUNCTUATION = r"[!-/:-@\[-^`{-~]"
-"""ASCII punctuation but the underscore, which becomes a space."""
+"""ASCII punctuation except the underscore, which becomes a space."""
 PROBE = [
     "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock  \t in\nParis", "naïve café",
     "“quoted” &amp; ‘curly’ &lt;b&gt;", "東京 🎉", "! ?", "<s> </s> <pad> [SEP] <eos>", "long " * 600,
@@ -53,19 +53,19 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
             ]
         )
         fast.decoder = decoders.ByteLevel()
-        # Control tokens are no added tokens: text that spells one is ordinary text.
+        # Control tokens are not added tokens, so that text that spells one is ordinary text.
         controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
         fast.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=controls)
         names = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": texts[0]}
     elif kind is HuggingFaceTokenizer:
         source, pad = tokenizer.source, tokenizer.pad_token
-        described = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
+        tokenizer_text = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
         if not source.is_fast:
-            raise ConfigError(f"{described} runs in Python and has no tokenizer.json")
+            raise ConfigError(f"{tokenizer_text} runs in Python and has no tokenizer.json")
         if tokenizer.strip_end or not tokenizer.ends_itself:
-            raise ConfigError(f"{described} ends captions in a way that tokenizer.json cannot represent")
+            raise ConfigError(f"{tokenizer_text} ends captions in a way that tokenizer.json cannot represent")
         content = json.loads(source.backend_tokenizer.to_str())
-        # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
+        # Added special tokens would be recognised in text. The post-processor and the model keep their ids.
         vocabulary = content["model"]["vocab"]
         in_model = set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
         content["added_tokens"] = [
@@ -83,7 +83,7 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
     fast.enable_truncation(length)
     fast.enable_padding(pad_id=pad, pad_token=fast.id_to_token(pad), length=length)
     if kind is HuggingFaceTokenizer and [one.ids for one in fast.encode_batch(PROBE)] != tokenizer(PROBE).tolist():
-        raise ConfigError(f"{described} gives other tokens than its tokenizer.json would")
+        raise ConfigError(f"{tokenizer_text} gives other tokens than its tokenizer.json would")
     return fast, {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "padding_side": "right",
         "split_special_tokens": True, **names,
@@ -136,8 +136,8 @@ def write_preprocessing(model: LoadedModel, folder: Path, processor: str | None 
     settings["model_input_names"] = ["input_ids"] if model.encoder.needs_padding else ["input_ids", "attention_mask"]
     io.write_whole(folder / "tokenizer.json", fast.to_str())
     io.write_json(folder / "tokenizer_config.json", settings)
-    named = {} if processor is None else {"processor_class": processor}
-    io.write_json(folder / "preprocessor_config.json", {**named, **image_settings(model)})
+    processor_entry = {} if processor is None else {"processor_class": processor}
+    io.write_json(folder / "preprocessor_config.json", {**processor_entry, **image_settings(model)})
 
 
 def tokenizer_faults(model: LoadedModel) -> list[str]:

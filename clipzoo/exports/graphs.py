@@ -1,4 +1,4 @@
-"""A model as three graphs of tensors: what torch.export and ONNX hold of every head.
+"""A model as three graphs of tensors, in which torch.export and ONNX can represent every head.
 
 image: pixels [b, 3, S, S] uint8 -> embeddings. text: token ids [b, L] int64, L the context length -> embeddings.
 score: image and text embeddings -> logits [n, k]. An embedding is one tensor, or points and log-weights of a point set,
@@ -24,7 +24,7 @@ from clipzoo.model import Model
 from clipzoo.types import Embedding, PointSet
 
 EXAMPLES = 3
-"""Rows of the inputs with which a graph is traced; torch takes 0 and 1 for constants."""
+"""Rows of the inputs with which a graph is traced; torch specialises on sizes 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def graphs(model: Model) -> list[Graph]:
         return tensors(model.encode_image(pixels))
 
     def embed_text(tokens: Tensor) -> tuple[Tensor, ...]:
-        # In one batch: groups of captions of one length depend on the ids.
+        # In one batch: groups of captions of similar length would depend on the ids.
         return tensors(head.embed_text(encoder.text(tokens).map(lambda tensor: tensor.to(model.dtype))))
 
     def score(*inputs: Any) -> tuple[Tensor, ...]:
@@ -92,7 +92,7 @@ def graphs(model: Model) -> list[Graph]:
         image, text = embed_image(pixels), tensors(model.encode_text(tokens))
     parts = ("embedding",) if len(image) == 1 else ("points", "log_weights")
     images, captions = ([f"{side}_{part}" for part in parts] for side in ("image", "text"))
-    # Other numbers of images than of captions: the two must not be taken for one dimension.
+    # The numbers of images and captions differ, so that torch does not merge the two dimensions.
     pairs = dict(zip([*images, *captions], [*image, *(torch.cat([tensor, tensor]) for tensor in text)], strict=True))
     rows = dict.fromkeys(["pixels", *images, "logits"], "images") | dict.fromkeys(["tokens", *captions], "captions")
     return [
@@ -114,11 +114,11 @@ def write_torch(model: Model, folder: Path) -> None:
 
 OPSET = 20
 TOLERANCE = 1e-3
-"""Relative and absolute; larger than any rounding error of float32 seen."""
+"""Relative and absolute; larger than all observed rounding errors of float32."""
 
 
 def write_onnx(model: Model, folder: Path) -> None:
-    """Write image.onnx, text.onnx and score.onnx, and run each once. Weights beyond 2 GB lie in *.onnx.data.
+    """Write image.onnx, text.onnx and score.onnx, and run each once. Weights beyond 2 GB are in *.onnx.data.
 
     Raises TrainingError if onnxruntime computes other values than torch.
     """

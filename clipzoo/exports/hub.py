@@ -26,7 +26,7 @@ from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecor
 PICTURE = "retrieval.png"
 TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval"}
 Z = 1.96
-"""Deviations on both sides of a 95% interval."""
+"""Half the width of a 95% interval, in standard deviations."""
 RECIPE = {
     "head": ("head", "_target_"), "objective": ("objective", "_target_"), "optimizer": ("optim", "_target_"),
     "global batch": ("trainer", "global_batch"), "epochs": ("trainer", "epochs"), "steps": ("trainer", "steps"),
@@ -93,7 +93,7 @@ def export(
 
 
 def faults(model: LoadedModel) -> list[str]:
-    """Return the reasons why nobody else could load the model."""
+    """Return the reasons why other users could not load the model."""
     if uses_variables({"encoder": model.config["encoder"], "head": model.config["head"]}):
         return ["its encoder or head refers to environment variables"]
     return list(value_faults(_nodes(model)))
@@ -117,14 +117,14 @@ def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data
 
 
 def _nodes(model: LoadedModel) -> dict[str, Any]:
-    """Return the nodes of encoder and head as the directory states them: towers are built without other weights."""
+    """Return the nodes of encoder and head for the directory, without sources of pretrained weights."""
 
     def without_sources(node: Any) -> Any:
         if isinstance(node, Mapping):
-            built = {key: without_sources(value) for key, value in node.items()}
-            if "pretrained" in built:
-                built["pretrained"] = False if isinstance(built["pretrained"], bool) else None
-            return built
+            cleaned = {key: without_sources(value) for key, value in node.items()}
+            if "pretrained" in cleaned:
+                cleaned["pretrained"] = False if isinstance(cleaned["pretrained"], bool) else None
+            return cleaned
         return [without_sources(value) for value in node] if isinstance(node, list | tuple) else node
 
     nodes = {part: without_sources(model.config[part]) for part in ("encoder", "head")}
@@ -145,7 +145,7 @@ def upload(folder: Path, repository: str) -> str:
         hub = HfApi()
         address = str(hub.create_repo(repository, exist_ok=True))
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by clipzoo")
-    # A refused name, token or connection ends in errors of many types.
+    # A refused name, token or connection raises errors of many types.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         remedy = f"Upload the directory with: hf upload {repository} {folder}"
@@ -165,18 +165,18 @@ def require_token() -> None:
 
 
 def model_card(model: LoadedModel, licence: str | None, data_licence: str | None) -> str:
-    """Return the card of a model as Markdown; sections without a record, as of an open_clip model, are left out."""
+    """Return the card of a model as Markdown; models without a run, such as open_clip's, lack some sections."""
     folder, config = model.folder, model.config
     record = RunRecord.read(folder) if folder is not None and (folder / FILE).exists() else None
     if record is not None:
         record = replace(record, metrics=split(record.metrics)[model.averaged])
     name = folder.name if folder is not None else type(model.head).__name__
     targets = [config.get(part, {}).get("_target_", "") for part in ("head", "objective")]
-    short = [target.rpartition(".")[2] for target in targets if target]
+    class_names = [target.rpartition(".")[2] for target in targets if target]
 
-    # The hub reads YAML before the text.
+    # The hub reads metadata from YAML before the text.
     facts: dict[str, Any] = {"library_name": "clipzoo", "pipeline_tag": "zero-shot-image-classification"}
-    facts["tags"] = ["clipzoo", "contrastive-learning", *(part.lower() for part in short)]
+    facts["tags"] = ["clipzoo", "contrastive-learning", *(part.lower() for part in class_names)]
     if licence is not None:
         facts["license"] = licence
     by_place: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -195,7 +195,7 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
     sections = [
         f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---",
         f"# {markdown_text(name)}",
-        f"Image-text model trained by clipzoo: {' and '.join(map(markdown_code, short))}.",
+        f"Image-text model trained by clipzoo: {' and '.join(map(markdown_code, class_names))}.",
         f"{USE}\nImages of {model.encoder.image_size} pixels, captions of up to {context} tokens, {parameters:,} "
         "parameters.",
     ]

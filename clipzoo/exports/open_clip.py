@@ -40,7 +40,7 @@ HARMLESS_OPTIONS = ("drop_rate", "drop_path_rate", "patch_drop_rate", "attn_drop
 """Options of a timm trunk without effect in evaluation."""
 PLAIN_VISION = {"image_size", "layers", "width", "patch_size", "head_width", "output_tokens", "patch_dropout"}
 PLAIN_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "norm_kwargs", "output_tokens"}
-"""Settings of towers that `ClipViT`, `ClipResNet` and `ClipTextTower` have too."""
+"""Settings of towers that `ClipViT`, `ClipResNet` and `ClipTextTower` share."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def towers_of(peer: Any) -> list[PeerTower]:
 
 
 def export_note(config: Mapping[str, Any]) -> str:
-    """Return a line for the start of a training whose CLIP head suggests an export that open_clip's form forbids."""
+    """Return a line for the start of a training with the CLIP head whose encoder open_clip cannot represent, or ""."""
     faults = encoder_faults(config["encoder"]) if config["head"]["_target_"] == CLIP_HEAD else []
     note = "\nopen_clip cannot represent this model, clipzoo.export will refuse it: "
     return f"{note}{'; '.join(faults)}" if faults else ""
@@ -126,14 +126,14 @@ def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
 
 def write_open_clip(model: LoadedModel, folder: Path) -> None:
     """Write open_clip_model.safetensors, then open_clip_config.json."""
-    encoder, described = model.config["encoder"], _model_config(model)
+    encoder, description = model.config["encoder"], _model_config(model)
     if isinstance(model.tokenizer, HuggingFaceTokenizer):
         # open_clip prepares the text, and takes this tokenizer from the folder.
         model.tokenizer.source.save_pretrained(folder)
-    save_weights(_state(model, described), folder / "open_clip_model.safetensors")
+    save_weights(_state(model, description), folder / "open_clip_model.safetensors")
     preprocess = {"mean": encoder["mean"], "std": encoder["std"], "resize_mode": model.transform.resize_mode}
     preprocess["interpolation"] = model.transform.interpolation
-    write_json(folder / "open_clip_config.json", {"model_cfg": described, "preprocess_cfg": preprocess})
+    write_json(folder / "open_clip_config.json", {"model_cfg": description, "preprocess_cfg": preprocess})
 
 
 def _towers(encoder: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -154,8 +154,8 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
     vision_config: dict[str, Any] = {"image_size": image["image_size"]}
     match IMAGE_TOWERS[image["_target_"]]:
         case "open_clip":
-            own = describe(image["name"]).model["vision_cfg"]
-            vision_config = {**own, **image["options"], **vision_config, "output_tokens": False}
+            registered = describe(image["name"]).model["vision_cfg"]
+            vision_config = {**registered, **image["options"], **vision_config, "output_tokens": False}
         case "vit":
             vision_config |= {key: image[key] for key in ("layers", "width", "patch_size")}
             vision_config["head_width"] = image["width"] // image["heads"]
@@ -167,10 +167,10 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
                 "timm_model_name": image["name"], "timm_model_pretrained": False, "timm_pool": "",
                 "timm_proj": "linear", "image_size": encoder["image_size"],
             }  # fmt: skip
-    named: Mapping[str, Any] = {}
+    described_text: Mapping[str, Any] = {}
     if TEXT_TOWERS[text["_target_"]] == "open_clip":
-        named = describe(text["name"]).model
-        text_config = {**named["text_cfg"], **text["options"], "context_length": text["context_length"]}
+        described_text = describe(text["name"]).model
+        text_config = {**described_text["text_cfg"], **text["options"], "context_length": text["context_length"]}
         text_config = {key: value for key, value in text_config.items() if key not in TOKENIZER}
         text_config["output_tokens"] = False
     else:
@@ -189,20 +189,20 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
         text_config |= {"hf_tokenizer_name": tokenizer.name, "tokenizer_kwargs": settings}
     elif not isinstance(tokenizer, ClipTokenizer):
         raise ConfigError(f"its tokenizer is {type(tokenizer).__name__}")
-    # Projections that a training has added to towers without one.
+    # Projections that training has added to towers without one.
     if vision_config.get("timm_proj") == "none" and not is_identity(model, "image"):
         vision_config |= {"timm_proj": "linear", "timm_proj_bias": has_bias(model, "image")}
     if text_config.get("proj_type") == "none" and not is_identity(model, "text"):
         text_config |= {"proj_type": "linear", "proj_bias": has_bias(model, "text")}
-    described = {
+    description = {
         "embed_dim": model.head.get_parameter("image_projection").shape[1], "quick_gelu": _quick_gelu(text),
     }  # fmt: skip
     if PAIR in model.config:
-        described["init_logit_bias"] = model.config[PAIR]["bias"]
-    # A text tower of its own, under the prefix "text.".
-    if named.get("custom_text") or any(map(text_config.get, ("hf_model_name", "embed_cls", "proj_bias"))):
-        described["custom_text"] = True
-    return described | {"vision_cfg": vision_config, "text_cfg": text_config}
+        description["init_logit_bias"] = model.config[PAIR]["bias"]
+    # A separate text tower, under the prefix "text.".
+    if described_text.get("custom_text") or any(map(text_config.get, ("hf_model_name", "embed_cls", "proj_bias"))):
+        description["custom_text"] = True
+    return description | {"vision_cfg": vision_config, "text_cfg": text_config}
 
 
 def is_identity(model: Model, view: str) -> bool:
@@ -237,33 +237,33 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
         matrix, path = ours[f"head.{tower.view}_projection"], tower.projection
         bias = ours.get(f"head.{tower.view}_bias", matrix.new_zeros(matrix.shape[1]))
         # The last linear map of the tower by open_clip's names.
-        last = {}
+        projection = {}
         if path is None:
             if matrix.shape[0] != matrix.shape[1] or not torch.equal(matrix, torch.eye(len(matrix)).to(matrix)):
                 raise ConfigError("open_clip's tower ends without the head's projection")
         elif path in tower.state and not bias.any():
-            last = {path: matrix}
+            projection = {path: matrix}
         elif f"{path}.weight" in tower.state and (f"{path}.bias" in tower.state or not bias.any()):
-            last = {f"{path}.weight": matrix.mT, f"{path}.bias": bias}
+            projection = {f"{path}.weight": matrix.mT, f"{path}.bias": bias}
         else:
             raise ConfigError("head.bias is true, and open_clip's tower has no bias after its projection")
         for key, value in tower.state.items():
-            found = last.get(key, ours.get(tower.ours[key]))
-            if found is None or found.shape != value.shape:
-                here = "missing" if found is None else list(found.shape)
-                raise ConfigError(f"its {tower.prefix}{key} is {list(value.shape)} in open_clip, {here} here")
-            state[tower.prefix + key] = found
+            tensor = projection.get(key, ours.get(tower.ours[key]))
+            if tensor is None or tensor.shape != value.shape:
+                shape = "missing" if tensor is None else list(tensor.shape)
+                raise ConfigError(f"its {tower.prefix}{key} is {list(value.shape)} in open_clip, {shape} here")
+            state[tower.prefix + key] = tensor
     if (pair := model.config.get(PAIR)) is None:
         return state | {"logit_scale": scale.detach()}
     bias = scale.new_tensor(pair["bias"])
     return state | {"logit_scale": scale.detach() + pair["log_scale"], "logit_bias": bias}
 
 
-# Models of open_clip with their weights, as our encoder and head.
+# Convert models of open_clip with their weights to our encoder and head.
 
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
-    """Return an open_clip model by name and tag, a checkpoint file as tag, or an exported folder "local-dir:FOLDER".
+    """Return an open_clip model by name and tag or checkpoint file, or from an exported folder "local-dir:FOLDER".
 
     The weights must be on this machine, or open_clip downloads them.
 
@@ -273,9 +273,9 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
     import open_clip
     from open_clip import factory
 
-    before, _, tag = name.rpartition("/")
-    if tag in open_clip.list_pretrained_tags_by_model(before):
-        raise ConfigError(f"{name} is a model with the tag of its weights: give model={before} pretrained={tag}")
+    model_name, _, tag = name.rpartition("/")
+    if tag in open_clip.list_pretrained_tags_by_model(model_name):
+        raise ConfigError(f"{name} is a model with the tag of its weights: give model={model_name} pretrained={tag}")
     describe(name)
     if pretrained is not None and ":" in name:
         raise ConfigError(
@@ -289,19 +289,19 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
         )
     file = pretrained if pretrained is not None and Path(pretrained).exists() else None
     weights = pretrained is not None or ":" in name
-    what, remedy = f"open_clip's {name} cannot be loaded", ""
+    failure, remedy = f"open_clip's {name} cannot be loaded", ""
     if file is not None:
-        what = f"{pretrained} holds no weights of open_clip's {name}"
+        failure = f"{pretrained} holds no weights of open_clip's {name}"
     elif pretrained is not None:
-        what = f"the weights {pretrained} of open_clip's {name} cannot be downloaded"
+        failure = f"the weights {pretrained} of open_clip's {name} cannot be downloaded"
         remedy = "Without a network, give a file of these weights in place of the tag"
     place = pretrained or name.removeprefix(FOLDER)
-    with from_hub(place, what, remedy) if weights else one_message(what, remedy):
+    with from_hub(place, failure, remedy) if weights else one_message(failure, remedy):
         if pretrained is None and name.startswith(FOLDER):
             file = factory._find_checkpoint_in_dir(Path(name.removeprefix(FOLDER)))
         elif pretrained is None and name.startswith(HUB):
             file = factory.download_pretrained_from_hf(name.removeprefix(HUB))
-        # The sizes of a stranger's weights are compared with those of the model before it takes memory.
+        # Compare the sizes of untrusted weights with those of the model before it takes memory.
         if file:
             stored = tensors_in(read_tensors(Path(file)))
             with on_meta(len(stored)):
@@ -316,7 +316,7 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
 
 
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
-    """Return open_clip's model `peer`, which `name` describes, as encoder and head, and their configuration."""
+    """Convert open_clip's model `peer`, described by `name`; return encoder and head, and their configuration."""
     visual, towers, module = peer.visual, {"name": name, "options": {}}, "clipzoo.encoders.open_clip"
     keys = (
         "image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std", "interpolation",
@@ -329,7 +329,7 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
         "text": {"_target_": f"{module}.OpenClipText", **towers, "context_length": facts["context_length"]},
         **facts,
     }  # fmt: skip
-    # Those of the weights, which may differ from tag to tag.
+    # Mean and std of the weights, which may differ from tag to tag.
     for key, value in (("mean", visual.image_mean), ("std", visual.image_std)):
         encoder |= {key: [float(number) for number in value]} if value else {}
     head: dict[str, Any] = {
@@ -337,8 +337,8 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
         "text_width": facts["text_width"], "embed_width": 1, "temperature": 0.07,
         "max_scale": max(100.0, math.exp(peer.logit_scale.item())), "learnable_temperature": True, "bias": False,
     }  # fmt: skip
-    interpolation, mode = resizing(getattr(visual, "preprocess_cfg", None) or {}, name)
-    data = {"interpolation": interpolation, "resize_mode": mode}
+    interpolation, resize_mode = resizing(getattr(visual, "preprocess_cfg", None) or {}, name)
+    data = {"interpolation": interpolation, "resize_mode": resize_mode}
     config: dict[str, Any] = {"seed": 0, "encoder": encoder | data, "head": head, "data": data}
     config = filled(config, found_in_model(config))
     head = config["head"]
@@ -346,15 +346,15 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     # The last linear maps become the head's projections; a tower that ends without one has the identity.
     state, biases = {"head.log_scale": peer.logit_scale.detach().reshape(())}, {}
     for tower in towers_of(peer):
-        path, taken, bias = tower.projection, tower.state, None
+        path, tensors, bias = tower.projection, tower.state, None
         if path is None:
             matrix = torch.eye(config["encoder"][f"{tower.view}_width"])
-        elif path in taken:
-            matrix = taken[path]
+        elif path in tensors:
+            matrix = tensors[path]
         else:
-            matrix, bias = taken[f"{path}.weight"].mT, taken.get(f"{path}.bias")
-        last = (path, f"{path}.weight", f"{path}.bias")
-        state |= {tower.ours[key]: value for key, value in taken.items() if key not in last}
+            matrix, bias = tensors[f"{path}.weight"].mT, tensors.get(f"{path}.bias")
+        projection_names = (path, f"{path}.weight", f"{path}.bias")
+        state |= {tower.ours[key]: value for key, value in tensors.items() if key not in projection_names}
         state[f"head.{tower.view}_projection"] = matrix
         biases[f"head.{tower.view}_bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias
         if tower.view == "image":
@@ -368,13 +368,13 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     return model, config
 
 
-# Towers that a name of open_clip describes, as the towers that are given by their sizes.
+# Convert towers given by a name of open_clip to towers given by their sizes.
 
 
 def with_plain_towers(encoder: Mapping[str, Any]) -> dict[str, Any]:
     """Return an encoder's node with its towers as `image_tower` and `text_tower`, as `TwoTowers` has them.
 
-    A tower of open_clip becomes the equal tower with the same tensors that is given by its sizes, if there is one.
+    A tower of open_clip becomes the equivalent tower given by its sizes, with the same tensors, if there is one.
     """
     image, text = _towers(encoder)
     if isinstance(image, Mapping) and str(image["_target_"]).endswith(".OpenClipImage"):

@@ -24,7 +24,7 @@ from clipzoo.loading import PAIR, LoadedModel
 REMEDY = "export the model again"
 _MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 BICUBIC, BILINEAR = 3, 2
-"""PIL's numbers of the interpolations."""
+"""PIL's codes of the interpolations."""
 
 
 def faults(model: LoadedModel) -> list[str]:
@@ -53,7 +53,7 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
         state["logit_bias"] = scale.new_tensor([pair["bias"]])
     save_weights(state, folder / "model.safetensors")
     write_preprocessing(model, folder, kind.processor)
-    # Its image processor for timm's models reads config.json alone.
+    # transformers' image processor for timm's models reads only config.json.
     shared = {"dtype": str(model.dtype).removeprefix("torch.")}
     io.write_json(folder / "config.json", {**kind.config(model), **shared, **image_settings(model)})
 
@@ -75,7 +75,7 @@ def from_transformers(folder: str | Path, device: str | torch.device = "cpu") ->
         raise ConfigError(f"{folder} holds a model of type {kind}, not clip or siglip")
     vocabulary_file = folder / "tokenizer.json"
     if kind == "clip" and vocabulary_file.exists():
-        # Its tokenizer must number words as CLIP's does.
+        # The tokenizer must have the same ids as CLIP's.
         numbers = read_json(vocabulary_file, 64 * MB, REMEDY).get("model", {}).get("vocab", {})
         controls = (ClipTokenizer.start_token, ClipTokenizer.end_token)
         for text, token in ClipTokenizer(context_length=3).tables()[0].items():
@@ -84,20 +84,20 @@ def from_transformers(folder: str | Path, device: str | torch.device = "cpu") ->
                 raise DamagedFileError(vocabulary_file, fault)
     with one_message(f"{path} is not the configuration of a {kind} model", REMEDY):
         nodes = KINDS[kind].nodes(path, content)
-    images = _image_settings(folder, nodes["encoder"]["image_size"])
-    nodes["encoder"] |= {key: images.pop(key) for key in ("mean", "std")}
-    config: dict[str, Any] = {"seed": 0, **nodes, "data": images}
+    preprocessing = _image_settings(folder, nodes["encoder"]["image_size"])
+    nodes["encoder"] |= {key: preprocessing.pop(key) for key in ("mean", "std")}
+    config: dict[str, Any] = {"seed": 0, **nodes, "data": preprocessing}
     path = folder / _WEIGHTS
-    theirs = read_tensors(path, "save the model with safe_serialization=True")
+    tensors = read_tensors(path, "save the model with safe_serialization=True")
     image_layers, text_layers = (
-        len({name.split(".")[3] for name in theirs if name.startswith(f"{side}.encoder.layers.")})
+        len({name.split(".")[3] for name in tensors if name.startswith(f"{side}.encoder.layers.")})
         for side in (VISION, TEXT)
     )
     try:
-        state = converted(KINDS[kind].ties(image_layers, text_layers), theirs, to_ours=True)
-        state["head.log_scale"] = theirs["logit_scale"].reshape(())
-        if "logit_bias" in theirs:
-            config["pair"] = {"log_scale": 0.0, "bias": float(theirs["logit_bias"])}
+        state = converted(KINDS[kind].ties(image_layers, text_layers), tensors, to_ours=True)
+        state["head.log_scale"] = tensors["logit_scale"].reshape(())
+        if "logit_bias" in tensors:
+            config["pair"] = {"log_scale": 0.0, "bias": float(tensors["logit_bias"])}
     except (KeyError, RuntimeError, ValueError) as error:
         raise DamagedFileError(path, f"does not fit {_MODEL} ({cause(error)})", REMEDY) from None
     # transformers has no tensors for the projection that SigLIP's image tower lacks.
@@ -115,13 +115,13 @@ def _image_settings(folder: Path, size: int) -> dict[str, Any]:
         mode = "squash" if content.get("crop_mode") == "squash" else "shortest"
         return {**{key: content[key] for key in ("mean", "std", "interpolation")}, "resize_mode": mode}
     require_fields(path, content, {"image_mean": list, "image_std": list}, REMEDY)
-    resized, mode = content.get("size", size), "shortest"
-    if isinstance(resized, Mapping) and {*resized} == {"height", "width"}:
-        mode, resized = "squash", resized["height"] if resized["height"] == resized["width"] else None
-    elif isinstance(resized, Mapping):
-        resized = resized.get("shortest_edge")
+    target, mode = content.get("size", size), "shortest"
+    if isinstance(target, Mapping) and {*target} == {"height", "width"}:
+        mode, target = "squash", target["height"] if target["height"] == target["width"] else None
+    elif isinstance(target, Mapping):
+        target = target.get("shortest_edge")
     interpolation = {BICUBIC: "bicubic", BILINEAR: "bilinear"}.get(content.get("resample", BICUBIC))
-    if resized != size or interpolation is None:
+    if target != size or interpolation is None:
         raise DamagedFileError(
             path, f"resizes images in another way than to {size} pixels, both sides or the shorter, bicubic or bilinear"
         )

@@ -1,4 +1,4 @@
-"""transformers' CLIPModel and SiglipModel: their tensors and their configurations as ours, and back."""
+"""Convert tensors and configurations of transformers' CLIPModel and SiglipModel to ours, and back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CLIP_ACTIVATIONS = ("gelu", "quick_gelu")
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
 """transformers' name -> timm's name."""
 TIMM, WHOLE, OPEN_CLIP = "vit_base_patch16_siglip_224", "vit_so400m_patch14_siglip_384", "ViT-B-16-SigLIP"
-"""Models whose sizes the options replace. WHOLE: for images whose side is no multiple of the patches."""
+"""Models whose sizes the options replace. WHOLE: for images whose side is not a multiple of the patch size."""
 CLIP_EPSILON, TIMM_EPSILON = 1e-5, 1e-6
 """The epsilons of the layer norms of open_clip and of timm."""
 IMAGE_TRUNK, TEXT_TRUNK = "encoder.image_tower.trunk", "encoder.text_tower.trunk"
 OPEN_CLIP_BLOCK = ("attn.in_proj_", "attn.out_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
 TIMM_BLOCK = ("attn.qkv.", "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2")
 THEIR_BLOCK = ("self_attn.out_proj", "layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")
-"""Modules of a residual attention block; ours begin with the fused input projection of the attention."""
+"""Modules of a residual attention block; the first two begin with the fused input projection of the attention."""
 OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.text_projection", "head.text_bias")
 """Tensors of the head; each format has its own place for them."""
 
@@ -40,7 +40,7 @@ OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.t
 class TransformersModel(ABC):
     """A class of transformers that may hold a model of two towers with a cosine head.
 
-    name: of the class. processor: class that joins its tokenizer and image processor.
+    name: name of the class. processor: class that joins its tokenizer and image processor.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
-        """Return the ties of our model with this one, all but scale and bias of the logits."""
+        """Return the ties of our model with this one, except scale and bias of the logits."""
 
     @abstractmethod
     def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,23 +63,23 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
-        """Return the reasons why this class has no place for these trunks and the head's projections."""
+        """Return the reasons why this class cannot hold these trunks and the head's projections."""
 
     def faults(self, model: LoadedModel) -> list[str]:
         """Return the reasons why this class cannot represent a model of two towers with a cosine head."""
-        # The libraries' own modules, or our towers.
+        # The trunks, or the towers that have none.
         image, text = (dict(tower.named_children()).get("trunk", tower) for tower in model.encoder.towers.values())
         if reasons := self.kind_faults(model, image, text):
             return reasons
         ties, state = self.ties(*layers_of(model)), model.state_dict()
         tied = [name for tie in ties for name in tie.ours]
-        others = sorted(name for name in state if name not in {*tied, *OF_HEAD})
+        untied = sorted(name for name in state if name not in {*tied, *OF_HEAD})
         missing = [name for name in tied if name not in state and name not in OF_HEAD]
-        for verb, names in (("has", others), ("lacks", missing)):
+        for verb, names in (("has", untied), ("lacks", missing)):
             if names:
-                short = ", ".join(name.removeprefix("encoder.") for name in names[:2])
+                examples = ", ".join(name.removeprefix("encoder.") for name in names[:2])
                 more = f" and {len(names) - 2} more tensors" if len(names) > 2 else ""
-                reasons.append(f"it {verb} {short}{more}")
+                reasons.append(f"it {verb} {examples}{more}")
         return reasons
 
 
@@ -324,15 +324,15 @@ KINDS: dict[str, TransformersModel] = {"clip": ClipModel(), "siglip": SiglipMode
 """By `model_type` of config.json."""
 
 
-# Tensors that ours and theirs split and name in two ways.
+# Correspondence of tensors that our models and transformers' split and name differently.
 
 
 @dataclass(frozen=True)
 class Tie:
-    """Tensors with the same numbers: ours, joined along the first dimension, are theirs, joined.
+    """Tensors with the same values: ours, concatenated along the first dimension, equal theirs, concatenated.
 
-    ours, theirs: name -> number of equal parts of the joined tensor. transposed: the tensor is theirs, transposed.
-    leading: ours has one more dimension, of size 1. Both are for single tensors.
+    ours, theirs: name -> number of equal parts of the joined tensor. transposed: our tensor is theirs, transposed.
+    leading: our tensor has an additional first dimension, of size 1. Both are for single tensors.
     """
 
     ours: Mapping[str, int]
@@ -361,17 +361,17 @@ def layers_of(model: Model) -> tuple[int, int]:
 def converted(ties: list[Tie], state: Mapping[str, Tensor], to_ours: bool) -> dict[str, Tensor]:
     """Return transformers' tensors under our names, or ours under theirs. Raises KeyError if one is missing."""
     named: dict[str, Tensor] = {}
-    for one in ties:
-        sources, targets = (one.theirs, one.ours) if to_ours else (one.ours, one.theirs)
+    for entry in ties:
+        sources, targets = (entry.theirs, entry.ours) if to_ours else (entry.ours, entry.theirs)
         tensors = [state[name] for name in sources]
-        if one.transposed:
+        if entry.transposed:
             tensors = [tensor.mT for tensor in tensors]
-        elif one.leading:
+        elif entry.leading:
             tensors = [tensor[None] if to_ours else tensor[0] for tensor in tensors]
         if len(sources) > 1 or len(targets) > 1:
-            whole = torch.cat(tensors)
-            unit = len(whole) // sum(targets.values())
-            tensors = list(whole.split([unit * count for count in targets.values()]))
+            joined = torch.cat(tensors)
+            unit = len(joined) // sum(targets.values())
+            tensors = list(joined.split([unit * count for count in targets.values()]))
         named |= zip(targets, tensors, strict=True)
     return named
 
@@ -387,7 +387,7 @@ def text_ties(layers: int) -> list[Tie]:
 
 
 def block_ties(blocks: str, side: str, layers: int, names: tuple[str, ...]) -> Iterator[Tie]:
-    """Yield the ties of the residual attention blocks of a trunk. names: of the tensors and modules inside one."""
+    """Yield the ties of the residual attention blocks of a trunk. names: tensors and modules in a block."""
     for layer in range(layers):
         ours, theirs = f"{blocks}.{layer}", f"{side}.encoder.layers.{layer}"
         fused, *modules = names
@@ -398,13 +398,13 @@ def block_ties(blocks: str, side: str, layers: int, names: tuple[str, ...]) -> I
             yield from with_kinds(f"{ours}.{name}", f"{theirs}.{other}")
 
 
-# Facts of transformer trunks that the configurations of transformers' models state.
+# Properties of transformer trunks that the configurations of transformers' models state.
 
 
 def epsilon(trunk: nn.Module) -> float | None:
     """Return the epsilon of the layer norms; None if they have several."""
-    found = {module.eps for module in trunk.modules() if isinstance(module, nn.LayerNorm)}
-    return found.pop() if len(found) == 1 else None
+    epsilons = {module.eps for module in trunk.modules() if isinstance(module, nn.LayerNorm)}
+    return epsilons.pop() if len(epsilons) == 1 else None
 
 
 def activation(module: nn.Module) -> str | None:

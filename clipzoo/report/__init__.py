@@ -1,1 +1,1 @@
-"""Pages made from what runs have written."""
+"""Pages made from the files of runs."""

@@ -47,7 +47,7 @@ LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
 """Numbers whose unit is that of the objective's loss."""
 METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
 MOST_NUMBERS, MOST_NAMES = 20, 40
-"""Largest numbers of classes whose confusion matrix has its percentages written in, and the names of the classes."""
+"""Largest numbers of classes for which a confusion matrix shows percentages, and class names."""
 SIDES = ("highest", "lowest")
 PANELS_WIDTH, LEGEND_WIDTH = 7, 160
 """Datasets in one line of panels; characters in one line of a legend above a figure."""
@@ -105,7 +105,7 @@ class Curve:
 def objective_constant(config: Mapping[str, Any], name: str) -> str:
     """Return a text constant of the class of a run's objective, such as `loss_unit`; empty without one.
 
-    Other packages are not imported: a report shows the runs of strangers.
+    Other packages are not imported: a report may show untrusted runs.
     """
     target = str(config.get("objective", {}).get("_target_"))
     try:
@@ -122,19 +122,19 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
         _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, ""))
         for name in [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]
     ]
-    shown = []
+    plotted = []
     for curve in curves:
         if curve.name not in FIRST and (curve.name in HIDDEN or len(set(curve.values)) < 2):
             continue
-        # Running totals, such as the number of transparent images so far, are drawn per step. They are the only whole
-        # numbers of the log that never fall.
+        # Running totals, such as the number of transparent images, are drawn per step. They are the only integers of
+        # the log that never fall.
         values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
         rises = np.diff(values)
         if curve.name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
             rates = (rises / np.maximum(1.0, np.diff(steps))).tolist()
             curve = replace(curve, unit="samples per step", values=tuple(rates))
-        shown.append(curve)
-    return shown
+        plotted.append(curve)
+    return plotted
 
 
 def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
@@ -159,41 +159,41 @@ def training_figure(
 ) -> Figure:
     """A panel per varying number of metrics.jsonl, the loss first.
 
-    evaluations: their validation losses are drawn in the panel of the number `value_log`.
+    evaluations: metrics during training; validation losses are drawn in the panel of `value_log`.
     """
-    shown, validation = training_curves(lines, loss_unit), _curve_of(evaluations, str(VALIDATION_LOSS), "", "")
-    columns = min(3, len(shown)) or 1
-    rows = math.ceil(len(shown) / columns) or 1
-    figure, drawn = panels(3.7 * columns, 2.6 * rows, rows, columns)
-    for panel, curve in zip(drawn, shown, strict=False):
+    curves, validation = training_curves(lines, loss_unit), _curve_of(evaluations, str(VALIDATION_LOSS), "", "")
+    columns = min(3, len(curves)) or 1
+    rows = math.ceil(len(curves) / columns) or 1
+    figure, axes = panels(3.7 * columns, 2.6 * rows, rows, columns)
+    for panel, curve in zip(axes, curves, strict=False):
         steps, values = np.array(curve.steps), np.array(curve.values)
         if len(values) < 30 or np.abs(np.diff(values)).sum() <= 3 * np.ptp(values):
             panel.plot(steps, values, color=INK, linewidth=1.6)
         else:
-            # Many noisy values are drawn thinly, below their mean over a window centred on each step. A window that is
-            # cut short by an end has no mean.
+            # Many noisy values are drawn thinly, below their mean over a window centred on each step. A window of
+            # which an end cuts more than half has no mean.
             panel.plot(steps, values, color=MUTED, linewidth=0.7)
             window, places = len(values) // 30 + 1, np.arange(len(values))
             reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
             sums = np.concatenate([[0.0], values.cumsum()])
             mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
-            enough = 2 * reach >= window
-            panel.plot(steps[enough], mean[enough], color=INK, linewidth=1.6)
+            has_mean = 2 * reach >= window
+            panel.plot(steps[has_mean], mean[has_mean], color=INK, linewidth=1.6)
         _ticks(panel)
         if curve.name == value_log and validation.steps:
             panel.lines[-1].set_label("training")
             panel.plot(validation.steps, validation.values, color=RIGHT, marker="o", markersize=3, label="validation")
             panel.legend(frameon=False, fontsize=7)
         label(panel, curve.title, "step", curve.unit)
-    for panel in drawn[len(shown) :]:
+    for panel in axes[len(curves) :]:
         panel.set_visible(False)
     return figure
 
 
 def evaluation_figure(evaluations: Sequence[Line]) -> Figure:
     """Zero-shot top-1 and recall@1 during training, a line per dataset."""
-    figure, drawn = panels(9, 3.2, columns=2)
-    for panel, title in zip(drawn, METRICS.values(), strict=True):
+    figure, axes = panels(9, 3.2, columns=2)
+    for panel, title in zip(axes, METRICS.values(), strict=True):
         for curve in evaluation_curves(evaluations):
             metric, dataset = curve.title.split(", ", 1)
             if metric == title:
@@ -209,17 +209,17 @@ def confusion_matrix(arrays: Arrays) -> Figure:
     """Fractions of each true class (a row) by predicted class."""
     counts, names = arrays["confusion"], [str(name) for name in arrays["class_names"]]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    named, few = len(names) <= MOST_NAMES, len(names) <= MOST_NUMBERS
-    side = 2.2 + (0.42 if few else 0.24) * len(names) if named else 6.4
+    has_names, has_numbers = len(names) <= MOST_NAMES, len(names) <= MOST_NUMBERS
+    side = 2.2 + (0.42 if has_numbers else 0.24) * len(names) if has_names else 6.4
     figure, (panel,) = panels(side + 0.8, side)
     image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     panel.set_xlabel("predicted class", fontsize=9)
     panel.set_ylabel("true class", fontsize=9)
-    if named:
-        short = [shorten(name, 18) for name in names]
-        panel.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
-        panel.set_yticks(range(len(names)), short, fontsize=8)
-    if few:
+    if has_names:
+        labels = [shorten(name, 18) for name in names]
+        panel.set_xticks(range(len(names)), labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+        panel.set_yticks(range(len(names)), labels, fontsize=8)
+    if has_numbers:
         for row, column in np.argwhere(shares >= 0.005):
             share = shares[row, column]
             ink = "white" if share > 0.55 else INK
@@ -233,17 +233,17 @@ def confusion_matrix(arrays: Arrays) -> Figure:
 
 
 def mistakes(arrays: Arrays) -> Figure:
-    """The most confident errors: the predicted class above each image, the true class below."""
+    """The most confident errors, with the predicted class above each image and the true class below."""
     names, count = arrays["class_names"], len(arrays["images"])
     columns = min(6, count)
     rows = math.ceil(count / columns)
-    figure, drawn = panels(1.55 * columns, 1.95 * rows, rows, columns)
+    figure, axes = panels(1.55 * columns, 1.95 * rows, rows, columns)
     samples = zip(arrays["images"], arrays["labels"], arrays["predictions"], strict=True)
-    for panel, (image, true, predicted) in zip(drawn, samples, strict=False):
+    for panel, (image, true, predicted) in zip(axes, samples, strict=False):
         _image(panel, image)
         panel.set_title(shorten(str(names[predicted]), 22), fontsize=8, color=WRONG, pad=3)
         panel.set_xlabel(f"is {shorten(str(names[true]), 22)}", fontsize=8, color=RIGHT, labelpad=3)
-    for panel in drawn[count:]:
+    for panel in axes[count:]:
         panel.set_visible(False)
     return figure
 
@@ -251,15 +251,15 @@ def mistakes(arrays: Arrays) -> Figure:
 def retrieved(arrays: Arrays) -> Figure:
     """A row per caption: its text, the rank of its own image, and the images it retrieves, best first."""
     rows, columns = arrays["found"].shape
-    figure, drawn = panels(2.9 + 1.3 * columns, 1.42 * rows, rows, columns + 1, width_ratios=[2.1, *[1] * columns])
-    for row, (first, *others) in enumerate(drawn.reshape(rows, -1)):
+    figure, axes = panels(2.9 + 1.3 * columns, 1.42 * rows, rows, columns + 1, width_ratios=[2.1, *[1] * columns])
+    for row, (text_panel, *image_panels) in enumerate(axes.reshape(rows, -1)):
         text, rank = wrap(str(arrays["captions"][row]), 30, lines=5), int(arrays["place"][row]) + 1
-        first.axis("off")
-        write = partial(first.text, ha="right", transform=first.transAxes)
+        text_panel.axis("off")
+        write = partial(text_panel.text, ha="right", transform=text_panel.transAxes)
         write(1, 0.56, text, va="center", fontsize=9, color=INK)
         note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
         write(1, 0.56 - 0.09 * (text.count("\n") + 1) - 0.08, note, va="top", fontsize=7, color=ink)
-        for panel, image, sample in zip(others, arrays["images"][row], arrays["found"][row], strict=True):
+        for panel, image, sample in zip(image_panels, arrays["images"][row], arrays["found"][row], strict=True):
             _image(panel, image, framed=bool(sample == arrays["owner"][row]))
     return figure
 
@@ -294,8 +294,8 @@ def read_statistics(path: Path) -> dict[str, dict[str, Any]]:
 
 def sample_histograms(summary: Mapping[str, Any]) -> Figure:
     """A panel per statistic: its histogram over the samples seen, with the mean."""
-    figure, drawn = panels(4.2 * len(summary), 3.0, columns=len(summary))
-    for panel, (name, statistic) in zip(drawn, summary.items(), strict=True):
+    figure, axes = panels(4.2 * len(summary), 3.0, columns=len(summary))
+    for panel, (name, statistic) in zip(axes, summary.items(), strict=True):
         panel.stairs(statistic["counts"], statistic["edges"], fill=True, color=INK)
         panel.axvline(statistic["mean"], color=WRONG, linewidth=1, label=f"mean {statistic['mean']:.3g}")
         panel.set_xlabel(name.replace("_", " "))
@@ -309,21 +309,21 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
 def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `write_examples` leaves them.
+    folder: images by sample id, and captions.json, as `write_examples` writes them.
 
     Raises:
         DamagedFileError: an image or the captions cannot be read.
     """
     captions = io.read_json(folder / "captions.json", 16 * io.MB)
-    figure, drawn = panels(1.5 * count, 4.4, 2, count)
-    for strip, side in zip(drawn.reshape(2, count), SIDES, strict=True):
+    figure, axes = panels(1.5 * count, 4.4, 2, count)
+    for strip, side in zip(axes.reshape(2, count), SIDES, strict=True):
         for panel in strip:
             panel.axis("off")
         for panel, sample in zip(strip, statistic[side][:count], strict=False):
             path = io.below(folder, f"{sample['sample_id']}.png")
             try:
                 panel.imshow(imread(path))
-            # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error and more.
+            # Damaged bytes raise OSError, SyntaxError, ValueError, struct.error and more.
             except Exception as error:
                 raise io.DamagedFileError(path, f"cannot be decoded ({error})") from None
             caption = shorten(str(captions.get(str(sample["sample_id"]), "")), 60, " ...")
@@ -351,7 +351,7 @@ def dataset_bars(
     labels: Mapping[str, str], columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame
 ) -> Figure:
     """A panel per task, bars per dataset, one colour per row."""
-    # Lines of at most PANELS_WIDTH datasets; each panel is in the first line with room.
+    # Put each panel into the first line with room for its datasets, PANELS_WIDTH in all.
     lines: list[list[str]] = []
     for task, parts in columns.items():
         for line in lines:
@@ -385,13 +385,13 @@ def dataset_bars(
 def loss_curves(
     labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]
 ) -> Figure:
-    """The loss of each row as mean and deviation over seeds, a panel per objective: others cannot be compared."""
+    """The loss of each row as mean and deviation over seeds, a panel per objective: their losses are not comparable."""
     by_objective: dict[str, list[str]] = {}
     for group, objective in objectives.items():
         by_objective.setdefault(objective, []).append(group)
     widths = [1.6 if len(groups) > 1 else 1.0 for groups in by_objective.values()]
-    figure, drawn = panels(12, 3.0, columns=len(widths), width_ratios=widths)
-    for panel, (objective, groups) in zip(drawn, by_objective.items(), strict=True):
+    figure, axes = panels(12, 3.0, columns=len(widths), width_ratios=widths)
+    for panel, (objective, groups) in zip(axes, by_objective.items(), strict=True):
         for group in groups:
             points = [
                 [(float(line["epoch"]), float(line["loss"])) for line in log.training if {"epoch", "loss"} <= {*line}]
@@ -405,8 +405,8 @@ def loss_curves(
 
 def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
     """Metrics during training, as mean and standard deviation over seeds."""
-    figure, drawn = panels(12, 3.4, columns=2)
-    for panel, (title, wanted) in zip(drawn, COMPARED_CURVES.items(), strict=True):
+    figure, axes = panels(12, 3.4, columns=2)
+    for panel, (title, wanted) in zip(axes, COMPARED_CURVES.items(), strict=True):
         for number, (group, logs) in enumerate(rows.items()):
             runs = []
             for log in logs:
@@ -431,8 +431,8 @@ def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[
 def cost_bars(labels: Mapping[str, str], rows: Mapping[str, pd.DataFrame]) -> Figure:
     """Minutes of training and of evaluation, samples per second and peak memory of each row."""
     places = range(len(rows))
-    figure, drawn = panels(12, 0.32 * len(rows) + 1.1, columns=len(COSTS))
-    for number, (panel, cost) in enumerate(zip(drawn, COSTS, strict=True)):
+    figure, axes = panels(12, 0.32 * len(rows) + 1.1, columns=len(COSTS))
+    for number, (panel, cost) in enumerate(zip(axes, COSTS, strict=True)):
         values = [value if (value := cost_of(runs, cost)) is not None else np.nan for runs in rows.values()]
         bars = panel.barh(places, values, 0.7, color=[colour(place) for place in places])
         panel.bar_label(bars, fmt="{:,.3g}", fontsize=8, padding=2, color=INK)
@@ -444,7 +444,7 @@ def cost_bars(labels: Mapping[str, str], rows: Mapping[str, pd.DataFrame]) -> Fi
 
 
 def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker: str = "") -> None:
-    """Draw the mean of the runs of a row and a band of one standard deviation; runs with other points separately."""
+    """Draw the mean of a row's runs and a band of one standard deviation; runs with different steps separately."""
     runs = [points for points in runs if points]
     if len(runs) > 1 and len({tuple(x for x, _ in points) for points in runs}) == 1:
         values = np.array([[y for _, y in points] for points in runs])
@@ -452,15 +452,15 @@ def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker:
         places = [x for x, _ in runs[0]]
         panel.fill_between(places, mean - spread, mean + spread, color=colour(number), alpha=0.18, linewidth=0)
         runs = [list(zip(places, mean.tolist(), strict=True))]
-    for turn, points in enumerate(runs):
+    for index, points in enumerate(runs):
         x, y = zip(*points, strict=True)
-        shown = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
-        text = None if turn else name
-        panel.plot(x, y, color=colour(number), marker=shown, markersize=3.5, linewidth=1.5, label=text)
+        point_marker = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
+        text = None if index else name
+        panel.plot(x, y, color=colour(number), marker=point_marker, markersize=3.5, linewidth=1.5, label=text)
 
 
 def _legend(figure: Figure) -> None:
-    """Add a line for each label of the panels above them, for which the figure grows."""
+    """Add a legend of all labels above the panels, and make the figure taller to hold it."""
     handles = {
         text: handle for panel in figure.axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -483,18 +483,18 @@ def table_figures(filled: FilledTable) -> Iterator[Picture]:
         measured = {column for row in rows for column in columns if filled.measured(row, column) is not None}
         for task in dict.fromkeys(column.heading for column in columns):
             part = [column for column in columns if column.heading == task]
-            # Once there are runs, a task that none of them was evaluated on needs no figure.
+            # Once there are runs, a task without measured values has no figure.
             if not measured or measured.intersection(part):
                 yield Picture(f"bars, {task}", published_bars(filled, part))
 
 
 def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figure:
     """A panel per pretraining dataset with runs: published numbers as outlines, ours filled, one colour per model."""
-    shown = [row for row in filled.table.rows if len(filled.ours(row))] or filled.table.rows
-    datasets = list(dict.fromkeys(row.pretrain for row in shown))
+    visible_rows = [row for row in filled.table.rows if len(filled.ours(row))] or filled.table.rows
+    datasets = list(dict.fromkeys(row.pretrain for row in visible_rows))
     width = max(6.5, 0.62 * len(columns) * max(1, len(filled.table.rows) / len(datasets)) + 1.5)
-    figure, drawn = panels(min(width, 15), 2.7 * len(datasets) + 0.4, len(datasets))
-    for panel, dataset in zip(drawn, datasets, strict=True):
+    figure, axes = panels(min(width, 15), 2.7 * len(datasets) + 0.4, len(datasets))
+    for panel, dataset in zip(axes, datasets, strict=True):
         rows = [row for row in filled.table.rows if row.pretrain == dataset]
         width = 0.82 / len(rows)
         for number, row in enumerate(rows):
@@ -573,8 +573,8 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
     from clipzoo.evaluation.datasets.benchmarks import open_benchmark
     from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 
-    chosen = [samples[:MOST_IMAGES] for samples in (pair.only_first, pair.only_second)]
-    columns = max(len(samples) for samples in chosen)
+    shown_samples = [samples[:MOST_IMAGES] for samples in (pair.only_first, pair.only_second)]
+    columns = max(len(samples) for samples in shown_samples)
     dataset = None
     if pair.names and columns:
         try:
@@ -586,15 +586,15 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
         return None
     figure = Figure(figsize=(1.5 * columns + 0.4, 2 * 2.15), dpi=DPI, layout="constrained")
     strips = figure.subfigures(2, 1, squeeze=False).flatten()
-    for strip, name, samples, others in zip(strips, pair.runs, chosen, (pair.second, pair.first), strict=True):
+    for strip, name, samples, answers in zip(strips, pair.runs, shown_samples, (pair.second, pair.first), strict=True):
         strip.suptitle(f"only {name} is right", fontsize=9)
-        for panel in (drawn := strip.subplots(1, columns, squeeze=False)[0]):
+        for panel in (axes := strip.subplots(1, columns, squeeze=False)[0]):
             panel.axis("off")
-        for panel, sample in zip(drawn, samples, strict=False):
-            image, right = dataset.splits["test"][int(sample)]
+        for panel, sample in zip(axes, samples, strict=False):
+            image, true_class = dataset.splits["test"][int(sample)]
             panel.imshow(np.asarray(image))
-            panel.set_title(shorten(pair.names[right], 20), fontsize=7, color=RIGHT, pad=2)
-            panel.text(0.5, -0.03, f"not {shorten(pair.names[others[sample]], 20)}", fontsize=7, color=WRONG,
+            panel.set_title(shorten(pair.names[true_class], 20), fontsize=7, color=RIGHT, pad=2)
+            panel.text(0.5, -0.03, f"not {shorten(pair.names[answers[sample]], 20)}", fontsize=7, color=WRONG,
                        ha="center", va="top", transform=panel.transAxes)  # fmt: skip
     return figure
 
@@ -602,27 +602,27 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
 def sweep_figure(rows: pd.DataFrame, metric: str, best: int) -> Figure:
     """The metric over the first swept key, a line for each combination of the others. rows: see `sweep_rows`."""
     keys = list(rows["swept"].iloc[0])
-    first, others = (keys or ["seed"])[0], keys[1:]
-    labels = list(dict.fromkeys(swept.get(first, "") for swept in rows["swept"]))
+    first_key, other_keys = (keys or ["seed"])[0], keys[1:]
+    labels = list(dict.fromkeys(swept.get(first_key, "") for swept in rows["swept"]))
     try:
-        place = {label: float(label) for label in labels}
+        positions = {label: float(label) for label in labels}
     except ValueError:
-        place = {label: float(index) for index, label in enumerate(labels)}
+        positions = {label: float(index) for index, label in enumerate(labels)}
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
-    x = rows["swept"].map(lambda swept: place[swept.get(first, "")])
-    lines = rows["swept"].map(lambda swept: tuple(swept[key] for key in others))
+    x = rows["swept"].map(lambda swept: positions[swept.get(first_key, "")])
+    lines = rows["swept"].map(lambda swept: tuple(swept[key] for key in other_keys))
     for values in dict.fromkeys(lines):
         line = rows[(lines == values) & (rows["count"] > 0)].assign(x=x).sort_values("x", kind="stable")
-        name = ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in zip(others, values, strict=True))
+        name = ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in zip(other_keys, values, strict=True))
         axes.errorbar(line["x"], line["mean"], line["deviation"].fillna(0.0), marker="o", capsize=3, label=name)
     star = x[best], rows.loc[best, "mean"]
     axes.plot(*star, marker="*", markersize=18, color="black", linestyle="none", label=f"best: {star[1]:.4g}")
-    if set(place.values()) == set(range(len(labels))):
+    if set(positions.values()) == set(range(len(labels))):
         axes.set_xticks(range(len(labels)), labels)
-    elif min(place.values()) > 0 and max(place.values()) > 30 * min(place.values()):
+    elif min(positions.values()) > 0 and max(positions.values()) > 30 * min(positions.values()):
         axes.set_xscale("log")
-    axes.set_xlabel(first)
+    axes.set_xlabel(first_key)
     axes.set_ylabel(metric)
     axes.legend(frameon=False)
     return figure

@@ -1,7 +1,7 @@
 """One table of results: every number of every finished run, read from run directories.
 
-`read_frame` reads runs; `own_rows` and `scale_rows` say which of them are seeds of one row of a comparison; `fill` puts
-them next to the published numbers of a paper's table; `seed_means` averages.
+`read_frame` reads runs; `own_rows` and `scale_rows` group seeds into the rows of a comparison; `fill` puts runs next to
+the published numbers of a paper's table; `seed_means` averages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clipzoo.runs.identity import flat, identity
 from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays
 
 PAPER = "paper"
-"""The scale of the papers' own size."""
+"""Name of the scale of the papers."""
 COLUMNS = (
     *("run", "seed", "group", "row", "scale", "encoder", "head", "objective", "cost"),
     *("task", "dataset", "protocol", "metric", "value", "key", "outcomes", "config", "record"),
@@ -56,9 +56,9 @@ COSTS = {
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
 """Keys that are not listed as differences of methods."""
 MOST_NOTES = 3
-"""Differences that are written out below a run's label."""
+"""Largest number of differences in the note of a run."""
 ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
-"""Encoder and epochs in a model's printed name, which are untrue at another scale."""
+"""Encoder and epochs in a model's printed name, which do not hold at another scale."""
 
 
 def read_frame(paths: Sequence[Path], damage: io.DamageLog | None = None) -> pd.DataFrame:
@@ -104,13 +104,13 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     record = RunRecord.read(folder)
     config = record.resolved(config_of(folder))
     settings = {**identity(config), "seed": None}
-    chosen = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
+    scale_names = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
     costs = {name: value for name, value in record.training.items() if isinstance(value, int | float)}
     facts = {
         "run": folder, "seed": config["seed"], "row": config.get("row"), "config": config, "record": record,
         "group": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12],
-        # A scale that does not exist is not a scale: its name could be that of any file.
-        "scale": chosen[-1] if chosen and chosen[-1] in options("scale") else PAPER,
+        # An unknown scale counts as PAPER: `scale=` could name any file.
+        "scale": scale_names[-1] if scale_names and scale_names[-1] in options("scale") else PAPER,
         **{part: config[part]["_target_"].rpartition(".")[2] for part in ("encoder", "head", "objective")},
         "cost": costs.get("seconds"),
     }  # fmt: skip
@@ -130,10 +130,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
     """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     by_task = {}
-    known = frame["key"].dropna().drop_duplicates()
-    for task, wanted in TASK_KEYS:
+    all_keys = frame["key"].dropna().drop_duplicates()
+    for task, target in TASK_KEYS:
         keys = [
-            key for key in known if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
+            key for key in all_keys if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == target
         ]
         columns = [published.PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
         for key in keys:
@@ -145,7 +145,7 @@ def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
 
 
 def numbers(frame: pd.DataFrame) -> Iterator[tuple[Any, dict[MetricKey, float]]]:
-    """Yield each run of a frame, as its first row, with its metrics by key."""
+    """Yield the first row of each run of a frame, and the metrics of the run by key."""
     for _, part in frame.groupby("run", sort=False):
         yield part.iloc[0], dict(zip(part["key"], part["value"], strict=True))
 
@@ -153,7 +153,7 @@ def numbers(frame: pd.DataFrame) -> Iterator[tuple[Any, dict[MetricKey, float]]]
 def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) -> pd.DataFrame:
     """Average columns over the seeds of each group.
 
-    Of several runs with one seed the first counts.
+    Of several runs of a group with the same seed, the first counts.
 
     Returns a table indexed by group, task and column: `mean`; `deviation`, the standard deviation over seeds, or of a
     single run over draws of random features, NaN without either; `values`, one per seed. Columns that no run of a group
@@ -171,8 +171,8 @@ def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) ->
                 values = tuple(value for value, _ in by_seed.values())
                 deviation = statistics.stdev(values) if len(values) > 1 else next(iter(by_seed.values()))[1]
                 cells.append([group, column.heading, column.label, statistics.fmean(values), deviation, values])
-    named = pd.DataFrame(cells, columns=["group", "task", "column", "mean", "deviation", "values"])
-    return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
+    means = pd.DataFrame(cells, columns=["group", "task", "column", "mean", "deviation", "values"])
+    return means.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
 
 
 def cell(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
@@ -197,7 +197,7 @@ def cost_of(part: pd.DataFrame, label: str) -> float | None:
 
 
 def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
-    """Accuracy of guessing on each dataset whose number of classes or images the evaluation left."""
+    """Accuracy of guessing, in percent, on each dataset whose number of classes or images the evaluation stored."""
     guessing: dict[MetricKey, float] = {}
     for run in frame["run"].unique():
         for task, name in (("zero_shot", "class_names"), ("retrieval", "gallery")):
@@ -219,7 +219,7 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
 class Comparison:
     """The rows of a comparison with everything that its tables show.
 
-    frame: with the columns of `own_rows`. rows: its part of each group. columns: see `columns_of`. means: see
+    frame: runs, with the columns of `own_rows`. rows: part of the frame by group. columns: see `columns_of`. means: see
     `seed_means`. guessing: see `chance`.
     """
 
@@ -233,23 +233,23 @@ class Comparison:
 def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:
     """Return the frame of any runs with the columns `label`, `note`, `paper` and `variant` of a comparison's rows.
 
-    Runs that differ only in their seed are one row. given: labels by run directory; without them the labels are what
-    tells the directories' names apart, and the notes are the settings that differ.
+    Runs that differ only in their seed are one row. given: labels by run directory; without them the labels are the
+    parts in which the directories' names differ, and the notes are the settings that differ.
     """
     firsts = frame.drop_duplicates("group")
     folders = [run.resolve() for run in firsts["run"]]
-    common = Path(os.path.commonpath([folder.parent for folder in folders]))
-    names = distinct([str(folder.relative_to(common)) for folder in folders])
+    common_folder = Path(os.path.commonpath([folder.parent for folder in folders]))
+    names = distinct([str(folder.relative_to(common_folder)) for folder in folders])
     seeds = frame.groupby("group", sort=False)["run"].nunique()
-    different = [] if given else differing_keys(firsts)
+    differing = [] if given else differing_keys(firsts)
     facts = {}
     for name, (_, first) in zip(names, firsts.iterrows(), strict=True):
         group, plain = first["group"], flat(first["config"])
         label = (given or {}).get(first["run"], name)
         label += f" ({seeds[group]} seeds)" if seeds[group] > 1 else ""
-        settings = {key: plain[key] for key in different if plain.get(key) is not None}
-        own = [f"{key.removesuffix('._target_')}={setting_text(value)}" for key, value in settings.items()]
-        note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
+        settings = {key: plain[key] for key in differing if plain.get(key) is not None}
+        setting_texts = [f"{key.removesuffix('._target_')}={setting_text(value)}" for key, value in settings.items()]
+        note = ", ".join(setting_texts[:MOST_NOTES]) + (", ..." if len(setting_texts) > MOST_NOTES else "")
         variant = "" if first["scale"] == PAPER else f"scale={first['scale']}"
         facts[group] = {"label": label, "note": "" if note in label else note, "variant": variant}
     columns = pd.DataFrame([facts[group] for group in frame["group"]], index=frame.index)
@@ -257,7 +257,7 @@ def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd
 
 
 def differing_keys(firsts: pd.DataFrame) -> list[str]:
-    """Return the configuration keys in which runs differ: classes first, and choices before what follows from them."""
+    """Return the configuration keys in which runs differ: classes first, the rest in configuration order."""
     configurations = [flat(config) for config in firsts["config"]]
     different = []
     for key in sorted(dict.fromkeys(chain(*configurations)), key=lambda key: not key.endswith("_target_")):
@@ -283,9 +283,9 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
 
     A row is labelled by the shortest of its names that no other row has.
     """
-    chosen = frame[frame["scale"] == scale]
-    found = pd.concat([matches(chosen, row) for row in published.row_names()] or [matches(chosen, "")])
-    groups = dict(list(found.groupby(["row", "variant"], sort=False)["run"]))
+    at_scale = frame[frame["scale"] == scale]
+    row_matches = pd.concat([matches(at_scale, row) for row in published.row_names()] or [matches(at_scale, "")])
+    groups = dict(list(row_matches.groupby(["row", "variant"], sort=False)["run"]))
     names = {}
     for row, variant in groups:
         settings = variant.removeprefix(f"scale={scale}").removeprefix(", ")
@@ -298,37 +298,37 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
         label = next((name for name in candidates if counts[name] == 1), candidates[-1])
         facts = {"row": row, "paper": published.PAPERS[row.split("/")[0]], "label": label, "variant": variant}
         facts |= {"group": f"{row} {variant}", "note": "" if settings in label else settings}
-        parts += [chosen[chosen["run"] == run].assign(**facts) for run in runs]
-    return pd.concat(parts) if parts else chosen.assign(label="", note="", paper="", variant="")
+        parts += [at_scale[at_scale["run"] == run].assign(**facts) for run in runs]
+    return pd.concat(parts) if parts else at_scale.assign(label="", note="", paper="", variant="")
 
 
 def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
     """Match the runs that name a row, and runs of other rows whose configuration is the same.
 
     Returns one row per run: `run`; `row`; `is_row`, True if the run may represent the row, and False for a variant;
-    `variant`, the settings that distinguish the run from its row, and `explanation`, more of them; `point`, the
+    `variant`, the settings that distinguish the run from its row; `explanation`, a longer list of them; `point`, the
     settings that the paper searched.
     """
-    found = []
+    row_matches = []
     for _, first in frame.drop_duplicates("run").iterrows() if row in published.experiments() else ():
-        own = first["row"]
+        run_row = first["row"]
         # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
-        same = own is not None and first["scale"] == PAPER and own.split("/")[1:2] == row.split("/")[1:2]
-        if (own == row or same) and ((match := _match(first, row))["is_row"] or own == row):
-            found.append(match)
-    return pd.DataFrame(found, columns=["run", "row", "is_row", "variant", "explanation", "point"])
+        may_equal = run_row is not None and first["scale"] == PAPER and run_row.split("/")[1:2] == row.split("/")[1:2]
+        if (run_row == row or may_equal) and ((match := _match(first, row))["is_row"] or run_row == row):
+            row_matches.append(match)
+    return pd.DataFrame(row_matches, columns=["run", "row", "is_row", "variant", "explanation", "point"])
 
 
 def _match(run: pd.Series, row: str) -> dict[str, Any]:
     """Compare a run with a row's experiment at the run's scale."""
     experiment, config, record, scale = published.experiments()[row].name, run["config"], run["record"], run["scale"]
-    different = published.differences(config, experiment, scale)
+    differences = published.differences(config, experiment, scale)
     search = published.search_of(row)
-    searched = published.axes(search.name) if search else {}
+    search_axes = published.axes(search.name) if search else {}
     settings = flat(config)
-    # Settings at another point of the paper's search are no departure from the row.
-    moved = {key: seen for key, (_, seen) in different.items() if seen in searched.get(key, ())}
-    departures = {key: pair for key, pair in different.items() if key not in moved}
+    # Settings at another point of the paper's search do not count as departures from the row.
+    moved = {key: seen for key, (_, seen) in differences.items() if seen in search_axes.get(key, ())}
+    departures = {key: pair for key, pair in differences.items() if key not in moved}
     departures |= published.protocol_differences(record.protocol, experiment, scale)
     trainer, steps = config["trainer"], record.training.get("steps")
     if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
@@ -346,7 +346,7 @@ def _match(run: pd.Series, row: str) -> dict[str, Any]:
     )
     return {
         "run": run["run"], "row": row, "is_row": scale == PAPER and not departures, "variant": variant,
-        "explanation": explanation, "point": {key: settings.get(key) for key in searched},
+        "explanation": explanation, "point": {key: settings.get(key) for key in search_axes},
     }  # fmt: skip
 
 
@@ -378,7 +378,7 @@ class FilledTable:
     def measured(
         self, row: published.PaperRow, column: published.PaperColumn, variant: str | None = None
     ) -> pd.Series | None:
-        """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
+        """Mean over seeds in a column; None without one, and for costs of a variant at another scale."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
         return cell(self.means, row.group(variant), column)
@@ -401,7 +401,7 @@ class FilledTable:
     def p_value(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
         """Rank-sum test of our runs of the row against those of its baseline.
 
-        None for the baseline itself, and unless both sides have several seeds.
+        None for the baseline itself, or if a side has a single seed.
         """
         baseline = self.table.baseline(row)
         first, second = self.measured(baseline, column), self.measured(row, column)
@@ -416,9 +416,9 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
     for row in table.rows:
         candidates = matches(frame, row.name)
         is_row = candidates["is_row"].astype(bool)
-        ours, how = _selected(row, frame, candidates[is_row])
-        if how is not None:
-            selected[row.place] = how
+        ours, selection = _selected(row, frame, candidates[is_row])
+        if selection is not None:
+            selected[row.place] = selection
         for variant, runs in [(None, ours), *candidates[~is_row].groupby("variant", sort=False)["run"]]:
             facts = {"place": row.place, "variant": variant, "group": row.group(variant)}
             parts += [frame[frame["run"] == run].assign(**facts) for run in runs]
@@ -429,7 +429,7 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
 def _selected(
     row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
 ) -> tuple[Sequence[Path], str | None]:
-    """Return the runs that represent a row; of a search's points, those of the best one by the paper's criterion.
+    """Return the runs that represent a row; after a search, the runs of the best point by the paper's criterion.
 
     The second value says how the point was selected, or why none was.
     """
@@ -443,12 +443,12 @@ def _selected(
     runs = pd.concat([frame[frame["run"] == run].assign(group=name) for run, name in names.items()])
     scores = seed_means(runs, [search.select])["mean"].droplevel(["task", "column"])
     if len(set(names.values())) == 1:
-        chosen, how = next(iter(names.values())), "the only point run"
+        best_point, reason = next(iter(names.values())), "the only point run"
     elif len(scores):
-        chosen, how = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
+        best_point, reason = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
     else:
         return [], f"no point of the search can be selected: {search.by} was not measured"
     source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
     if search.followed:
         source = f"the paper took the best point of {search.followed}"
-    return [run for run, name in names.items() if name == chosen], f"{chosen}: {how}; {source}"
+    return [run for run, name in names.items() if name == best_point], f"{best_point}: {reason}; {source}"

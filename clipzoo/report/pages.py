@@ -1,4 +1,4 @@
-"""The pages: of one run, of its profile, of many runs with the papers' tables, of a sweep, of the explorer."""
+"""Pages of one run, its profile, many runs with the papers' tables, a sweep, a search, and the explorer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     Returns the path of report.md. The page is made from config.yaml, metrics.jsonl, results.json and evaluation/; parts
     without content are left out, and damaged files are named.
 
-    record: results that are not written yet; None for those of results.json.
+    record: results that are not written yet; None reads results.json.
     """
     io.require_no_links(run)
     damage = io.DamageLog()
@@ -106,11 +106,11 @@ def _facts(
     run: Path, config: Mapping[str, Any], record: RunRecord | None, metrics: Metrics, damage: io.DamageLog
 ) -> dict[str, Text]:
     """Name and value of the facts at the top, without those that are unknown."""
-    parts = {name: config[name] for name in ("encoder", "head", "objective") if name in config}
+    components = {name: config[name] for name in ("encoder", "head", "objective") if name in config}
     towers = {name: config.get("encoder", {}).get(name) for name in ("image_tower", "text_tower")}
     classes = {
         name: part["_target_"].rsplit(".", 1)[-1]
-        for name, part in {**parts, **towers}.items()
+        for name, part in {**components, **towers}.items()
         if isinstance(part, dict) and "_target_" in part
     }
     if towers.keys() <= classes.keys():
@@ -119,7 +119,7 @@ def _facts(
     facts = {
         "Experiment": None if departs(record.overrides) else record.experiment,
         "Paper row": record.row,
-        **{name.capitalize(): Span(classes[name], "code") for name in parts if name in classes},
+        **{name.capitalize(): Span(classes[name], "code") for name in components if name in classes},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
         "Ended early": record.training.get(ENDED_EARLY),
@@ -143,10 +143,10 @@ def _result_sections(metrics: Metrics, missing: Mapping[str, str], record: RunRe
     row = record.row if record else None
     if published := parts.published_tables(metrics, missing, row):
         yield Section("All datasets" + (f" with {row}" if row else "") + ", %", tables=published)
-    for found, heading in ((metrics, "{}"), (split(metrics)[1], "Averaged weights: {}")):
-        for results in parts.result_tables(found):
-            title = results.title if found is metrics else results.title.lower()
-            yield Section(heading.format(title), tables=[replace(results, title="")])
+    for metric_values, heading in ((metrics, "{}"), (split(metrics)[1], "Averaged weights: {}")):
+        for result_table in parts.result_tables(metric_values):
+            title = result_table.title if metric_values is metrics else result_table.title.lower()
+            yield Section(heading.format(title), tables=[replace(result_table, title="")])
     if record and record.not_converged:
         names = [part for name in record.not_converged for part in (", ", Span(name, "code"))][1:]
         start = "The final fit of these linear probes did not converge, so their accuracies are approximate: "
@@ -162,19 +162,19 @@ def _training_sections(
     if log.training:
         cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
         unit, value_log = (figures.objective_constant(config, name) for name in ("loss_unit", "value_log"))
-        drawn = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
+        figure = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
         costs = [parts.cost_table(cost)] if cost else []
-        yield Section("Training", tables=costs, figures=[_picture("training curves", "training", drawn)])
+        yield Section("Training", tables=costs, figures=[_picture("training curves", "training", figure)])
     yield from damage.read(partial(_profile_sections, run), list[Section]())
     if (spikes := parts.spike_table(run, damage)).rows:
         yield Section("Spikes", tables=[spikes], level=3)
     if len(log.evaluations) > 1:
-        drawn = figures.evaluation_figure(log.evaluations)
-        yield Section(figures=[_picture("evaluations during training", "evaluations", drawn)])
+        figure = figures.evaluation_figure(log.evaluations)
+        yield Section(figures=[_picture("evaluations during training", "evaluations", figure)])
 
 
 def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
-    """Errors and retrieved images on each dataset, then per-sample statistics with the extreme samples of each."""
+    """Errors and retrieved images on each dataset, then per-sample statistics with their extreme samples."""
     is_first = True
     for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
         name, content = path.stem, damage.read(partial(read_arrays, path, ZERO_SHOT), None)
@@ -188,15 +188,15 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
         confusions = parts.confusions(content)
         is_large, matrix = len(content["class_names"]) > MOST_IN_MATRIX, []
         if not is_large:
-            drawn = figures.confusion_matrix(content)
-            matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", drawn)]
+            figure = figures.confusion_matrix(content)
+            matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", figure)]
         yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
         if is_large:
             yield Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])
         if len(content["images"]):
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
-            drawn = figures.mistakes(content)
-            yield Section(text=[lead], figures=[_picture(f"errors on {name}", f"mistakes_{name}", drawn)])
+            figure = figures.mistakes(content)
+            yield Section(text=[lead], figures=[_picture(f"errors on {name}", f"mistakes_{name}", figure)])
     for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
         name, content = path.stem, damage.read(partial(read_arrays, path, RETRIEVAL), None)
         if content is None:
@@ -207,13 +207,13 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
             f"Images retrieved by a few captions among {int(content['gallery']):,}, best first; the caption's own "
             "image is framed."
         )
-        drawn = figures.retrieved(content)
-        yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", drawn)])
+        figure = figures.retrieved(content)
+        yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", figure)])
     path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
     summary: dict[str, Any] = damage.read(partial(figures.read_statistics, path), {}) if path.exists() else {}
     if summary:
-        drawn = figures.sample_histograms(summary)
-        yield Section("Per-sample statistics", figures=[_picture("histograms", "samples", drawn)])
+        figure = figures.sample_histograms(summary)
+        yield Section("Per-sample statistics", figures=[_picture("histograms", "samples", figure)])
     for name in summary if (folder / "captions.json").exists() else ():
         extremes = damage.read(partial(figures.extreme_samples, summary[name], folder), None)
         if extremes is not None:
@@ -224,7 +224,7 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
 def _profile_sections(run: Path) -> list[Section]:
     """Write profile.md and profile.html to profile/ of a run; return the section of the run's page.
 
-    Nothing without a profile. Raises DamagedFileError if summary.json is damaged.
+    Returns no section without a profile. Raises DamagedFileError if summary.json is damaged.
     """
     folder = run / PROFILE
     path = folder / "summary.json"
@@ -234,7 +234,7 @@ def _profile_sections(run: Path) -> list[Section]:
     fields = {"steps": list, "device": str, "ranks": int, "host_ms": dict, "device_ms": dict}
     io.require_fields(path, summary, {**fields, "operations": list, "memory": list})
     (first, last), host, device = summary["steps"], summary["host_ms"], summary["device_ms"]
-    total, drawn = sum(host.values()), figures.profile_figure(summary)
+    total, figure = sum(host.values()), figures.profile_figure(summary)
     times = [
         [part, f"{time:.2f}", f"{time / total:.1%}", *([f"{device.get(part, 0.0):.2f}"] if device else [])]
         for part, time in host.items()
@@ -244,8 +244,8 @@ def _profile_sections(run: Path) -> list[Section]:
     ]
     snapshot: Text = "no memory snapshot: torch records one on a GPU only"
     if (folder / SNAPSHOT).exists():
-        explained = ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz"
-        snapshot = (Span(SNAPSHOT, "link", SNAPSHOT), explained)
+        description = ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz"
+        snapshot = (Span(SNAPSHOT, "link", SNAPSHOT), description)
     trace = ": the trace of torch.profiler, for https://ui.perfetto.dev or chrome://tracing"
     lead = (
         f"First of {summary['ranks']} {'rank' if summary['ranks'] == 1 else 'ranks'}, {summary['device']}: {total:.1f} "
@@ -254,7 +254,7 @@ def _profile_sections(run: Path) -> list[Section]:
     labels = ["part", "ms a step", "share", *(["GPU ms a step"] if device else [])]
     heads = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
     content = [
-        Section(text=[lead], figures=[Picture(PROFILE_FIGURE, drawn, file="profile.png")]),
+        Section(text=[lead], figures=[Picture(PROFILE_FIGURE, figure, file="profile.png")]),
         Section(tables=[text_table(labels, times, left=1)]),
         Section(text=[PROFILE_TEXT]),
         Section("Operations with the most time", tables=[text_table(heads, operations, left=1)]),
@@ -263,12 +263,12 @@ def _profile_sections(run: Path) -> list[Section]:
     files = [folder / "profile.md", folder / "profile.html"]
     write(f"Profile of {run.name}, steps {first} to {last}", files, content)
     link = Span(f"Profile of steps {first} to {last}", "page", f"{PROFILE}/profile")
-    picture = Picture(PROFILE_FIGURE, drawn, file=f"{PROFILE}/profile.png")
+    picture = Picture(PROFILE_FIGURE, figure, file=f"{PROFILE}/profile.png")
     return [Section(text=[(link, f": {total:.1f} ms a step.")], figures=[picture])]
 
 
 def _picture(text: str, name: str, figure: Figure) -> Picture:
-    """A figure in the folder report; characters that are not of a file name become "_"."""
+    """A figure in the folder report; characters that file names should not have become "_"."""
     name = re.sub(r"[^\w.-]", "_", name)
     return Picture(text, figure, file=f"report/{name}.png")
 
@@ -288,14 +288,14 @@ def write_pages(
     labels: Mapping[Path, str] | None = None,
     tested: bool = True,
 ) -> Path:
-    """Write index.html, whose path is returned, tables.md, tables.csv and tables.tex over the runs below `folders`.
+    """Write index.html, tables.md, tables.csv and tables.tex for the runs below `folders`; return index.html.
 
     The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
 
     Args:
         folders: run directories, or folders of them.
         names: tables to show; empty for all tables with a measured value.
-        note: a further paragraph at the top. first: sections before all others.
+        note: additional paragraph at the top. first: sections before all others.
         scaling: axes of scaling fits, see `laws.curves`; each also has scaling_AXIS.png and scaling_AXIS.csv.
         labels: names of runs by their directory.
         tested: False for trials of a search, among which the best was selected: a test of their differences would be
@@ -314,9 +314,9 @@ def write_pages(
             "an empty table"
         )
     of_papers = frame["row"].notna() & (frame["row"] != "") if len(folders) == 1 else frame["row"].isna() & False
-    runs, own = frame[of_papers], frame[~of_papers]
-    known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
-    filled = [frames.fill(table(name), runs) for name in names or known]
+    runs, other_runs = frame[of_papers], frame[~of_papers]
+    default_names = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
+    filled = [frames.fill(table(name), runs) for name in names or default_names]
     filled = [part for part in filled if names or part.is_measured]
     scales = []
     for scale in runs.loc[runs["scale"] != frames.PAPER, "scale"].unique():
@@ -324,10 +324,10 @@ def write_pages(
             scales.append(frames.Comparison(rows, damage, scale))
     logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
-    content = [section for axis, found in fits.items() for section in _scaling_sections(found, axis, output)]
+    content = [section for axis, curves in fits.items() for section in _scaling_sections(curves, axis, output)]
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
-    compared = frames.Comparison(frames.own_rows(own, labels), damage) if len(own) else None
+    compared = frames.Comparison(frames.own_rows(other_runs, labels), damage) if len(other_runs) else None
     if compared:
         content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
     lines = [line for part in (*scales, compared) if part for line in parts.comparison_lines(part)]
@@ -351,9 +351,9 @@ def write_pages(
         *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
-    code = revision()
-    made = f"Made by clipzoo {version('clipzoo')}{f', revision {code}' if code else ''}."
-    sections.append(Section(notes=[made], formats=["html"]))
+    commit = revision()
+    version_note = f"Made by clipzoo {version('clipzoo')}{f', revision {commit}' if commit else ''}."
+    sections.append(Section(notes=[version_note], formats=["html"]))
     cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
@@ -362,14 +362,14 @@ def write_pages(
 
 def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Path) -> list[Section]:
     """Return the sections of power laws along an axis; their table and figure are written to separate files too."""
-    fits, drawn, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
+    fits, figure, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
     io.write_whole(io.below(output, f"scaling_{axis}.csv"), render.csv(fits))
-    save_figure(drawn, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
+    save_figure(figure, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
     text = (
         f"{laws.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
         "of a training; it is that of new samples only if no sample is repeated. An error is 100 % less accuracy."
     )
-    picture = Picture(f"runs and power laws in {axis}", drawn)
+    picture = Picture(f"runs and power laws in {axis}", figure)
     return [
         Section(title, [text], [fits], [picture], anchor=f"scaling-{axis}"),
         Section(tables=[replace(fits, title=title)], formats=["tex"]),
@@ -389,17 +389,17 @@ def _full_size_table(runs: pd.DataFrame) -> Table:
 
 
 def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.DamageLog) -> Table:
-    """All runs, with the rows that they name, and whether they represent them."""
+    """All runs, the rows that they name, and whether each run represents its row."""
     rows = []
     for _, run in frame.drop_duplicates("run").iterrows():
         state, name = "", run["row"]
         if name is not None:
-            own = frames.matches(frame[frame["run"] == run["run"]], name)
-            state = "no such row" if own.empty else "yes" if own["is_row"].iloc[0] else ""
-            state = state or f"no: {own['explanation'].iloc[0]}"
-        code = run["record"].revision or ""
-        code = code[:9] + "+" * code.endswith("+")
-        rows.append([run["run"].name, name or "", str(run["seed"]), run["scale"] if name else "", state, code])
+            row_match = frames.matches(frame[frame["run"] == run["run"]], name)
+            state = "no such row" if row_match.empty else "yes" if row_match["is_row"].iloc[0] else ""
+            state = state or f"no: {row_match['explanation'].iloc[0]}"
+        commit = run["record"].revision or ""
+        commit = commit[:9] + "+" * commit.endswith("+")
+        rows.append([run["run"].name, name or "", str(run["seed"]), run["scale"] if name else "", state, commit])
     rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
     rows += [[str(fault.path), "", "", "", f"damaged: {fault.fault}", ""] for fault in damage.faults]
     return text_table(["run", "row", "seed", "scale", "represents the row", "revision"], rows, left=6, wrap=True)
@@ -414,9 +414,9 @@ def write_sweep(overrides: Sequence[str]) -> str:
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     if not any(is_finished(folder) for folder in folders):
         return "no point of the sweep is finished: there is no table"
-    table, shown = sweep_results(swept)
-    first = trial_sections(shown, "The sweep") if shown.keys and len(shown.trials) > 1 else []
-    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=shown.labels)
+    table, trials = sweep_results(swept)
+    first = trial_sections(trials, "The sweep") if trials.keys and len(trials.trials) > 1 else []
+    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=trials.labels)
     return f"\n{render.terminal(table)}\n\nthe comparison of the runs: {page}"
 
 
@@ -426,8 +426,8 @@ def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
     The table has the mean of each task over its datasets, the highest with a star, the last training loss, and minutes.
     The trials are compared by the first task, or by the last loss.
     """
-    damage, places = io.DamageLog(), dict.fromkeys(point.folder for point in swept)
-    frame = frames.read_frame([folder for folder in places if folder.exists()], damage)
+    damage, folders_once = io.DamageLog(), dict.fromkeys(point.folder for point in swept)
+    frame = frames.read_frame([folder for folder in folders_once if folder.exists()], damage)
     tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
     logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
     numbers = {}
@@ -446,13 +446,13 @@ def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
         for name in columns:
             is_best = len(groups) > 1 and bool(results[name].mean() == best.get(name))
             texts.append(parts.seeds_text(results[name].dropna().to_list()) + "*" * is_best)
-        done = sum(folder in finished.index for folder in folders)
-        rows.append([*values, *texts, str(done) if done == len(folders) else f"{done} of {len(folders)}"])
+        count = sum(folder in finished.index for folder in folders)
+        rows.append([*values, *texts, str(count) if count == len(folders) else f"{count} of {len(folders)}"])
 
         scores = results[columns[0]].dropna().to_list()
         state: State = "finished"
         if not scores:
-            # "running" also if all runs were killed.
+            # Killed runs count as running.
             started = any(folder.exists() for folder in folders)
             failed = any(True for folder in folders for _ in folder.glob("clipzoo-error-*.log"))
             state = "failed" if failed else "running" if started else "not started"
@@ -465,9 +465,9 @@ def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
 
 
 def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
-    """Render the page. answers: for a page without a server, answers and pictures by path; None asks the server.
+    """Render the explorer. answers: answers and pictures by path, for a page without a server; None asks the server.
 
-    Its policy lets a browser run only the script of this page, and load nothing from another host.
+    The content security policy allows only the script of this page, and nothing from another host.
     """
     script = (render.TEMPLATES / "explorer.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -484,16 +484,16 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
 
     Without a finished trial there is no page.
     """
-    shown = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
-    table = f"\n{render.terminal(trial_table(shown, MOST_ROWS))}\n\n{shown.summary}"
+    page_trials = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
+    table = f"\n{render.terminal(trial_table(page_trials, MOST_ROWS))}\n\n{page_trials.summary}"
     folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
-    if not shown.finished or not folders:
-        missing = "run of the search is left" if shown.finished else "trial of the search is finished"
+    if not page_trials.finished or not folders:
+        missing = "run of the search is left" if page_trials.finished else "trial of the search is finished"
         return f"{table}\nno {missing}: there is no page"
     page = write_pages(
-        folders, [], folder, first=trial_sections(shown, "The search"), labels=shown.labels, tested=False
+        folders, [], folder, first=trial_sections(page_trials, "The search"), labels=page_trials.labels, tested=False
     )
     lines = [table]
-    for trial in shown.best[:3]:
+    for trial in page_trials.best[:3]:
         lines.append(f"best: trial {trial.number + 1}: {shlex.join(['clipzoo', 'train', *trial.overrides])}")
     return "\n".join([*lines, f"the page of the search: {page}"])

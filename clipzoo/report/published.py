@@ -63,7 +63,7 @@ class PaperColumn:
     """A column of a paper's table.
 
     heading: task. label: dataset and cut-off. groups: metric keys; the column is the mean over groups of the mean
-    within each group. Empty: clipzoo measures no such metric.
+    within each group. Empty if clipzoo does not measure the metric.
     """
 
     heading: str
@@ -103,7 +103,7 @@ class PaperRow:
 
     @property
     def place(self) -> str:
-        """Printed names, of which a table has each once."""
+        """Printed names, unique in a table."""
         return f"{self.pretrain}/{self.model}"
 
     def group(self, variant: str | None) -> str:
@@ -136,9 +136,9 @@ class PaperTable:
 
     def baseline(self, row: PaperRow) -> PaperRow:
         """Row that `row` is tested against: as tables.yaml states, else the first of its pretraining dataset."""
-        stated = layout()["tables"][self.name].get("against", {}).get(row.place)
+        baseline_model = layout()["tables"][self.name].get("against", {}).get(row.place)
         candidates = [other for other in self.rows if other.pretrain == row.pretrain]
-        return next((other for other in candidates if other.model == stated), candidates[0])
+        return next((other for other in candidates if other.model == baseline_model), candidates[0])
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def require_row(name: str) -> None:
 
 
 def search_of(row: str) -> Search | None:
-    """Return the search behind a row, or behind the row whose selected point it takes."""
+    """Return the search that selects the settings of a row, or of the row that it follows."""
     for name, facts in layout()["searches"].items():
         follow = facts.get("follow", {})
         if row in facts["rows"] or row in follow:
@@ -241,7 +241,7 @@ def _column(cell: Mapping[str, Any]) -> PaperColumn:
     if metric == "average":
         thirteen = layout()["thirteen"].items()
         return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
-    # The cut-off of recall, or of accuracy other than top-1, tells columns of one dataset apart.
+    # Columns of one dataset differ in the cut-off of recall, or of accuracy other than top-1.
     cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
     suffix = f" top-{cut}" if cut.isdigit() and cut != "1" else ""
     if metric == "mean_recall_1_5_10":
@@ -266,7 +266,7 @@ def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
         cuts = (metric.rpartition("@")[2].removeprefix("top"),)
     directions = {
         "retrieval": DIRECTIONS,
-        # KME-CLIP has one caption per image in the gallery at a time.
+        # KME-CLIP's galleries have one caption per image.
         "retrieval_image_to_text": ("paired_image_to_text",),
         "retrieval_text_to_image": ("text_to_image",),
     }.get(task, ("paired_image_to_text", "text_to_image"))
@@ -307,7 +307,7 @@ def experiments() -> Mapping[str, Experiment]:
             about, name = content["about"], f"{path.parent.name}/{path.stem}"
             cost, sweep = about["cost"], about.get("sweep", "")
             command = f"clipzoo train -m experiment={name} {sweep}" if sweep else f"clipzoo train experiment={name}"
-            # The number of points of a search is given; that of seeds is counted.
+            # The number of points of a search is stated; seeds are counted.
             runs = cost.get("runs", sweep.count(",") + 1)
             by_row[content["row"]] = Experiment(
                 name, content["row"], about["title"], command, cost["hours"], cost["device"], runs
@@ -316,18 +316,18 @@ def experiments() -> Mapping[str, Experiment]:
 
 
 def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[str, tuple[Any, Any]]:
-    """Keys of a run's configuration whose values are not the experiment's.
+    """Keys of a run's configuration whose values differ from the experiment's.
 
-    Returns the expected and the seen value by key; None for an absent key.
+    Returns the expected and the actual value by key; None for an absent key.
     """
-    seen, expected = (
+    run_settings, expected = (
         {key: value for key, value in identity(config).items() if key not in EXEMPT}
         for config in (plain, composed(experiment, scale))
     )
     return {
-        key: (expected.get(key), seen.get(key))
-        for key in sorted({*expected, *seen})
-        if expected.get(key) != seen.get(key) or (key in expected) != (key in seen)
+        key: (expected.get(key), run_settings.get(key))
+        for key in sorted({*expected, *run_settings})
+        if expected.get(key) != run_settings.get(key) or (key in expected) != (key in run_settings)
     }
 
 
@@ -340,12 +340,12 @@ def protocol_differences(
     """
     evaluation = composed(experiment, scale)["eval"]
     return {
-        f"eval.{name} of {place}": (value, seen[name])
-        for place, seen in protocol.items()
+        f"eval.{name} of {place}": (value, settings[name])
+        for place, settings in protocol.items()
         for task, _, dataset in [place.partition("/")]
         if dataset in evaluation.get(task, ())
         for name, value in protocol_settings(evaluation, task, dataset).items()
-        if seen.get(name, value) != value
+        if settings.get(name, value) != value
     }
 
 

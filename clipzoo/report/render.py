@@ -44,8 +44,8 @@ Text = str | Span | tuple[str | Span, ...]
 class Heading:
     """Head of a column.
 
-    group: title above neighbouring columns, in HTML. wrap: long labels break, in HTML, and so do the texts of a
-    left-aligned column.
+    group: title above neighbouring columns, in HTML. wrap: break long labels and the texts of a left-aligned column,
+    in HTML.
     """
 
     label: str
@@ -135,10 +135,10 @@ class Section:
         text: paragraphs. items: a list below them. facts: cards of values by name, above the text.
         tables: a title becomes a heading, and the caption in LaTeX.
         notes: small print at the end.
-        level: of the heading. anchor: id of the heading; sections that have one are in the page's navigation, under
+        level: level of the heading. anchor: id of the heading; sections with an id are in the page's navigation, under
             their `short_title`.
-        fold: summary of a part that can be folded, in place of the text, in HTML. It is folded at first if no other
-            format has it.
+        fold: summary of a collapsible section, in place of the text, in HTML. The section starts collapsed if only
+            HTML has it.
         formats: formats of the page that have the section.
     """
 
@@ -163,19 +163,19 @@ def write(title: str, files: Sequence[Path], sections: Sequence[Section]) -> Pat
     """
     addresses = {}
     for picture in (picture for section in sections for picture in section.figures):
-        content = io.BytesIO()
-        draw(picture.figure, content)
-        addresses[picture] = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+        png = io.BytesIO()
+        draw(picture.figure, png)
+        addresses[picture] = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
         if picture.file:
             with whole(below(files[0].parent, picture.file)) as file:
-                file.write(content.getvalue())
+                file.write(png.getvalue())
     for path in files:
         suffix = path.suffix[1:]
-        shown = [section for section in sections if suffix in section.formats]
+        page_sections = [section for section in sections if suffix in section.formats]
         if suffix == "tex":
-            text = "\n".join(latex(table) for section in shown for table in section.tables)
+            text = "\n".join(latex(table) for section in page_sections for table in section.tables)
         else:
-            text = from_template(f"page.{suffix}.j2", title=title, sections=shown, addresses=addresses)
+            text = from_template(f"page.{suffix}.j2", title=title, sections=page_sections, addresses=addresses)
         write_whole(path, text)
     return files[0]
 

@@ -28,7 +28,7 @@ from clipzoo.runs.record import TrainingLog
 COMPUTE, SAMPLES, WIDTH = "compute", "samples", "width"
 LABELS = {COMPUTE: "FLOPs of the training", SAMPLES: "samples seen", WIDTH: "encoder.image_width"}
 GROUPS = {COMPUTE: ("encoder", "head.embed_width", "trainer", "optim", "data"), SAMPLES: ("trainer", "optim", "data")}
-"""By axis, the keys whose numbers may differ along a curve; for a configuration key, its group and the schedule."""
+"""By axis, keys whose numbers may differ along a curve. For a configuration key: its group and the schedule."""
 FLOOR_RESAMPLES = 300
 FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
@@ -47,7 +47,7 @@ class Training:
     """A finished training.
 
     name: for messages. settings: flat configuration without the seed. flops, samples: its cost; None: not recorded.
-    values: what is fitted, by quantity; all are losses or errors, in nats or percent.
+    values: fitted values by quantity, losses or errors in nats or percent.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Scale:
-    """Trainings that differ only in their seed. x: their place on the axis. values: loss or error of each one."""
+    """Trainings that differ only in their seed. x: their place on the axis. values: loss or error of each."""
 
     x: float
     values: tuple[float, ...]
@@ -94,7 +94,7 @@ class ScalingCurve:
     """A quantity of one method over the scales of an axis.
 
     method: its name, empty if there is only one. scales: those of the fit, ascending. dropped: scales that a cheaper
-    one surpasses. held_out: the largest scale. laws: without a floor and, with scales enough, with one.
+    one surpasses. held_out: the largest scale. laws: without a floor and, given enough scales, with one.
     """
 
     method: str
@@ -114,22 +114,22 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
     """Fit every quantity of every method; the largest scale is held out.
 
     axis: `compute`, `samples`, `width` or a configuration key with numbers. Trainings form one curve if they differ
-    only in numbers of the keys in GROUPS. At equal places the best setting counts. Along compute, scales that a
-    cheaper one surpasses are left out of the fit.
+    only in numbers of the keys in GROUPS. Of several settings at one place the best counts. Along compute, scales that
+    a cheaper one surpasses are left out of the fit.
 
     Raises:
         ConfigError: trainings without a value on the axis, or too few scales for a fit.
     """
-    free = GROUPS.get(axis) or (axis_label(axis).partition(".")[0], "head.embed_width", "optim.schedule")
+    groups = GROUPS.get(axis) or (axis_label(axis).partition(".")[0], "head.embed_width", "optim.schedule")
 
     def is_free(key: str, value: Any) -> bool:
         is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        return (is_number or key.startswith("data.")) and any(key == one or key.startswith(f"{one}.") for one in free)
+        return (is_number or key.startswith("data.")) and any(key == one or key.startswith(f"{one}.") for one in groups)
 
     methods: dict[str, list[Training]] = {}
     for training in trainings:
-        same = {key: value for key, value in training.settings.items() if not is_free(key, value)}
-        methods.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(training)
+        fixed_settings = {key: value for key, value in training.settings.items() if not is_free(key, value)}
+        methods.setdefault(json.dumps(fixed_settings, sort_keys=True, default=str), []).append(training)
     quantities = dict.fromkeys(quantity for training in trainings for quantity in training.values)
     fitted: dict[str, list[ScalingCurve]] = {}
     for method, group in methods.items():
@@ -137,10 +137,10 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
             if (curve := _curve(quantity, group, axis)) is not None:
                 fitted.setdefault(method, []).append(curve)
     if not fitted:
-        most = max(len({training.place(axis) for training in group}) for group in methods.values())
+        largest = max(len({training.place(axis) for training in group}) for group in methods.values())
         surpassed = "; scales that a cheaper one surpasses do not count" if axis == COMPUTE else ""
         raise ConfigError(
-            f"--scaling {axis}: a method has {number_of(most, 'value')} of {axis_label(axis)} at most; a fit needs "
+            f"--scaling {axis}: a method has {number_of(largest, 'value')} of {axis_label(axis)} at most; a fit needs "
             f"{FEWEST + 1}, the largest of them to check the law{surpassed}"
         )
     named = zip(_names(list(fitted)), fitted.values(), strict=True)
@@ -157,20 +157,20 @@ def _names(methods: Sequence[str]) -> list[str]:
         return [""]
     settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
     keys = []
-    for key in dict.fromkeys(key for own in settings for key in own):
-        if len({json.dumps(own.get(key)) for own in settings}) > 1:
+    for key in dict.fromkeys(key for options in settings for key in options):
+        if len({json.dumps(options.get(key)) for options in settings}) > 1:
             keys.append(key)
-    chosen = [key for key in keys if key.endswith("_target_") or "." not in key]
-    names = [", ".join(str(own.get(key)).rpartition(".")[2] for key in chosen) for own in settings]
+    class_keys = [key for key in keys if key.endswith("_target_") or "." not in key]
+    names = [", ".join(str(options.get(key)).rpartition(".")[2] for key in class_keys) for options in settings]
     if len(set(names)) == len(names):
         return names
-    others = [key for key in keys if key not in chosen][:MOST_KEYS]
-    return [", ".join([name] * bool(name) + [f"{key}={own.get(key)}" for key in others])
-            for name, own in zip(names, settings, strict=True)]  # fmt: skip
+    other_keys = [key for key in keys if key not in class_keys][:MOST_KEYS]
+    return [", ".join([name] * bool(name) + [f"{key}={options.get(key)}" for key in other_keys])
+            for name, options in zip(names, settings, strict=True)]  # fmt: skip
 
 
 def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCurve | None:
-    """Return None with too few scales."""
+    """Fit one quantity of one method; None with too few scales."""
     settings: dict[str, list[Training]] = {}
     for training in trainings:
         settings.setdefault(json.dumps(training.settings, sort_keys=True, default=str), []).append(training)
@@ -182,22 +182,22 @@ def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCu
             best[scale.x] = scale
     if len(best) <= FEWEST:
         return None
-    *scales, last = (best[x] for x in sorted(best))
-    least, kept = math.inf, []
+    *scales, held_out = (best[x] for x in sorted(best))
+    lowest, fitted_scales = math.inf, []
     for scale in scales:
-        if axis != COMPUTE or scale.mean < least:
-            kept.append(scale)
-            least = scale.mean
-    if len(kept) < FEWEST:
+        if axis != COMPUTE or scale.mean < lowest:
+            fitted_scales.append(scale)
+            lowest = scale.mean
+    if len(fitted_scales) < FEWEST:
         return None
-    x = [scale.x for scale in kept for _ in scale.values]
-    y = [value for scale in kept for value in scale.values]
-    # A law with a floor is fitted by iterations: fewer resamples.
+    x = [scale.x for scale in fitted_scales for _ in scale.values]
+    y = [value for scale in fitted_scales for value in scale.values]
+    # A law with a floor is fitted iteratively, so with fewer resamples.
     laws = [fit_power_law(x, y)]
-    if len(kept) > FEWEST:
+    if len(fitted_scales) > FEWEST:
         laws.append(fit_power_law(x, y, with_floor=True, resamples=FLOOR_RESAMPLES))
-    dropped = tuple(scale for scale in scales if scale not in kept)
-    return ScalingCurve("", quantity, tuple(kept), dropped, last, tuple(laws))
+    dropped = tuple(scale for scale in scales if scale not in fitted_scales)
+    return ScalingCurve("", quantity, tuple(fitted_scales), dropped, held_out, tuple(laws))
 
 
 def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Training]:
@@ -206,12 +206,11 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
         f"error, {task}, " + ("mean over datasets" if parts[0].label == "mean" else parts[0].label): parts[0]
         for task, parts in columns_of(frame).items()
     }
-    found = []
+    finished = []
     for run, metrics in numbers(frame):
         cost = run["record"].training
         accuracies = {name: column.value(metrics) for name, column in tasks.items()}
         values = {name: 100 - value for name, value in accuracies.items() if value is not None}
-        # The mean of the losses logged in the last part of the training.
         start = (1 - LAST) * float(cost.get("steps", math.inf))
         lines = logs[run["run"]].training
         if losses := [float(line["loss"]) for line in lines if "loss" in line and float(line["step"]) > start]:
@@ -219,12 +218,12 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
         settings = {key: value for key, value in identity(run["config"]).items() if key != "seed"}
         flops = float(cost["flops"]) if "flops" in cost else None
         samples = float(cost["steps"]) * run["config"]["trainer"]["global_batch"]
-        found.append(Training(str(run["run"]), settings, flops, samples, values))
-    return found
+        finished.append(Training(str(run["run"]), settings, flops, samples, values))
+    return finished
 
 
 def lead(axis: str, curves: Sequence[ScalingCurve]) -> str:
-    """Say what was fitted and how the held-out scales came out."""
+    """Describe the fits, and count the predictions that hold the held-out scale."""
     inside = [interval.contains(curve.held_out.mean) for curve in curves for interval in curve.predicted]
     text = (
         f"Power laws in {axis_label(axis)} (x), fitted to all trainings but those of the largest scale, which is "
@@ -264,27 +263,27 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     names = list(dict.fromkeys(curve.method for curve in curves))
     lines = -(-len(quantities) // PANELS)
     columns = min(PANELS, len(quantities))
-    figure, drawn = panels(4.0 * columns, 3.3 * lines + 0.3, lines, columns)
-    for panel, quantity in zip(drawn, quantities, strict=False):
+    figure, axes = panels(4.0 * columns, 3.3 * lines + 0.3, lines, columns)
+    for panel, quantity in zip(axes, quantities, strict=False):
         for curve in (curve for curve in curves if curve.quantity == quantity):
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
         label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", 9, grid="y")
-        # Axes of less than two decades have plain numbers: their powers of ten would be too few ticks.
+        # Axes of less than two decades have plain numbers: powers of ten would give too few ticks.
         for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:
                 continue
             places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
-            shown = [place for place in places if low <= place <= high]
-            if len(shown) < 2:  # less than an octave: equal distances serve as well
-                shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
-            shown = shown[:: max(1, -(-len(shown) // 6))]
-            side.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
+            ticks = [place for place in places if low <= place <= high]
+            if len(ticks) < 2:  # less than an octave: equal distances serve as well
+                ticks = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
+            ticks = ticks[:: max(1, -(-len(ticks) // 6))]
+            side.set_ticks(ticks, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in ticks])
             side.set_ticks([], minor=True)
-    for panel in drawn[len(quantities) :]:
+    for panel in axes[len(quantities) :]:
         panel.remove()
-    handles, labels = drawn[0].get_legend_handles_labels()
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 

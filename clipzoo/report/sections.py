@@ -50,7 +50,7 @@ SEPARATION = (
     "divided by the number of lines, the level at which Holm's method tests the smallest p."
 )
 MOST_COLUMNS = 9
-"""Up to this number of columns one table of a paper holds all tasks; beyond, there is a table for each task."""
+"""Largest number of columns of one table with all tasks of a paper's table; with more, each task has a table."""
 CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
@@ -64,7 +64,7 @@ MOST_CONFUSIONS = 8
 
 
 def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead: bool) -> list[Section]:
-    """Runs of papers' rows at a small scale. lead: explain small scales in HTML, where the page's own lead does not."""
+    """Runs of papers' rows at a small scale. lead: explain small scales, where the page's lead does not."""
     scale, tables = compared.scale, task_tables(compared)
     about = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["about"]["title"]
     titled = [replace(part, title=f"{part.title}, scale={scale}") for part in tables[:-1]]
@@ -76,27 +76,27 @@ def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead:
 def own_sections(
     compared: Comparison, logs: Mapping[Path, TrainingLog], damage: DamageLog, lead: bool, tested: bool
 ) -> list[Section]:
-    """Any runs. lead: explain the comparison, where the page's own lead does not. tested: test the differences."""
-    tables, text, further = task_tables(compared), [OWN] if lead else [], []
+    """Compare any runs. lead: explain the comparison, where the page's lead does not. tested: test the differences."""
+    tables, text, further_tables = task_tables(compared), [OWN] if lead else [], []
     figures = list(comparison_figures(compared, logs))
     if not tested:
         text.append(SELECTED)
     elif len(compared.rows) > 1:
         if differences := differences_of(compared, damage):
             text.append(SEPARATION)
-            further.append(separation_table(differences, compared.frame["label"].iloc[0]))
+            further_tables.append(separation_table(differences, compared.frame["label"].iloc[0]))
         if (settings := settings_table(compared.frame)).rows:
-            further.append(settings)
+            further_tables.append(settings)
         if pairs := list(disagreements(compared.frame, damage)):
-            further.append(disagreement_table(pairs))
+            further_tables.append(disagreement_table(pairs))
         for pair in pairs:
-            if (drawn := disagreement_figure(pair)) is not None:
+            if (figure := disagreement_figure(pair)) is not None:
                 heading = f"{pair.title}: one run right, the other wrong"
-                figures.append(Picture("samples and wrong predictions", drawn, heading))
+                figures.append(Picture("samples and wrong predictions", figure, heading))
     return [
         Section("Runs compared", text, anchor="own-runs"),
         *_comparison_tables(compared, tables),
-        Section(tables=further, figures=figures),
+        Section(tables=further_tables, figures=figures),
         Section(tables=tables[:-1], formats=["tex"]),
     ]
 
@@ -174,7 +174,7 @@ def _csv_numbers(ours: pd.Series) -> dict[str, Any]:
 
 
 def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
-    """Compare every row with the first on each dataset; means over datasets have none."""
+    """Compare every row with the first on each dataset; means over datasets are not compared."""
     columns = [(task, column) for task, parts in compared.columns.items() for column in parts if column.label != "mean"]
     metrics = {f"{task}, {column.label}": column.keys[0] for task, column in columns}
     return compare(compared.frame, compared.frame["group"].iloc[0], metrics, damage)
@@ -265,8 +265,8 @@ def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn]
             ours = [filled.measured(row, column, variant) for column in columns]
             if all(measured is None for measured in ours):
                 continue
-            distinct = sorted(set(runs["seed"]))
-            seeds = f"{len(distinct)} seeds" if len(distinct) > 1 else f"seed {distinct[0]}"
+            seed_numbers = sorted(set(runs["seed"]))
+            seeds = f"{len(seed_numbers)} seeds" if len(seed_numbers) > 1 else f"seed {seed_numbers[0]}"
             digits = [table.digits(column) for column in columns]
             texts = [mean_text(measured, count) for measured, count in zip(ours, digits, strict=True)]
             if variant is not None:
@@ -290,7 +290,7 @@ def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn]
 
 
 def missing_rows(filled: FilledTable) -> Table:
-    """Rows without runs, with command and cost, and rows whose runs were evaluated on none of the columns."""
+    """Rows without runs, with command and cost, and rows whose runs have no value in any column."""
     rows: list[list[str | Cell]] = []
     for row in filled.table.rows:
         ours, experiment = filled.ours(row), published.experiments().get(row.name)
@@ -312,7 +312,7 @@ def remarks(filled: FilledTable) -> list[str]:
     if table.without_numbers:
         lines.append(f"No published numbers: {table.without_numbers}.")
     for column in table.columns:
-        # The mean over several datasets is empty too; the columns of the datasets say why.
+        # Means over several datasets are skipped: the columns of their datasets give the reason.
         if len({(key.task, key.dataset) for key in column.keys}) == 1 and (
             reason := published.not_measured(column.keys[0])
         ):
@@ -322,9 +322,9 @@ def remarks(filled: FilledTable) -> list[str]:
         name = f"{row.pretrain}, {row.model}"
         if row.place in filled.selected:
             lines.append(f"{name}: {filled.selected[row.place]}.")
-        for other in filled.ours(row)["row"].unique():
-            if other != row.name:
-                lines.append(f"{name}: includes runs of {other}, whose configuration is the same.")
+        for run_row in filled.ours(row)["row"].unique():
+            if run_row != row.name:
+                lines.append(f"{name}: includes runs of {run_row}, whose configuration is the same.")
         for column in table.columns:
             if (p_value := filled.p_value(row, column)) is not None:
                 tests.append(f"{row.model}, {column.label}: p = {p_value:.3f}")
@@ -337,7 +337,7 @@ def remarks(filled: FilledTable) -> list[str]:
 
 
 def table_lines(filled: FilledTable) -> Iterator[dict[str, Any]]:
-    """Lines of the CSV: a line per cell of a row, with runs (state "row") or without ("missing"), and per variant."""
+    """Lines of the CSV: one per cell of a row, with runs (state "row") or without ("missing"), and one per variant."""
     for row in filled.table.rows:
         experiment = published.experiments().get(row.name)
         for column in filled.table.columns:
@@ -400,17 +400,17 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     metrics = {key: value for key, value in metrics.items() if key.task in TASKS}
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
-    # By column, the published number and the table that it is in.
+    # Column -> published number and its table.
     lines: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
     for name in published.table_names() if row else ():
         for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
                 lines.setdefault(column, (printed, name))
-    shown = {key for column in lines if len(column.groups) == 1 for key in column.keys}
+    shown_keys = {key for column in lines if len(column.groups) == 1 for key in column.keys}
     # A missing dataset with a published number has its line already.
-    absent = {name for name in missing if any(name in column.datasets for column in lines)}
+    absent_datasets = {name for name in missing if any(name in column.datasets for column in lines)}
     for column in _measured_columns(metrics, missing):
-        if not shown.intersection(column.keys) and not absent.intersection(column.datasets):
+        if not shown_keys.intersection(column.keys) and not absent_datasets.intersection(column.datasets):
             lines.setdefault(column, (None, ""))
     tables = []
     for heading in dict.fromkeys(published.HEADINGS.values()):
@@ -433,7 +433,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
 
 
 def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
-    """For each dataset the metric that papers report; top-1 and recalls for a dataset of no paper."""
+    """For each dataset the metric that papers report; top-1 and recalls for a dataset that no paper uses."""
     from clipzoo.evaluation.datasets.dataset import catalogue
 
     datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
@@ -455,7 +455,7 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
 
 
 def cost_table(cost: Mapping[str, float | str]) -> Table:
-    """Costs of the training, those of unknown name too; a single row."""
+    """Costs of the training in a single row; unknown names are shown as they are."""
     forms = {
         "seconds": ("minutes", "{:.1f}", 60), "evaluation_seconds": ("minutes of evaluation", "{:.1f}", 60),
         "samples_per_second": ("samples/s", "{:,.0f}", 1), "data_wait": ("waiting for data", "{:.0%}", 1),
@@ -503,16 +503,16 @@ def confusions(arrays: Arrays) -> Table:
 
 
 def worst_classes(arrays: Arrays) -> Table:
-    """The classes with the lowest accuracy, the largest first, and the class that each is taken for most often."""
+    """The classes with the lowest accuracy, ties by size, and the class that each is mistaken for most often."""
     counts, names = arrays["confusion"], arrays["class_names"]
-    sizes, right = counts.sum(axis=1), counts.diagonal()
-    accuracy = right / np.maximum(sizes, 1)
+    sizes, correct = counts.sum(axis=1), counts.diagonal()
+    accuracy = correct / np.maximum(sizes, 1)
     rows = []
     for index in [index for index in np.lexsort((-sizes, accuracy)) if sizes[index]][:MOST_CONFUSIONS]:
-        others = counts[index].copy()
-        others[index] = -1
-        taken_for = str(names[others.argmax()]) if others.max() > 0 else ""
-        rows.append([str(names[index]), f"{int(right[index])} of {int(sizes[index])}", taken_for])
+        other_counts = counts[index].copy()
+        other_counts[index] = -1
+        taken_for = str(names[other_counts.argmax()]) if other_counts.max() > 0 else ""
+        rows.append([str(names[index]), f"{int(correct[index])} of {int(sizes[index])}", taken_for])
     return text_table(["class", "right", "mostly predicted as"], rows, left=1)
 
 

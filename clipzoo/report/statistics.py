@@ -45,7 +45,7 @@ ANSWERS = {
     ("retrieval", "text_to_image"): ("all_places", "all_owners"),
     ("retrieval", "image_to_text"): ("all_image_places", ""),
 }
-"""By task and protocol: the array of answers, and that of the right ones or, for captions, of their images."""
+"""By task and protocol: the array of answers, and the array of right answers or, for captions, of their images."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def over_seeds(values: Sequence[float]) -> Interval:
 
 
 def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Return Welch's interval of mean(second) - mean(first), for runs whose seeds have nothing in common.
+    """Return Welch's interval of mean(second) - mean(first), for runs with independent seeds.
 
-    Unbounded if a side has a single run. Results without any spread have an interval of no length.
+    Unbounded if a side has a single run; of zero length if all results of each side are equal.
     """
     estimate = float(np.mean(second) - np.mean(first))
     if min(len(first), len(second)) < 2:
@@ -107,13 +107,13 @@ def over_samples(
     sums: np.ndarray = outcomes
     sizes: np.ndarray = np.ones(len(outcomes))
     if clusters is not None:
-        owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
-        sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, sizes)
+        cluster_indices = np.unique(np.asarray(clusters), return_inverse=True)[1]
+        sums, sizes = np.bincount(cluster_indices, outcomes), np.bincount(cluster_indices, sizes)
     generator, means = np.random.default_rng(seed), np.empty(resamples)
     step = max(1, AT_ONCE // len(sums))
     for start in range(0, resamples, step):
-        drawn = generator.integers(len(sums), size=(min(step, resamples - start), len(sums)))
-        means[start : start + step] = sums[drawn].sum(1) / sizes[drawn].sum(1)
+        indices = generator.integers(len(sums), size=(min(step, resamples - start), len(sums)))
+        means[start : start + step] = sums[indices].sum(1) / sizes[indices].sum(1)
     low, high = np.quantile(means, ENDS)
     return Interval(float(outcomes.mean()), float(low), float(high))
 
@@ -133,36 +133,36 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
 
     first, second: [n], True where the model is right, for the same samples. 1 if they never disagree.
     """
-    right, others = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
-    if right.shape != others.shape:
-        raise ValueError(f"McNemar's test pairs the same samples, not {len(right)} and {len(others)}")
-    only_first, only_second = int((right & ~others).sum()), int((others & ~right).sum())
+    first_right, second_right = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    if first_right.shape != second_right.shape:
+        raise ValueError(f"McNemar's test pairs the same samples, not {len(first_right)} and {len(second_right)}")
+    only_first, only_second = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
     return float(stats.binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
 
 
 def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999, seed: int = 0) -> float:
     """Return the two-sided p-value of "both models are equally good" by a permutation test of clustered samples.
 
-    differences: [n], outcome of the second model less that of the first. clusters: [n], see `over_samples`; the models
-    are exchanged in a whole cluster at a time.
+    differences: [n], outcome of the second model minus that of the first. clusters: [n], see `over_samples`; the models
+    are exchanged for whole clusters.
     """
-    owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
-    sums = np.bincount(owner, np.asarray(differences, dtype=np.float64))
+    cluster_indices = np.unique(np.asarray(clusters), return_inverse=True)[1]
+    sums = np.bincount(cluster_indices, np.asarray(differences, dtype=np.float64))
     sums = sums[sums != 0]
     if not len(sums):
         return 1.0
-    generator, reached = np.random.default_rng(seed), 0
+    generator, extreme_count = np.random.default_rng(seed), 0
     step = max(1, AT_ONCE // len(sums))
     for start in range(0, resamples, step):
         signs = generator.integers(2, size=(min(step, resamples - start), len(sums))) * 2 - 1
-        reached += int((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).sum())
-    return (1 + reached) / (1 + resamples)
+        extreme_count += int((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).sum())
+    return (1 + extreme_count) / (1 + resamples)
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Welch's two-sided p-value of "both methods have the same mean over seeds"; 1 with fewer than two seeds.
 
-    Results without any spread are the same or certainly different: 1 or 0.
+    1 or 0 if all results of each side are equal: the means are the same or differ.
     """
     if min(len(first), len(second)) < 2:
         return 1.0
@@ -213,14 +213,14 @@ def detectable_difference(deviation: float, seeds: int, significance: float = SI
         return math.inf
     freedom = 2 * (seeds - 1)
     limit = float(stats.t.isf(significance / 2, freedom))
-    # P(|T| > limit) for Student's noncentral t, by quadrature: scipy's own is NaN for large limits.
+    # P(|T| > limit) for Student's noncentral t, by quadrature: scipy's is NaN for large limits.
     nodes, weights = np.polynomial.legendre.leggauss(400)
     low, high = stats.chi2.ppf([1e-14, 1 - 1e-14], freedom)
-    places = low + (high - low) * (nodes + 1) / 2
-    thresholds, density = limit * np.sqrt(places / freedom), weights * stats.chi2.pdf(places, freedom)
+    chi_squares = low + (high - low) * (nodes + 1) / 2
+    thresholds, density = limit * np.sqrt(chi_squares / freedom), weights * stats.chi2.pdf(chi_squares, freedom)
 
     def surplus(shift: float) -> float:
-        """Power at this shift, in standard errors, less POWER."""
+        """Power at this shift, in standard errors, minus POWER."""
         outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
         return float((high - low) / 2 * density @ outside) - POWER
 
@@ -275,7 +275,7 @@ class ScalingFit:
         generator, count = np.random.default_rng(seed), len(self.resampled)
         value = self.law.value(x)
         shifts = np.log([law.value(x) / value for law in self.resampled])
-        # The spread is itself an estimate: as in Student's t, both parts are divided by a draw of it.
+        # As in Student's t, both errors are divided by a draw of the estimated spread.
         estimated = np.sqrt(generator.chisquare(self.freedom, count) / self.freedom)
         errors = (shifts + self.spread * generator.standard_normal(count) / np.sqrt(runs)) / estimated
         low, high = np.quantile(value * np.exp(errors), ENDS)
@@ -301,7 +301,7 @@ def fit_power_law(
         raise ValueError(f"this power law needs {parameters + 2} scales or more, not {len(np.unique(log_x))}")
     start = np.zeros(2)
     if with_floor:
-        # The best of some floors below the smallest value, with the straight line that goes with it.
+        # The best of several floors below the smallest value, each with its fitted line.
         candidates = []
         for log_floor in log_y.min() + np.log(np.linspace(0.01, 0.97, 16)):
             line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0]
@@ -310,8 +310,8 @@ def fit_power_law(
     values, error, spread = _fit(log_x, log_y, start)
     freedom = len(log_x) - parameters
     residuals = (log_y - _log_value(values, log_x)) * np.sqrt(len(log_x) / freedom)
-    drawn = np.random.default_rng(seed).choice(residuals - residuals.mean(), (resamples, len(log_x)))
-    fits = [_fit(log_x, _log_value(values, log_x) + errors, values) for errors in drawn]
+    residual_samples = np.random.default_rng(seed).choice(residuals - residuals.mean(), (resamples, len(log_x)))
+    fits = [_fit(log_x, _log_value(values, log_x) + errors, values) for errors in residual_samples]
     ratios = [(fitted[1] - values[1]) / deviation for fitted, deviation, _ in fits if deviation > 0]
     high, low = np.quantile(ratios, ENDS) if ratios else (0.0, 0.0)
     exponent = float(values[1])
@@ -343,16 +343,16 @@ def _law(values: np.ndarray) -> PowerLaw:
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one group of runs less that of the baseline.
+    """A metric of one group of runs minus that of the baseline.
 
     Args:
-        metric: in words. group, label: of the runs that are compared with the baseline.
+        metric: name in words. group, label: group and label of the runs that are compared with the baseline.
         p: adjusted for all differences that are shown together.
-        basis: what the interval was estimated from, such as "3 and 3 seeds" or "500 samples".
-        deviation: over seeds, pooled; None without several seeds on both sides. seeds: of the side with fewer.
+        basis: source of the interval, such as "3 and 3 seeds" or "500 samples".
+        deviation: pooled over seeds; None without several seeds on both sides. seeds: number of the side with fewer.
         level: 5 % divided by the number of differences that are shown together, at which Holm's method tests the
             smallest p.
-        samples: interval over the same test samples, of outcomes averaged over seeds, if known as well.
+        samples: interval over test samples, of outcomes averaged over seeds; None if unknown.
     """
 
     metric: str
@@ -393,8 +393,8 @@ def compare(
 ) -> list[Difference]:
     """Compare every group of runs with the baseline in each metric.
 
-    With two seeds or more on both sides the interval and p are Welch's over seeds; otherwise they follow from the
-    samples that the first runs of both groups answered. p-values are adjusted for all differences.
+    With two seeds or more on both sides the interval and p are Welch's over seeds; otherwise they are computed from
+    the samples that the first runs of both groups answered. p-values are adjusted for all differences.
 
     frame: see `read_frame`, with a column `label`. metrics: keys by their names in words.
     """
@@ -407,20 +407,20 @@ def compare(
             if group == baseline or before.empty or after.empty:
                 continue
             label = runs["label"].iloc[0]
-            old, new = (side.drop_duplicates("seed")["value"].to_list() for side in (before, after))
-            if min(len(old), len(new)) > 1:
-                differences.append(seeds_difference(name, group, label, old, new))
+            baseline_values, run_values = (side.drop_duplicates("seed")["value"].to_list() for side in (before, after))
+            if min(len(baseline_values), len(run_values)) > 1:
+                differences.append(seeds_difference(name, group, label, baseline_values, run_values))
                 continue
             first = _outcomes(before.iloc[0], groups[baseline].iloc[0]["run"], damage)
             second = _outcomes(after.iloc[0], runs.iloc[0]["run"], damage)
             if first is None or second is None or not np.array_equal(first[1], second[1]):
                 continue
-            right, clusters = (first[0], second[0]), first[1]
-            interval = paired_difference(100 * right[0], 100 * right[1], clusters)
+            outcomes, clusters = (first[0], second[0]), first[1]
+            interval = paired_difference(100 * outcomes[0], 100 * outcomes[1], clusters)
             if (count := len(np.unique(clusters))) == len(clusters):
-                p, basis = mcnemar(right[0] > 0, right[1] > 0), number_of(count, "sample")
+                p, basis = mcnemar(outcomes[0] > 0, outcomes[1] > 0), number_of(count, "sample")
             else:
-                p = sign_flip(right[1] - right[0], clusters)
+                p = sign_flip(outcomes[1] - outcomes[0], clusters)
                 basis = f"{number_of(len(clusters), 'caption')} of {number_of(count, 'image')}"
             differences.append(Difference(name, group, label, interval, p, basis))
     return adjusted(differences)
@@ -434,7 +434,7 @@ def seeds_difference(
     after: Sequence[float],
     samples: Interval | None = None,
 ) -> Difference:
-    """Return Welch's difference of results of several seeds, p not adjusted yet. Names as in `Difference`."""
+    """Return Welch's difference of results of several seeds, p not adjusted. Arguments as in `Difference`."""
     basis = f"{len(before)} and {number_of(len(after), 'seed')}"
     pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
     interval, p = difference_over_seeds(before, after), welch(before, after)
@@ -451,7 +451,7 @@ def adjusted(differences: Sequence[Difference]) -> list[Difference]:
 def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.ndarray, np.ndarray] | None:
     """Return 1 for each right and 0 for each wrong answer of a run, and the cluster of each sample.
 
-    None if the evaluation left no answers.
+    None if the evaluation stored no answers.
     """
     names = ANSWERS.get((row["task"], row["protocol"]))
     if names is None or row["outcomes"] is None or row["run"] != first_run:
@@ -459,19 +459,19 @@ def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.nd
     arrays = damage.read(partial(read_arrays, row["outcomes"]), dict[str, np.ndarray]())
     if not {name for name in names if name} <= {*arrays}:
         return None
-    answers, others = arrays[names[0]], arrays[names[1]] if names[1] else None
+    answers, references = arrays[names[0]], arrays[names[1]] if names[1] else None
     if row["task"] != "retrieval":
-        return (answers == others).astype(np.float64), np.arange(len(answers))
-    return (answers < 1).astype(np.float64), np.arange(len(answers)) if others is None else others
+        return (answers == references).astype(np.float64), np.arange(len(answers))
+    return (answers < 1).astype(np.float64), np.arange(len(answers)) if references is None else references
 
 
 @dataclass(frozen=True)
 class Disagreement:
     """Answers of two runs on one dataset.
 
-    runs: their names. root: folder of the evaluation datasets. names: of the classes; none for text to image. labels,
-    first, second: [n], right answer to each query, and the answers of both runs: classes, or for text to image 0 for
-    the caption's own image and 1 for any other.
+    runs: names of the runs. root: folder of the evaluation datasets. names: class names, empty for text to image.
+    labels, first, second: [n], right answer to each query, and the answers of both runs: classes, or for text to image
+    0 for the caption's own image and 1 for any other.
     """
 
     title: str
@@ -499,17 +499,17 @@ class Disagreement:
 
 
 def disagreements(frame: pd.DataFrame, damage: DamageLog) -> Iterator[Disagreement]:
-    """Compare the first run with the first run of every other group, where both of them left their answers."""
-    first, *others = (run for _, run in frame.drop_duplicates("group").iterrows())
-    for other in others:
-        one, two = distinct([first["run"].name, other["run"].name])
+    """Compare the first run with the first run of every other group, where both stored their answers."""
+    first, *other_runs = (run for _, run in frame.drop_duplicates("group").iterrows())
+    for run in other_runs:
+        one, two = distinct([first["run"].name, run["run"].name])
         for task, title in (("zero_shot", "zero-shot"), ("retrieval", "text to image")):
             for path in sorted((first["run"] / "evaluation" / task).glob("*.npz")):
-                left = _answers(path, damage)
-                right = _answers(other["run"] / "evaluation" / task / path.name, damage) if left else None
-                if left and right and np.array_equal(left[1], right[1]):
+                first_answers = _answers(path, damage)
+                run_answers = _answers(run["run"] / "evaluation" / task / path.name, damage) if first_answers else None
+                if first_answers and run_answers and np.array_equal(first_answers[1], run_answers[1]):
                     root, heading = Path(first["config"]["eval"]["root"]), f"{title} {path.stem}"
-                    yield Disagreement(heading, path.stem, (one, two), root, *left, right[2])
+                    yield Disagreement(heading, path.stem, (one, two), root, *first_answers, run_answers[2])
 
 
 def _answers(path: Path, damage: DamageLog) -> tuple[Sequence[str], np.ndarray, np.ndarray] | None:
@@ -518,21 +518,21 @@ def _answers(path: Path, damage: DamageLog) -> tuple[Sequence[str], np.ndarray, 
     if "all_predictions" in arrays:
         return [str(name) for name in arrays["class_names"]], arrays["all_labels"], arrays["all_predictions"]
     if "all_places" in arrays:
-        wrong = np.minimum(arrays["all_places"], 1)
-        return (), np.zeros_like(wrong), wrong
+        is_wrong = np.minimum(arrays["all_places"], 1)
+        return (), np.zeros_like(is_wrong), is_wrong
     return None
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return what tells the names of runs apart: of "a+head-clip-1a2b3c4d" and "a+head-kme-5e6f7a8b" the heads.
+    """Shorten run names to the overrides that differ: "a+head-clip-1a2b3c4d" and "a+head-kme-5e6f7a8b" to the heads.
 
-    The digest is left out, and so is every override that all names have. Names that are alike but for their digests,
-    and names without one, stay as they are.
+    Digests and overrides that all names share are left out. Names that differ only in their digests, and names without
+    a digest, stay as they are.
     """
     matches = [re.fullmatch(r"(.+)-[0-9a-f]{8}", name) for name in names]
     parts = [match[1].split("+") for match in matches if match]
     if len(parts) < len(names):
         return list(names)
     common = set(parts[0]).intersection(*parts[1:])
-    labels = ["+".join(part for part in own if part not in common) or "+".join(own) for own in parts]
+    labels = ["+".join(part for part in overrides if part not in common) or "+".join(overrides) for overrides in parts]
     return labels if len(set(labels)) == len(names) > 1 else list(names)

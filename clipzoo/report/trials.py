@@ -30,13 +30,13 @@ MOST_GROUPS = 4
 LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
 """Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
-"""From yellow, the worst, to violet."""
+"""Colour maps from yellow (worst) to violet (best)."""
 SINGLE = ListedColormap([INK])
-"""Where all results are equal, or only one is known."""
+"""Colour map if all results are equal, or there is only one."""
 LOGARITHMIC = 30
 """Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
 LEAST_GAP = 0.04
-"""Share of an axis between two labels that do not overlap."""
+"""Smallest share of an axis between two labels that do not overlap."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Trials:
 
     @cached_property
     def best(self) -> list[Trial]:
-        """The best trial; with several metrics, all that no other trial surpasses in every metric."""
+        """The best trial; with several metrics, all trials that no other surpasses in every metric."""
         return front(self.finished, self.directions)
 
     @cached_property
@@ -98,7 +98,7 @@ class Trials:
 
     @property
     def compared(self) -> tuple[str, dict[int, float]]:
-        """First metric of as many trials as possible: finished ones, or all at the first rung; its name, by number."""
+        """Name and values by trial of the first metric, final or, if more trials have it, at the first rung."""
         finished = {trial.number: trial.results[0] for trial in self.finished}
         early = {trial.number: trial.rungs[0] for trial in self.trials if 0 in trial.rungs}
         if len(early) > len(finished):
@@ -108,9 +108,9 @@ class Trials:
     @property
     def summary(self) -> str:
         counts = {state: sum(trial.state == state for trial in self.trials) for state in STATES}
-        known = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         minutes = sum(self.minutes.values())
-        return f"{number_of(len(self.trials), 'trial')}: {known or 'none finished'}; {minutes:.3g} minutes of training"
+        return f"{number_of(len(self.trials), 'trial')}: {states or 'none finished'}; {minutes:.3g} minutes of training"
 
 
 def trial_table(shown: Trials, most: int | None = None) -> Table:
@@ -118,8 +118,8 @@ def trial_table(shown: Trials, most: int | None = None) -> Table:
     trials = list(shown.trials)
     if most is not None and len(trials) > most:
         sign = -1 if shown.directions[0] == "maximize" else 1
-        chosen = sorted(shown.finished, key=lambda trial: sign * trial.results[0])[:most]
-        trials = sorted(chosen, key=lambda trial: trial.number)
+        best_trials = sorted(shown.finished, key=lambda trial: sign * trial.results[0])[:most]
+        trials = sorted(best_trials, key=lambda trial: trial.number)
     rows = []
     for trial in trials:
         is_best = trial in shown.best
@@ -157,7 +157,7 @@ def importance(shown: Trials) -> dict[str, float]:
 
 
 def groups(values: Sequence[object]) -> list[int]:
-    """Return the number of a group for each value: of equal values, or of neighbouring numbers if there are many."""
+    """Return a group number for each value; groups hold equal values, or neighbouring numbers if there are many."""
     distinct = list(dict.fromkeys(values))
     if (numbers := as_numbers(values)) is None or len(distinct) <= MOST_GROUPS:
         return [distinct.index(value) for value in values]
@@ -166,7 +166,7 @@ def groups(values: Sequence[object]) -> list[int]:
 
 
 def as_numbers(values: Sequence[object]) -> list[float] | None:
-    """Return the values as numbers, None if one is none."""
+    """Return the values as numbers; None if a value is not a number."""
     try:
         return [float(str(value)) for value in values]
     except ValueError:
@@ -214,10 +214,10 @@ def parallel_coordinates(shown: Trials) -> Figure:
     for trial in trials:
         values = [str(trial.values.get(key, "")) for key in shown.keys] + [f"{value}" for value in trial.results]
         y = [place[value] for place, value in zip(places, values, strict=False)]
-        best = trial in shown.best
+        is_best = trial in shown.best
         colour = colours(norm(trial.results[0])) if trial.results else WRONG if trial.state == "failed" else MUTED
-        panel.plot(range(len(y)), y, color=colour, linewidth=2.6 if best else 1.0, alpha=1.0 if best else 0.75,
-                   linestyle="-" if trial.results else ":", marker="*" if best else "", markersize=9)  # fmt: skip
+        panel.plot(range(len(y)), y, color=colour, linewidth=2.6 if is_best else 1.0, alpha=1.0 if is_best else 0.75,
+                   linestyle="-" if trial.results else ":", marker="*" if is_best else "", markersize=9)  # fmt: skip
     panel.set_xticks(range(len(columns)), columns, fontsize=8)
     panel.set_yticks([])
     panel.set_xlim(-0.15, len(columns) - 0.55)
@@ -246,7 +246,7 @@ def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
 
 def progress(shown: Trials) -> Figure:
     """The best result so far over minutes of training; with rungs also each trial's results during its training."""
-    figure, (panel, *others) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
+    figure, (panel, *rung_panels) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
     better = max if shown.directions[0] == "maximize" else min
     spent, best = 0.0, None
     costs, values = [], []
@@ -268,9 +268,9 @@ def progress(shown: Trials) -> Figure:
     panel.legend(frameon=False, fontsize=8)
     panel.set_xlim(0, None)
     label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0], grid="y")
-    if not others:
+    if not rung_panels:
         return figure
-    (panel,) = others
+    (panel,) = rung_panels
     for trial in shown.trials:
         points = [(shown.rungs[rung], value) for rung, value in sorted(trial.rungs.items())]
         points += [(1.0, trial.results[0])] if trial.results else []
@@ -327,7 +327,7 @@ def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> d
         ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
         marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
     for text, height in marks.items():
-        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-        panel.text(place + 0.05, height, shown, fontsize=7.5, va="center",
+        short_text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        panel.text(place + 0.05, height, short_text, fontsize=7.5, va="center",
                    bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})  # fmt: skip
     return heights

@@ -26,17 +26,17 @@ class MissingDatasetError(ConfigError):
 def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDataset:
     """Open <root>/<name>, as tar shards or in the files that its authors distribute.
 
-    protocol: whose prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class names and
-    templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or prompts are not
-    those of the papers.
+    protocol: source of the prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class
+    names and templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or
+    prompts are not those of the papers.
     """
     benchmark, folder = catalogue().get(name), root / folder_name(name, "evaluation dataset")
     in_tars = any(folder.glob("*/nshards.txt"))
     if benchmark is None and not in_tars:
         others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
         hint = nearest(name, [*others, *catalogue()]) or "."
-        own = "`clipzoo datasets make` makes one from your own images."
-        command = "`clipzoo world` generates the demo's." if "demo" in root.parts else own
+        make_hint = "`clipzoo datasets make` makes one from your own images."
+        command = "`clipzoo world` generates the demo's." if "demo" in root.parts else make_hint
         raise MissingDatasetError(
             f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
         )
@@ -47,7 +47,7 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
     if isinstance(dataset, RetrievalDataset) or (in_tars and protocol == "set"):
         return dataset
     if protocol == "set":
-        names, protocol = [own.replace("_", " ") for own in dataset.class_names], "slip"
+        names, protocol = [class_name.replace("_", " ") for class_name in dataset.class_names], "slip"
     else:
         names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
     templates = prompts.templates(benchmark["templates"], protocol, name, folder)
@@ -82,14 +82,14 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
 
 
 def read_source(name: str, folder: Path) -> EvaluationDataset:
-    """Read a benchmark in the files that its authors distribute, without templates. Raises MissingDatasetError."""
+    """Read a benchmark from the files that its authors distribute, without templates. Raises MissingDatasetError."""
     benchmark = catalogue()[name]
     reader = getattr(readers, benchmark["reader"])
     try:
         if "captions" in benchmark:
             images, captions = reader(folder, benchmark["split"], benchmark["captions"])
-            caption_image = [index for index, own in enumerate(captions) for _ in own]
-            return RetrievalDataset(name, images, [caption for own in captions for caption in own], caption_image)
+            caption_image = [index for index, texts in enumerate(captions) for _ in texts]
+            return RetrievalDataset(name, images, [caption for texts in captions for caption in texts], caption_image)
         class_names, splits = reader(folder)
         return ClassificationDataset(name, class_names, (), benchmark["metric"], splits)
     except FileNotFoundError as error:

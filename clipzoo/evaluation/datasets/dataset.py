@@ -25,11 +25,11 @@ from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 Metric = Literal["top1", "mean_per_class"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 SIGNATURES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
-"""First bytes of the encodings that the tar layout stores unchanged -> file extension."""
+"""First bytes of the formats that the tar layout stores unchanged -> file extension."""
 
 
 class Images(ABC):
-    """RGB images, read at random; processes that decode get a copy of the object."""
+    """RGB images with random access; worker processes get a copy of the object."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -38,7 +38,7 @@ class Images(ABC):
     def __getitem__(self, index: int) -> Image: ...
 
     def encoded(self, index: int) -> bytes:
-        """JPEG, PNG or WebP file with exactly these pixels; the original file where it is one of these."""
+        """JPEG, PNG or WebP file with exactly these pixels; the original file if it has one of these formats."""
         return png(self[index])
 
 
@@ -60,8 +60,8 @@ class LabelledSplit:
 class ClassificationDataset:
     """Splits of labelled images with the class names and prompt templates of zero-shot classification.
 
-    class_names: in the order of the labels. templates: "{c}" is replaced by the class name. metric: what papers report
-    for this dataset. splits: "test", for linear probes also "train" and optionally "val".
+    class_names: in the order of the labels. templates: "{c}" is replaced by the class name. metric: the metric that
+    papers report. splits: "test", for linear probes also "train" and optionally "val".
     """
 
     name: str
@@ -226,8 +226,8 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     if "val" not in counts and "val" in expected:
         # Some copies have train and validation in one split.
         expected["train"] += expected.pop("val")
-    wrong = [
+    differences = [
         f"{split} {counts.get(split, 0)} (not {size})" for split, size in expected.items() if counts.get(split) != size
     ]
-    if wrong:
-        raise ConfigError(f"{name} has the wrong number of samples: {', '.join(wrong)}")
+    if differences:
+        raise ConfigError(f"{name} has the wrong number of samples: {', '.join(differences)}")

@@ -20,7 +20,7 @@ from clipzoo.io import MB, folder_name, read_bytes, read_table
 
 SPLITS = ("train", "val", "test")
 CHUNK = 50
-"""Images that a process decodes at a time; fewer images are decoded in this process."""
+"""Images that a worker process decodes at a time; fewer images are decoded in the main process."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Source:
         self.left_out.append(LeftOut(path, kind, reason))
 
     def accepts(self, path: Path) -> bool:
-        """Return True for the extension of an image; other files are left out."""
+        """Return True for the extension of an image; leave other files out."""
         is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
         if not is_image:
             self.leave_out(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
@@ -63,7 +63,7 @@ class Source:
 def class_folders(folder: Path) -> Source:
     """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
 
-    A class is called like its folder, with spaces for underscores. Captions next to images (NAME.txt) are not used.
+    Class names are the folders' names, with spaces for underscores. Captions next to images (NAME.txt) are not used.
     Raises ConfigError if there is no folder in `folder`, or no split test.
     """
     parts = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -109,7 +109,7 @@ def captioned_folder(folder: Path) -> Source:
 
 
 def table_of_classes(table: Path, image: str, class_name: str, split: str | None) -> Source:
-    """Read a table with one image a row. image, class_name, split: columns; without `split` all rows are test."""
+    """Read a table with one image per row. image, class_name, split: columns; without `split` all rows are test."""
     source = Source()
     for path, part, row in _rows(table, image, split, (class_name,)):
         name = " ".join(row[class_name].split())
@@ -145,7 +145,7 @@ def _rows(
 
 
 def _files(entry: Path) -> Iterator[Path]:
-    """Yield the file `entry`, or all files below the folder `entry` in the order of their names; no hidden ones."""
+    """Yield the file `entry`, or all files below the folder `entry` in the order of their names, no hidden ones."""
     for path in [entry] if entry.is_file() else sorted(entry.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(entry.parent).parts)
         if path.is_file() and not hidden:
@@ -156,8 +156,8 @@ def _files(entry: Path) -> Iterator[Path]:
 class Made:
     """A dataset that was written.
 
-    samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers,
-    0 for a dataset of the other kind. repetition: of captions among images. probed: True if every class has images in
+    samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers;
+    0 for the other kind of dataset. repetition: counts of repeated captions. probed: True if every class has images in
     train, as a linear probe needs. empty_classes: classes that are left out because they have no image in test.
     """
 
@@ -172,7 +172,7 @@ class Made:
 
 
 def require_free(folder: Path) -> None:
-    """Raise ConfigError if the folder exists, or if its name is that of a benchmark dataset or of no folder."""
+    """Raise ConfigError if the folder exists, or its name is invalid or that of a benchmark dataset."""
     if folder_name(folder.name, "the dataset's name") in catalogue():
         raise ConfigError(f"{folder.name} is the name of a benchmark dataset (clipzoo datasets list): choose another")
     if folder.exists():
@@ -190,14 +190,14 @@ def make_classification(
     """Write the images with their classes to `folder`, whose name is that of the dataset.
 
     Images keep their bytes if they are JPEG, PNG or WebP, others become PNG. Files that cannot be decoded are left out,
-    and so are the other images of a class that has none in test. Classes are in alphabetical order.
+    and so are all images of a class without an image in test. Classes are in alphabetical order.
 
-    progress: called with the number of images that are decoded, and of all. Raises ConfigError if fewer than two
+    progress: called with the numbers of decoded images and of all images. Raises ConfigError if fewer than two
     classes remain, a template lacks {c}, or the folder exists.
     """
-    wrong = next((template for template in templates if "{c}" not in template), None)
-    if wrong is not None:
-        raise ConfigError(f"the prompt template {wrong!r} has no {{c}}, where the class name goes")
+    bad_template = next((template for template in templates if "{c}" not in template), None)
+    if bad_template is not None:
+        raise ConfigError(f"the prompt template {bad_template!r} has no {{c}}, where the class name goes")
     require_free(folder)
     images, left_out = _usable(source, processes, progress)
     names = sorted({image.class_name for image in images if image.split == "test"})
@@ -259,7 +259,7 @@ def _usable(
 
 
 def fault(path: Path) -> LeftOut | None:
-    """Return why an image file cannot be decoded whole, None if it can be."""
+    """Return the reason why an image file cannot be decoded completely; None if it can."""
     try:
         read_header(read_image_file(path), MAX_PIXELS).decode(1)
     except BadSampleError as error:
@@ -282,7 +282,7 @@ def _summary(left_out: Sequence[LeftOut]) -> str:
 
 
 def _written(made: Made) -> Made:
-    """Open the dataset as an evaluation does, and list the files that are left out in left_out.tsv."""
+    """Check that an evaluation can open the dataset, and list the files that are left out in left_out.tsv."""
     open_tar_dataset(made.folder.parent, made.folder.name)
     write_left_out(made.left_out, made.folder)
     return made

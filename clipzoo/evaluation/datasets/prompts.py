@@ -1,8 +1,8 @@
-"""Class names and prompt templates of the papers' protocols, found on this machine and verified by digest.
+"""Class names and prompt templates of the papers' protocols, read from installed files and verified by digest.
 
 No list is copied into this project: ImageNet's come from open_clip and timm, most class names from the datasets, the
-rest from the clip-benchmark package or from files in the dataset's folder. The digests in catalogue.yaml verify that
-they are those of SLIP, which WPSE and KME-CLIP used.
+rest from the clip-benchmark package or from files in the dataset's folder. The digests in catalogue.yaml are
+those of SLIP's lists, which WPSE and KME-CLIP used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from clipzoo.io import new_folder, read_lines, whole
 
 PACKAGE = "pip install --no-deps clip-benchmark"
 CAPTION_KEY = "captions"
-"""Key of the .json with the list of prompts, for data.caption_key; training draws one of them in each epoch."""
+"""Key of the .json with the list of prompts, for data.caption_key; training draws one prompt in each epoch."""
 Protocol = Literal["slip", "clip", "set"]
 
 
 def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) -> list[str]:
     """Class names of the papers' prompts, in the order of `own`, the dataset's own names. Raises ConfigError.
 
-    facts: source and digest. folder: of the dataset; its classnames.txt is a candidate too.
+    facts: source and digest. folder: the dataset's folder, whose classnames.txt is a candidate too.
     """
     for candidate in _candidate_names(own, facts, folder):
         if len(candidate) == len(own) and names_digest(candidate) == facts["digest"]:
@@ -46,9 +46,9 @@ def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) ->
 
 def templates(facts: Templates, protocol: str, name: str, folder: Path) -> list[str]:
     """Prompt templates of the papers, with {c} for the class name. Raises ConfigError if none has the digest."""
-    chosen: WordList = {"slip": facts.get("slip"), "clip": facts.get("clip")}.get(protocol) or facts
-    for candidate in _candidate_templates(chosen, folder):
-        if templates_digest(candidate) == chosen["digest"]:
+    source: WordList = {"slip": facts.get("slip"), "clip": facts.get("clip")}.get(protocol) or facts
+    for candidate in _candidate_templates(source, folder):
+        if templates_digest(candidate) == source["digest"]:
             return candidate
     raise ConfigError(
         f"the prompt templates of {name} are not those of the papers: write them to {folder / TEMPLATES_FILE}, one "
@@ -67,7 +67,7 @@ def templates_digest(lines: Sequence[str]) -> str:
 
 
 def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Iterator[list[str]]:
-    """Lists from the nearest source to the farthest; a source is read only after all nearer ones were wrong.
+    """Yield lists from the nearest source to the farthest; a source is read only if no nearer list was right.
 
     own: the dataset's own names; for ImageNet WordNet ids or class numbers.
     """
@@ -80,9 +80,9 @@ def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Itera
         from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
         text = resources.files("timm").joinpath("data/_info/imagenet_synsets.txt").read_text()
-        known = dict(zip(text.split(), IMAGENET_CLASSNAMES, strict=True))
-        known |= {str(index): name for index, name in enumerate(IMAGENET_CLASSNAMES)}
-        yield [known.get(name, name) for name in own]
+        names_by_id = dict(zip(text.split(), IMAGENET_CLASSNAMES, strict=True))
+        names_by_id |= {str(index): name for index, name in enumerate(IMAGENET_CLASSNAMES)}
+        yield [names_by_id.get(name, name) for name in own]
     elif source != "own":
         yield _package_list("en_classnames.json", source)
 
@@ -116,8 +116,8 @@ def write_class_prompts(
 ) -> int:
     """Write the images of a split, shuffled, as <folder>/00000.tar, ...; return their number.
 
-    Each sample has an image (.png) and a .json with the dataset's templates filled with its class name: FLYP fine-tunes
-    on them (Goyal et al. 2023). Raises ConfigError if the dataset has no such split, or the folder has files.
+    Each sample has an image (.png) and a .json with the dataset's templates filled with its class name, for FLYP
+    fine-tuning (Goyal et al. 2023). Raises ConfigError if the dataset has no such split, or the folder has files.
     """
     if split not in dataset.splits:
         raise ConfigError(f"{dataset.name} has no split {split}; it has {', '.join(dataset.splits)}")

@@ -25,7 +25,7 @@ REMEDY = "download it again"
 
 
 ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
-"""The dataset's own class names, in the order of its labels, and the splits train, optionally val, and test."""
+"""Class names of the dataset, in the order of its labels, and the splits train, optionally val, and test."""
 RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
 """Images and the captions of each image."""
 
@@ -42,7 +42,7 @@ def read_torchvision(
             dataset = getattr(torchvision.datasets, kind)(str(folder), **arguments)
         except RuntimeError as error:
             raise FileNotFoundError(f"{folder}: {error}") from error
-        # torchvision keeps pixels in `data`, or paths and labels under one of four pairs of names.
+        # torchvision has pixels in `data`, or paths and labels under one of four pairs of names.
         samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
         if hasattr(dataset, "data"):
             pixels = np.asarray(dataset.data)
@@ -99,7 +99,7 @@ folders = partial(read_class_folders, {"train": "train", "test": "test"})
 
 
 def imagenet_v2(folder: Path) -> ClassificationSource:
-    """Three variants, each with one folder per label."""
+    """All three variants together, each with one folder per label."""
     variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
     paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
     test = _files(paths, [int(path.parent.name) for path in paths])
@@ -108,7 +108,7 @@ def imagenet_v2(folder: Path) -> ClassificationSource:
 
 def pets(folder: Path) -> ClassificationSource:
     _, splits = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
-    # torchvision capitalises all names; the files tell cats (capital) from dogs.
+    # torchvision capitalises all names; in the files only cats are capitalised.
     labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
     names = {label: path.stem.rsplit("_", 1)[0] for path, label in labelled}
     return [names[label] for label in sorted(names)], splits

@@ -1,4 +1,4 @@
-"""Evaluation datasets in the tar layout of CLIP_benchmark, read at random.
+"""Evaluation datasets in the tar layout of CLIP_benchmark, with random access.
 
     <root>/<dataset>/classnames.txt                          class names, one per line, in the order of the labels
     <root>/<dataset>/zeroshot_classification_templates.txt   prompt templates, one per line, with {c}
@@ -82,13 +82,12 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
         )
     meta_file, type_file = folder / "meta.json", folder / "dataset_type.txt"
     meta = io.read_json(meta_file, io.MB, REMEDY) if meta_file.exists() else {}
-    stated = meta.get("splits", {})
-    io.require_fields(meta_file, {"splits": stated}, {"splits": dict}, REMEDY)
-    io.require_fields(meta_file, stated, dict.fromkeys(stated, dict), REMEDY)
-    for facts in stated.values():
+    stated_splits = meta.get("splits", {})
+    io.require_fields(meta_file, {"splits": stated_splits}, {"splits": dict}, REMEDY)
+    io.require_fields(meta_file, stated_splits, dict.fromkeys(stated_splits, dict), REMEDY)
+    for facts in stated_splits.values():
         io.require_fields(meta_file, facts, {"samples": int}, REMEDY)
 
-    # The members of every split.
     samples: dict[str, list[TarSample]] = {}
     for split in splits:
         place = io.below(folder, split, links=True)
@@ -101,7 +100,7 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
             if not paths[-1].is_file():
                 raise ConfigError(f"{paths[-1]} is missing, but {place / 'nshards.txt'} counts it")
         samples[split] = [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
-    for split, facts in stated.items():
+    for split, facts in stated_splits.items():
         if (held := len(samples.get(split, ()))) != facts["samples"]:
             place = io.below(folder, split, links=True)
             raise ConfigError(f"{place} has {number_of(held, 'sample')}, but its meta.json says {facts['samples']}")
@@ -114,7 +113,7 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
 
 
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
-    """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
+    """Samples of one tar in its order. Member names are only labels, never paths on disk.
 
     remedy: for the message about a damaged tar. unterminated: accept a tar without its closing blocks, as
     img2dataset may leave it.
@@ -134,7 +133,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
 def _classification(
     name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
 ) -> ClassificationDataset:
-    # Only empty lines at the end are ignored; one inside is a class.
+    # Empty lines are ignored only at the end; elsewhere they are classes.
     class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
     templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
     for template in templates:
@@ -209,7 +208,7 @@ def _write_dataset(
     splits: Mapping[str, Iterable[tuple[bytes, str, str]]],
     shard_size: int,
 ) -> None:
-    """Write a dataset whose folder takes its name when all is written, and is removed after an error.
+    """Write a dataset; its folder appears only when all is written, and is removed after an error.
 
     lists: lines of text by file name. splits: (image, extension of the annotation, annotation) rows.
     """
