@@ -71,7 +71,7 @@ class BatchEncoder:
         sets with one row per image. name: of the task, for progress messages.
         """
         total = len(images)
-        batches = _own_batches(total, self.batch_size, self.world)
+        batches = _local_batches(total, self.batch_size, self.world)
         dataset = _ImageBatches(images, Transform(self.image_size, size, self.interpolation, self.resize_mode), batches)
         workers = min(self.workers, len(batches))
         loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
@@ -128,7 +128,7 @@ def gathered_batches(
     Batches do not depend on the number of ranks: on one kind of device, results are the same to the last bit.
     """
     rows_done = 0
-    for batch in _own_batches(count, size, world):
+    for batch in _local_batches(count, size, world):
         rows = min(size * world.size, count - rows_done)
         padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
         gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
@@ -146,7 +146,7 @@ def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
     return [concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
-def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
+def _local_batches(count: int, size: int, world: World) -> list[list[int]]:
     """This rank's batches. Ranks with one batch less repeat the last batch, whose results come last and are cut."""
     batches = math.ceil(count / size)
     indices = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]

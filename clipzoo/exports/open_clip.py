@@ -102,7 +102,7 @@ def head_faults(model: Model) -> list[str]:
     """Return the reason why the head's score is not a scaled cosine of two projections."""
     if model.head.log_cosine_scale() is not None:
         return []
-    return [f"its head is {type(model.head).__name__}, whose logits are no scaled cosines of two vectors"]
+    return [f"its head is {type(model.head).__name__}, whose logits are not scaled cosines of two vectors"]
 
 
 def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ CLIP_EPSILON, TIMM_EPSILON = 1e-5, 1e-6
 IMAGE_TRUNK, TEXT_TRUNK = "encoder.image_tower.trunk", "encoder.text_tower.trunk"
 OPEN_CLIP_BLOCK = ("attn.in_proj_", "attn.out_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
 TIMM_BLOCK = ("attn.qkv.", "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2")
-THEIR_BLOCK = ("self_attn.out_proj", "layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")
+TRANSFORMERS_BLOCK = ("self_attn.out_proj", "layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")
 """Modules of a residual attention block; the first two begin with the fused input projection of the attention."""
 OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.text_projection", "head.text_bias")
 """Tensors of the head; each format has its own place for them."""
@@ -394,7 +394,7 @@ def block_ties(blocks: str, side: str, layers: int, names: tuple[str, ...]) -> I
         for kind in ("weight", "bias"):
             parts = {f"{theirs}.self_attn.{letter}_proj.{kind}": 1 for letter in "qkv"}
             yield Tie({f"{ours}.{fused}{kind}": 3}, parts)
-        for name, other in zip(modules, THEIR_BLOCK, strict=True):
+        for name, other in zip(modules, TRANSFORMERS_BLOCK, strict=True):
             yield from with_kinds(f"{ours}.{name}", f"{theirs}.{other}")
 
 

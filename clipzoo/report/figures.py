@@ -499,7 +499,7 @@ def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figur
         width = 0.82 / len(rows)
         for number, row in enumerate(rows):
             left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
-            published, ours = zip(*(_both(filled, row, column) for column in columns), strict=True)
+            published, ours = zip(*(_published_and_measured(filled, row, column) for column in columns), strict=True)
             panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
             panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
         panel.set_xticks(range(len(columns)), [column.label for column in columns], rotation=30, ha="right", fontsize=8)
@@ -516,11 +516,11 @@ def point_set_curves(filled: FilledTable, column: PaperColumn, title: str) -> Fi
     figure, (panel,) = panels(6.2, 3.2)
     sized = [(size, row) for row in filled.table.rows if (size := point_set_size(row))]
     for source, (name, ink, marker) in enumerate((("published", MUTED, "s"), ("ours", INK, "o"))):
-        heights = [(size, _both(filled, row, column)[source]) for size, row in sized]
+        heights = [(size, _published_and_measured(filled, row, column)[source]) for size, row in sized]
         if points := [(size, height) for size, height in heights if not math.isnan(height)]:
             panel.plot(*zip(*points, strict=True), color=ink, marker=marker, linewidth=1.6, label=f"KME-CLIP, {name}")
         for row in filled.table.rows:
-            level = _both(filled, row, column)[source]
+            level = _published_and_measured(filled, row, column)[source]
             if not point_set_size(row) and not math.isnan(level):
                 panel.axhline(level, color=ink, linestyle="--", linewidth=1.2, label=f"{row.model}, {name}")
     panel.set_xscale("log")
@@ -537,7 +537,7 @@ def point_set_size(row: PaperRow) -> int | None:
     return int(size[1]) if size else None
 
 
-def _both(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float, float]:
+def _published_and_measured(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float, float]:
     """The published number and ours; NaN without one."""
     number, ours = filled.table.numbers.get((row, column)), filled.measured(row, column)
     return number.value if number else math.nan, math.nan if ours is None else float(ours["mean"])

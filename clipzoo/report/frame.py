@@ -1,7 +1,7 @@
 """One table of results: every number of every finished run, read from run directories.
 
-`read_frame` reads runs; `own_rows` and `scale_rows` group seeds into the rows of a comparison; `fill` puts runs next to
-the published numbers of a paper's table; `seed_means` averages.
+`read_frame` reads runs; `comparison_rows` and `scale_rows` group seeds into the rows of a comparison; `fill` puts runs
+next to the published numbers of a paper's table; `seed_means` averages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clipzoo import io
 from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.report import published
-from clipzoo.report.statistics import distinct, rank_sum
+from clipzoo.report.statistics import rank_sum, short_run_names
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
 from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays
@@ -219,8 +219,8 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
 class Comparison:
     """The rows of a comparison with everything that its tables show.
 
-    frame: runs, with the columns of `own_rows`. rows: part of the frame by group. columns: see `columns_of`. means: see
-    `seed_means`. guessing: see `chance`.
+    frame: runs, with the columns of `comparison_rows`. rows: part of the frame by group. columns: see `columns_of`.
+    means: see `seed_means`. guessing: see `chance`.
     """
 
     def __init__(self, frame: pd.DataFrame, damage: io.DamageLog, scale: str = "") -> None:
@@ -230,7 +230,7 @@ class Comparison:
         self.guessing = chance(frame, damage)
 
 
-def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:
+def comparison_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:
     """Return the frame of any runs with the columns `label`, `note`, `paper` and `variant` of a comparison's rows.
 
     Runs that differ only in their seed are one row. given: labels by run directory; without them the labels are the
@@ -239,7 +239,7 @@ def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd
     firsts = frame.drop_duplicates("group")
     folders = [run.resolve() for run in firsts["run"]]
     common_folder = Path(os.path.commonpath([folder.parent for folder in folders]))
-    names = distinct([str(folder.relative_to(common_folder)) for folder in folders])
+    names = short_run_names([str(folder.relative_to(common_folder)) for folder in folders])
     seeds = frame.groupby("group", sort=False)["run"].nunique()
     differing = [] if given else differing_keys(firsts)
     facts = {}
@@ -279,7 +279,7 @@ def shortened(value: object) -> str:
 
 
 def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """Return the frame of the runs of papers' rows at one scale, with the columns of `own_rows`.
+    """Return the frame of the runs of papers' rows at one scale, with the columns of `comparison_rows`.
 
     A row is labelled by the shortest of its names that no other row has.
     """

@@ -327,9 +327,9 @@ def write_pages(
     content = [section for axis, curves in fits.items() for section in _scaling_sections(curves, axis, output)]
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
-    compared = frames.Comparison(frames.own_rows(other_runs, labels), damage) if len(other_runs) else None
+    compared = frames.Comparison(frames.comparison_rows(other_runs, labels), damage) if len(other_runs) else None
     if compared:
-        content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
+        content += parts.comparison_sections(compared, logs, damage, bool(scales or filled), tested)
     lines = [line for part in (*scales, compared) if part for line in parts.comparison_lines(part)]
     lines += [line for part in filled for line in parts.table_lines(part)]
     facts: dict[str, Text] = {"finished runs": str(frame["run"].nunique())}
@@ -342,7 +342,7 @@ def write_pages(
         rows = [bool(len(part.ours(row))) for part in filled for row in part.table.rows]
         facts |= {"tables": str(len(filled)), "rows filled": f"{sum(rows)} of {len(rows)}"}
     full_size = _full_size_table(runs)
-    lead = LEAD if filled else parts.SMALL if scales else parts.OWN
+    lead = LEAD if filled else parts.SMALL if scales else parts.COMPARISON_LEAD
     sections = [
         Section(text=[lead, *([note] if note else [])]),
         Section(facts=facts, formats=["html"]),

@@ -34,7 +34,7 @@ SMALL = (
     "recipe, except for the settings named with a row. The numbers compare methods on this data and at this budget; "
     "they say nothing about the numbers that the papers print."
 )
-OWN = (
+COMPARISON_LEAD = (
     "Runs that differ only in their seed are one line. A difference between two lines is "
     "due to all the settings that differ, and to chance: compare several seeds before you believe a small one."
 )
@@ -73,11 +73,11 @@ def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead:
     return [heading, *_comparison_tables(compared, tables), figures, Section(tables=titled, formats=["tex"])]
 
 
-def own_sections(
+def comparison_sections(
     compared: Comparison, logs: Mapping[Path, TrainingLog], damage: DamageLog, lead: bool, tested: bool
 ) -> list[Section]:
     """Compare any runs. lead: explain the comparison, where the page's lead does not. tested: test the differences."""
-    tables, text, further_tables = task_tables(compared), [OWN] if lead else [], []
+    tables, text, further_tables = task_tables(compared), [COMPARISON_LEAD] if lead else [], []
     figures = list(comparison_figures(compared, logs))
     if not tested:
         text.append(SELECTED)

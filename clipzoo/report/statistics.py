@@ -502,7 +502,7 @@ def disagreements(frame: pd.DataFrame, damage: DamageLog) -> Iterator[Disagreeme
     """Compare the first run with the first run of every other group, where both stored their answers."""
     first, *other_runs = (run for _, run in frame.drop_duplicates("group").iterrows())
     for run in other_runs:
-        one, two = distinct([first["run"].name, run["run"].name])
+        one, two = short_run_names([first["run"].name, run["run"].name])
         for task, title in (("zero_shot", "zero-shot"), ("retrieval", "text to image")):
             for path in sorted((first["run"] / "evaluation" / task).glob("*.npz")):
                 first_answers = _answers(path, damage)
@@ -523,7 +523,7 @@ def _answers(path: Path, damage: DamageLog) -> tuple[Sequence[str], np.ndarray, 
     return None
 
 
-def distinct(names: Sequence[str]) -> list[str]:
+def short_run_names(names: Sequence[str]) -> list[str]:
     """Shorten run names to the overrides that differ: "a+head-clip-1a2b3c4d" and "a+head-kme-5e6f7a8b" to the heads.
 
     Digests and overrides that all names share are left out. Names that differ only in their digests, and names without

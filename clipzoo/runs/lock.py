@@ -18,7 +18,7 @@ from typing import Any
 from clipzoo import io
 from clipzoo.errors import ConfigError
 
-PATIENCE = 20.0
+PATIENCE_SECONDS = 20.0
 """Seconds to wait for another process, which may have been told to stop."""
 
 
@@ -35,7 +35,7 @@ class RunLock(AbstractContextManager["RunLock"]):
         # lock of the whole process.
         self._descriptor: int | None = None
 
-    def acquire(self, patience: float = PATIENCE) -> None:
+    def acquire(self, patience: float = PATIENCE_SECONDS) -> None:
         """Take the lock. Raises ConfigError if another process holds it for longer than `patience` seconds."""
         if self._descriptor is not None:
             return

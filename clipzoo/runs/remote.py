@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "CLIPZOO_STAGING"
 """Environment variable with the folder for local copies."""
-BEAT = 15.0
+HEARTBEAT_SECONDS = 15.0
 """Seconds after which the owner of a run in a store renews its lock."""
-HEARTBEAT_TIMEOUT_SECONDS = 4 * BEAT
+HEARTBEAT_TIMEOUT_SECONDS = 4 * HEARTBEAT_SECONDS
 """Seconds without a change after which the owner of a lock counts as dead."""
-PATIENCE = 20.0
+LOCK_PATIENCE_SECONDS = 20.0
 """Seconds to wait for an owner that may have been told to stop."""
-WAIT_FOR_FIRST = 600.0
+FIRST_UPLOAD_TIMEOUT_SECONDS = 600.0
 """Seconds that other machines wait for the first one to upload the checkpoint that the run resumes from."""
-WITHOUT_BEATS = ("hf",)
+PROTOCOLS_WITHOUT_HEARTBEAT = ("hf",)
 """Protocols whose stores keep every version of a file: the lock is written only at the start and the end."""
 _LOCK = re.compile(r"\.writer-(\d{6,})\.json")
 
@@ -221,7 +221,7 @@ def writer(store: Store) -> dict[str, Any]:
 class RemoteRun:
     """A run in a store that this process writes, under a lock. patience, every, on_failure: see `Mirror`.
 
-    The lock is the file `.writer-000001.json`, created exclusively and renewed every BEAT seconds. A store cannot tell
+    The lock is the file `.writer-000001.json`, created exclusively and renewed every HEARTBEAT_SECONDS seconds. A store cannot tell
     whether the owner of a lock is alive. Another process waits until the file no longer changes, and then creates the
     file with the next number: if two do so at the same time, one succeeds. The owner stops when a later number exists.
     The last file remains: it names the copy of the run directory that was the last to write.
@@ -274,7 +274,7 @@ class RemoteRun:
 
     def fetch(self, needed: Sequence[str]) -> None:
         """Wait until the first machine has uploaded these checkpoints, and fetch them. For the other machines."""
-        end = time.monotonic() + WAIT_FOR_FIRST
+        end = time.monotonic() + FIRST_UPLOAD_TIMEOUT_SECONDS
         for name in needed:
             while True:
                 sizes = self.store.sizes()
@@ -282,7 +282,9 @@ class RemoteRun:
                     if fetch_group(self.store, self.folder, name, sizes):
                         break
                 if time.monotonic() > end:
-                    raise TrainingError(f"{self.store.url}/{name} is not in the store after {WAIT_FOR_FIRST:g} seconds")
+                    raise TrainingError(
+                        f"{self.store.url}/{name} is not in the store after {FIRST_UPLOAD_TIMEOUT_SECONDS:g} seconds"
+                    )
                 time.sleep(1.0)
 
     def finish(self) -> None:
@@ -319,14 +321,14 @@ class RemoteRun:
 
         before = writer(self.store)
         if before and not before.get("released") and before.get("id") != previous:
-            if self.store.protocol in WITHOUT_BEATS:
+            if self.store.protocol in PROTOCOLS_WITHOUT_HEARTBEAT:
                 log.warning("%s, and this store cannot tell whether it still is", taken(before))
             else:
                 # Wait until the owner has released the lock or is dead.
                 print(f"{taken(before)}: waiting up to {HEARTBEAT_TIMEOUT_SECONDS:g} s", file=sys.stderr, flush=True)
                 begin, is_alive, now = time.monotonic(), False, before
-                while time.monotonic() - begin < (PATIENCE if is_alive else HEARTBEAT_TIMEOUT_SECONDS):
-                    time.sleep(min(1.0, BEAT / 4))
+                while time.monotonic() - begin < (LOCK_PATIENCE_SECONDS if is_alive else HEARTBEAT_TIMEOUT_SECONDS):
+                    time.sleep(min(1.0, HEARTBEAT_SECONDS / 4))
                     now = writer(self.store)
                     if not now or now.get("released"):
                         break
@@ -346,7 +348,7 @@ class RemoteRun:
         return before.get("id")
 
     def _keep_lock(self, mirror: Mirror) -> None:
-        while not self._stopped.wait(BEAT):
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
             try:
                 owner = self._renew()
             # Stores raise errors of many types. If the lock stays old, the uploads fail and end the run.
@@ -359,7 +361,7 @@ class RemoteRun:
 
     def _renew(self) -> str | None:
         """Renew the lock, as a heartbeat. Return the new owner if another process has taken it, else None."""
-        if self.store.protocol in WITHOUT_BEATS:
+        if self.store.protocol in PROTOCOLS_WITHOUT_HEARTBEAT:
             return None
         now = writer(self.store)
         if now.get("id") != self._lock["id"]:

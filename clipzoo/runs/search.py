@@ -65,7 +65,7 @@ COSTS = "training/"
 """Start of the names of a training's costs, such as training/seconds."""
 PRUNED = "pruned_at"
 """User attribute of a trial in the journal: the rung that it did not pass."""
-OPTUNAS: dict[State, str] = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+OPTUNA_STATES: dict[State, str] = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
 """Optuna's names of states."""
 SUITE = "clipzoo.evaluation.suite.Suite"
 MOST_NAMES = 12
@@ -457,7 +457,7 @@ def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
-        state=TrialState[OPTUNAS[trial.state]],
+        state=TrialState[OPTUNA_STATES[trial.state]],
         params=dict(trial.values),
         distributions=dict(ranges),
         values=list(trial.results) or None,
@@ -565,7 +565,7 @@ class Study:
             for name, text in (("reason", reason), ("run", run and run.name)):
                 if text:
                     storage.set_trial_user_attr(key, name, text)
-            storage.set_trial_state_values(key, TrialState[OPTUNAS[state]], list(results) or None)
+            storage.set_trial_state_values(key, TrialState[OPTUNA_STATES[state]], list(results) or None)
         self.release()
 
     def passes(self, number: int, rung: int, value: float) -> bool:
@@ -636,7 +636,7 @@ class Study:
 
     def _read(self, storage: JournalStorage, study: int) -> list[Trial]:
         """Return all trials. Raises ConfigError for values that the search cannot draw."""
-        states = {name: state for state, name in OPTUNAS.items()}
+        states = {name: state for state, name in OPTUNA_STATES.items()}
         trials = []
         try:
             for item in storage.get_all_trials(study, deepcopy=False):

@@ -59,7 +59,9 @@ class Store:
             raise ConfigError(f"{key}={url} holds a password or token: give it by the store's environment variables")
         self.protocol = url.partition("://")[0]
         if not re.match("[^/]+:///*[^/?#]", url) or self.protocol not in {*available_protocols(), *registry}:
-            raise ConfigError(f"{key}={url} is no URL of a store: give PROTOCOL://BUCKET/FOLDER, s3://bucket/runs")
+            raise ConfigError(
+                f"{key}={url} is not the URL of a store: give PROTOCOL://BUCKET/FOLDER, such as s3://bucket/runs"
+            )
         self.url, self.key, self.patience = url.rstrip("/"), key, patience
 
     @cached_property
@@ -553,7 +555,7 @@ class Mirror:
 
     def _error(self, lag: float) -> TrainingError:
         return TrainingError(
-            f"{self._store.url} has not taken all files for {lag:.0f} seconds{self._fault and f' ({self._fault})'}, "
+            f"{self._store.url} has not received all files for {lag:.0f} seconds{self._fault and f' ({self._fault})'}, "
             f"longer than upload_patience={self._patience:g}. All files are in {self._folder}; the same command on "
             "this machine uploads them and continues"
         )

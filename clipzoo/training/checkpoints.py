@@ -168,7 +168,7 @@ class TrainingState:
         else:
             self._world.run_on_first(self.writer.wait)
 
-    def wait_alone(self) -> None:
+    def wait_locally(self) -> None:
         """Wait for this rank's checkpoints, without the other ranks; called when the run fails."""
         try:
             self.writer.wait()

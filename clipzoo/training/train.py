@@ -191,7 +191,7 @@ def fit(
         if world.device.type == "cuda":
             precision.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(MATMUL_PRECISIONS[settings.head_products])
-        preemption.watchdog.before_exit(state.wait_alone)
+        preemption.watchdog.before_exit(state.wait_locally)
         done = start = state.restore()
         if world.is_first:
             parts.logger.open(folder, parts.config, start)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clipzoo.io import DamageLog
-from clipzoo.report.frame import Comparison, own_rows, read_frame
+from clipzoo.report.frame import Comparison, comparison_rows, read_frame
 from clipzoo.report.pages import write_pages
 from clipzoo.report.sections import differences_of, separation_table, settings_table
 from clipzoo.report.statistics import (
@@ -60,7 +60,7 @@ def folders(tmp_path) -> list[Path]:
 
 
 def compared_at(root: Path) -> Comparison:
-    return Comparison(own_rows(read_frame([root])), DamageLog())
+    return Comparison(comparison_rows(read_frame([root])), DamageLog())
 
 
 def test_seeds_are_one_row_and_rows_are_labelled_by_directory_with_the_settings_that_differ(folders):

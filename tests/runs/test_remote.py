@@ -27,7 +27,11 @@ HOLD = "import sys; lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('lo
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    for name, seconds in {"BEAT": 0.1, "HEARTBEAT_TIMEOUT_SECONDS": 0.4, "PATIENCE": 0.2}.items():
+    for name, seconds in {
+        "HEARTBEAT_SECONDS": 0.1,
+        "HEARTBEAT_TIMEOUT_SECONDS": 0.4,
+        "LOCK_PATIENCE_SECONDS": 0.2,
+    }.items():
         monkeypatch.setattr(remote, name, seconds)
     monkeypatch.setenv(remote.VARIABLE, str(tmp_path / "staging"))
 

@@ -153,7 +153,7 @@ def _files(entry: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Made:
+class WrittenDataset:
     """A dataset that was written.
 
     samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers;
@@ -186,7 +186,7 @@ def make_classification(
     metric: Metric,
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Made:
+) -> WrittenDataset:
     """Write the images with their classes to `folder`, whose name is that of the dataset.
 
     Images keep their bytes if they are JPEG, PNG or WebP, others become PNG. Files that cannot be decoded are left out,
@@ -219,7 +219,7 @@ def make_classification(
     probed = {image.class_name for image in splits.get("train", ())} == set(names)
     samples = {split: len(part) for split, part in splits.items()}
     empty = sorted(source.class_names - set(names))
-    return _written(Made(folder, samples, left_out, len(names), probed=probed, empty_classes=empty))
+    return _written(WrittenDataset(folder, samples, left_out, len(names), probed=probed, empty_classes=empty))
 
 
 def make_retrieval(
@@ -227,7 +227,7 @@ def make_retrieval(
     folder: Path,
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Made:
+) -> WrittenDataset:
     """Write the images with their captions to `folder`; otherwise like `make_classification`."""
     require_free(folder)
     images, left_out = _usable(source, processes, progress)
@@ -238,7 +238,7 @@ def make_retrieval(
     captions = sum(len(image.captions) for image in images)
     # A caption that repeats within one image is the same pair.
     repetition = CaptionCounts.of_captions(caption for image in images for caption in dict.fromkeys(image.captions))
-    return _written(Made(folder, {"test": len(images)}, left_out, captions=captions, repetition=repetition))
+    return _written(WrittenDataset(folder, {"test": len(images)}, left_out, captions=captions, repetition=repetition))
 
 
 def _usable(
@@ -281,7 +281,7 @@ def _summary(left_out: Sequence[LeftOut]) -> str:
     return f" (left out: {number_of(len(left_out), 'file')}, {shown})" if left_out else ""
 
 
-def _written(made: Made) -> Made:
+def _written(made: WrittenDataset) -> WrittenDataset:
     """Check that an evaluation can open the dataset, and list the files that are left out in left_out.tsv."""
     open_tar_dataset(made.folder.parent, made.folder.name)
     write_left_out(made.left_out, made.folder)
