@@ -117,6 +117,6 @@ def test_keys_of_a_store_that_lead_out_of_the_folder_are_refused(tmp_path, monke
 @pytest.mark.parametrize("url", ["s3://", "s3:/bucket", "file://", "hf:///", "nosuch://bucket/runs", "s3://?x"])
 def test_a_malformed_url_is_no_folder(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="is no URL of a store"):
+    with pytest.raises(ConfigError, match="is not the URL of a store"):
         runs_of({"runs": url, "upload_patience": 1.0, "upload_every": 1.0})
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from clipzoo.report.figures import _curves
-from clipzoo.report.statistics import distinct
+from clipzoo.report.statistics import short_run_names
 from tests.support.runs import train
 
 
@@ -37,7 +37,7 @@ def test_several_seeds_are_drawn_as_their_mean_with_a_band_of_one_deviation_and_
     (["a-1a2b3c4d", "a-5e6f7a8b"],) * 2, (["a+head-kme-1a2b3c4d"],) * 2,
 ])  # fmt: skip
 def test_a_label_is_what_tells_a_run_apart(names, labels):
-    assert distinct(names) == labels
+    assert short_run_names(names) == labels
 
 
 @pytest.mark.slow

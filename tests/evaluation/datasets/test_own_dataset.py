@@ -26,11 +26,11 @@ def put(path: Path, content: bytes | None = None, number: int = 0, kind: str = "
     return path
 
 
-def classified(source: own.Source, folder: Path) -> own.Made:
+def classified(source: own.Source, folder: Path) -> own.WrittenDataset:
     return own.make_classification(source, folder, TEMPLATES, "top1")
 
 
-def kinds(made: own.Made) -> dict[str, str]:
+def kinds(made: own.WrittenDataset) -> dict[str, str]:
     return {entry.path.name: entry.kind for entry in made.left_out}
 
 
