@@ -221,9 +221,10 @@ def writer(store: Store) -> dict[str, Any]:
 class RemoteRun:
     """A run in a store that this process writes, under a lock. patience, every, on_failure: see `Mirror`.
 
-    The lock is the file `.writer-000001.json`, created exclusively and renewed every HEARTBEAT_SECONDS. A store cannot tell
-    whether the owner of a lock is alive. Another process waits until the file no longer changes, and then creates the
-    file with the next number: if two do so at the same time, one succeeds. The owner stops when a later number exists.
+    The lock is the file `.writer-000001.json`, created exclusively and renewed every HEARTBEAT_SECONDS. A store cannot
+    tell whether the owner of a lock is alive. Another process waits until the file no longer changes, and then creates
+    the file with the next number: if two do so at the same time, one succeeds. The owner stops when a later number
+    exists.
     The last file remains: it names the copy of the run directory that was the last to write.
     """
 
