@@ -156,7 +156,7 @@ def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str
     # torch and safetensors report a file of another kind as UnpicklingError, RuntimeError, EOFError, AssertionError ...
     except Exception as error:
         kind = "safetensors file" if path.suffix == ".safetensors" else "checkpoint of weights and plain values"
-        raise DamagedFileError(path, f"is no {kind} ({_first_sentence(error)})", remedy) from error
+        raise DamagedFileError(path, f"is not a {kind} ({_first_sentence(error)})", remedy) from error
     if not isinstance(content, dict):
         raise DamagedFileError(path, "holds no mapping", remedy)
     for tensor in tensors_in(content):
@@ -186,7 +186,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
                 _require(8 + header <= size, fault)
                 _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
                 return
-            _require(zipfile.is_zipfile(file), f"is no {kind} (no zip archive of torch.save)")
+            _require(zipfile.is_zipfile(file), f"is not a {kind} (no zip archive of torch.save)")
             archive = zipfile.ZipFile(_Directory(file.raw))
             members = archive.infolist()
             packed = next((member for member in members if member.compress_type or member.flag_bits & 1), None)
@@ -201,7 +201,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
         except _BoundError as error:
             raise DamagedFileError(path, str(error), remedy) from None
         except Exception as error:  # zipfile and pickletools report a malformed file in many ways.
-            raise DamagedFileError(path, f"is no {kind} ({_first_sentence(error)})", remedy) from None
+            raise DamagedFileError(path, f"is not a {kind} ({_first_sentence(error)})", remedy) from None
 
 
 class _BoundError(Exception):

@@ -34,6 +34,8 @@ OUTPUTS: dict[str, str] = {
         "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf"
     ),
     r"pages/compare: .*\(absent\) -> \|? ?`?trainer\.": "the trainer's keys are in groups, so sorted otherwise",
+    r"pages/.*DistilBertTower": "NUCLR's DistilBERT is a text model of transformers",
+    r"pages/lab.*(: Notes|: ```bash)": "notes of a lab are in notes.txt; commands look the same on all pages",
     r"encoder\.text_tower\.(name|options|tokenizer): \(absent\)": (
         "NUCLR's DistilBERT is a text model of transformers"
     ),

@@ -33,7 +33,7 @@ DESCRIPTION = "about."
 VOLATILE = (
     (re.compile(r"\bclipzoo(?:\.\w+)*\.([A-Za-z]\w*)"), r"\1"),  # the module of a class
     (re.compile(r"(?<=-)[0-9a-f]{8}(?![0-9a-f])"), "DIGEST"),  # of a configuration, with the modules of its classes
-    (re.compile(r"\b[0-9a-f]{40}\b"), "REVISION"),
+    (re.compile(r"\b[0-9a-f]{40}\b|(?<=\| )[0-9a-f]{9}(?= \|)"), "REVISION"),
     (re.compile(r"\bclipzoo \d[\w.+]*"), "clipzoo VERSION"),
     (re.compile(r"(?<=\|TIME\|TIME\|TIME\| )[\d.]+"), "GIB"),  # the last column of a table of costs
     (re.compile(r"(?<=& )[\d.]+(?= & (finished|pruned) )"), "MINUTES"),  # in LaTeX, of a trial
