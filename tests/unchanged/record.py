@@ -152,13 +152,18 @@ def flat_configuration(checkout: Path, name: str, overrides: tuple[str, ...]) ->
     """The resolved configuration and the axes of a search by dotted keys, composed by Hydra from conf/ alone."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import InterpolationToMissingValueError
 
     with initialize_config_dir(str(checkout / "conf"), version_base="1.3"):
         config = compose(name, list(overrides), return_hydra_config=True)
     axes = OmegaConf.to_container(config.hydra.sweeper).get("params")
     with open_dict(config):
         del config.hydra
-    return dict(results.leaves({**OmegaConf.to_container(config, resolve=True), "sweep": axes}))
+    try:
+        plain = OmegaConf.to_container(config, resolve=True)
+    except InterpolationToMissingValueError:  # the name of a model that the user must give
+        plain = OmegaConf.to_container(config)
+    return dict(results.leaves({**plain, "sweep": axes}))
 
 
 def _options() -> argparse.Namespace:
