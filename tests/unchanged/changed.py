@@ -27,7 +27,7 @@ NODES: dict[str, str] = {
 """Node that the reference's configurations lack -> name of its class."""
 OUTPUTS: dict[str, str] = {
     r"a whole number (of at least|from)": "counts have upper bounds",
-    r"listing/keys: logger|^configs/.*: logger\.": "loggers are options: logger=wandb, tensorboard, none, several at once",
+    r"listing/keys: logger|^configs/.*: logger\.": "loggers are options: logger=wandb, none, several at once",
     r"pages/lab.*(points|seeds|search|lab)(/\d+)?\.json": "a lab writes ordinary run directories",
     r"trainer\.(checkpoints|spikes|slow_ranks)\._target_: \(absent\)": "settings of the trainer have groups",
     r"bench_vit|demo/recipe_|recipe_adamw|quick_gelu line 1: bool": (
