@@ -157,7 +157,7 @@ def test_two_hundred_clients_are_answered_for_a_minute_beside_fifty_that_stop_re
     assert min(counts) > 0
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_its_text_isescaped():
+def test_the_page_loads_nothing_from_elsewhere_and_its_text_is_escaped():
     page = explorer_page({"answers": {"overview": {"collections": [{"choices": [HOSTILE]}]}}, "pictures": {}})
     assert HOSTILE not in page and page.count("</script>") == 2
     stored = re.search(r'<script type="application/json" id="answers">(.*?)</script>', page, re.S)
