@@ -39,7 +39,7 @@ def number_of(count: int, noun: str, plural: str = "s") -> str:
 def installation(extra: str, checkout: Path = CHECKOUT) -> str:
     """Return the command that installs an extra of the checkout, or the extra's packages in a wheel's metadata.
 
-    clipzoo is in no package index: `pip install 'clipzoo[EXTRA]'` finds nothing.
+    No package index has clipzoo: `pip install 'clipzoo[EXTRA]'` finds nothing.
     """
     if (checkout / "pyproject.toml").exists():
         return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"

@@ -82,7 +82,7 @@ def test_require_reports_all_reasons_in_one_error_and_warns_about_an_unpublished
         require(build_head("clip"), build_objective("nuclr"))
     with caplog.at_level(logging.WARNING):
         require(build_head("kme"), build_objective("joint"))
-    assert "unpublished" in caplog.text
+    assert "no paper trains it" in caplog.text
     (fault,) = schema.faults(composed("+objective=infoloob", "objective.scale=0"))
     assert fault == "objective.scale must be a number from 0.001 to 1000, not 0 (int)"
 
