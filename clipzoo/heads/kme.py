@@ -196,7 +196,7 @@ def groups(points: PointSet, count: int) -> Tensor:
     points = remaining = points.map(Tensor.detach)
     owner = torch.arange(points.points.shape[1], device=points.points.device).expand_as(points.log_weights)
     while True:
-        # Of the even points, `joining` join their nearest odd one. Absent points join first, which changes nothing.
+        # `joining` even points merge with their nearest odd points. Absent points go first: they have no weight.
         units, absent = remaining.points, remaining.log_weights == -torch.inf
         size = max(count, units.shape[1] - units.shape[1] // 2)
         joining = units.shape[1] - size

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import optimize, stats
 
 from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
@@ -73,7 +73,7 @@ def over_seeds(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(stats.t.ppf(ENDS[1], len(values) - 1) * stats.sem(values))
+    half = float(scipy.stats.t.ppf(ENDS[1], len(values) - 1) * scipy.stats.sem(values))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -87,7 +87,7 @@ def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> In
         return Interval(estimate, -math.inf, math.inf)
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return Interval(estimate, estimate, estimate)
-    ends = stats.ttest_ind(second, first, equal_var=False).confidence_interval(LEVEL)
+    ends = scipy.stats.ttest_ind(second, first, equal_var=False).confidence_interval(LEVEL)
     return Interval(estimate, float(ends.low), float(ends.high))
 
 
@@ -137,7 +137,9 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
     if first_right.shape != second_right.shape:
         raise ValueError(f"McNemar's test pairs the same samples, not {len(first_right)} and {len(second_right)}")
     only_first, only_second = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
-    return float(stats.binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
+    return (
+        float(scipy.stats.binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
+    )
 
 
 def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999, seed: int = 0) -> float:
@@ -168,7 +170,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float:
         return 1.0
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return float(first[0] == second[0])
-    return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
+    return float(scipy.stats.ttest_ind(first, second, equal_var=False).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -188,14 +190,14 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if min(len(first), len(second)) < 2:
         raise ValueError(f"a rank-sum test needs two values on both sides, not {len(first)} and {len(second)}")
-    ranks = stats.rankdata([*first, *second])
+    ranks = scipy.stats.rankdata([*first, *second])
     if math.comb(len(ranks), len(first)) > MOST_ARRANGEMENTS:
-        return float(stats.mannwhitneyu(first, second, method="asymptotic").pvalue)
+        return float(scipy.stats.mannwhitneyu(first, second, method="asymptotic").pvalue)
     if len(set(ranks)) == len(ranks):
-        return float(stats.mannwhitneyu(first, second, method="exact").pvalue)
+        return float(scipy.stats.mannwhitneyu(first, second, method="exact").pvalue)
     # The exact method of mannwhitneyu ignores ties.
     center = len(first) * (len(ranks) + 1) / 2
-    test = stats.permutation_test(
+    test = scipy.stats.permutation_test(
         (ranks[: len(first)], ranks[len(first) :]),
         lambda first, _, axis: np.abs(first.sum(axis=axis) - center),
         n_resamples=MOST_ARRANGEMENTS,
@@ -212,22 +214,22 @@ def detectable_difference(deviation: float, seeds: int, significance: float = SI
     if seeds < 2:
         return math.inf
     freedom = 2 * (seeds - 1)
-    limit = float(stats.t.isf(significance / 2, freedom))
+    limit = float(scipy.stats.t.isf(significance / 2, freedom))
     # P(|T| > limit) for Student's noncentral t, by quadrature: scipy's is NaN for large limits.
     nodes, weights = np.polynomial.legendre.leggauss(400)
-    low, high = stats.chi2.ppf([1e-14, 1 - 1e-14], freedom)
+    low, high = scipy.stats.chi2.ppf([1e-14, 1 - 1e-14], freedom)
     chi_squares = low + (high - low) * (nodes + 1) / 2
-    thresholds, density = limit * np.sqrt(chi_squares / freedom), weights * stats.chi2.pdf(chi_squares, freedom)
+    thresholds, density = limit * np.sqrt(chi_squares / freedom), weights * scipy.stats.chi2.pdf(chi_squares, freedom)
 
     def surplus(shift: float) -> float:
         """Power at this shift, in standard errors, minus POWER."""
-        outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
+        outside = scipy.stats.norm.sf(thresholds - shift) + scipy.stats.norm.cdf(-thresholds - shift)
         return float((high - low) / 2 * density @ outside) - POWER
 
     largest = 1.0
     while surplus(largest) < 0:
         largest *= 1.5
-    return deviation * math.sqrt(2 / seeds) * float(optimize.brentq(surplus, 0.0, largest))
+    return deviation * math.sqrt(2 / seeds) * float(scipy.optimize.brentq(surplus, 0.0, largest))
 
 
 def seeds_for(difference: float, deviation: float, significance: float = SIGNIFICANT) -> int:
@@ -325,7 +327,7 @@ def _fit(log_x: np.ndarray, log_y: np.ndarray, start: np.ndarray) -> tuple[np.nd
         slopes = np.stack([np.ones_like(log_x), -log_x], 1)
         values = np.linalg.lstsq(slopes, log_y, rcond=None)[0]
     else:
-        fitted = optimize.least_squares(lambda values: _log_value(values, log_x) - log_y, start, method="lm")
+        fitted = scipy.optimize.least_squares(lambda values: _log_value(values, log_x) - log_y, start, method="lm")
         values, slopes = fitted.x, fitted.jac
     spread = float(np.sqrt(np.square(log_y - _log_value(values, log_x)).sum() / (len(log_x) - len(values))))
     return values, spread * float(np.sqrt(np.linalg.pinv(slopes.T @ slopes)[1, 1])), spread
