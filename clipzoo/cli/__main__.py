@@ -38,6 +38,7 @@ COMMANDS = {
     "export": ("cli.models.export_arguments", "write a model for open_clip, transformers, torch.export or onnxruntime"),
     "index": ("cli.models.index_arguments", "embed images once, to search them"),
     "search": ("cli.models.search_arguments", "search an index of images by captions"),
+    "migrate": ("cli.migrate.migrate_arguments", "translate a command of open_clip's training or of CLIP_benchmark"),
     "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),
     "datasets": ("cli.data.datasets_arguments", "list or convert the benchmark datasets, or make your own"),
     "world": ("lab.worlds.world.add_arguments", "generate the demo's dataset"),

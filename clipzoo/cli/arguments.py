@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
                 raise ConfigError(f"{action.option_strings[-1]} has no effect without {' or '.join(needed)}")
         for action in self._given:
             values = getattr(options, action.dest, None)
-            if not isinstance(values, list) or action.nargs == "*":
+            if not isinstance(values, list) or action.nargs in ("*", argparse.REMAINDER):
                 continue
             if duplicates := [*(Counter(values) - Counter({*values}))]:
                 raise ConfigError(f"{'/'.join(action.option_strings) or action.metavar} {duplicates[0]} is given twice")
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
     def _get_values(self, action: argparse.Action, texts: list[str]) -> Any:
         # Called only for the options and positional arguments on the command line.
         self._given.add(action)
-        for text in texts if action.nargs != argparse.PARSER else ():
+        for text in texts if action.nargs not in (argparse.PARSER, argparse.REMAINDER) else ():
             if not text.strip():
                 raise argparse.ArgumentError(action, f"must not be blank, not {text!r}")
             if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):

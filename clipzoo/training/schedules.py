@@ -28,6 +28,8 @@ from clipzoo.types import (
 class WarmupSchedule(Part):
     """Linear warmup from `start` to `peak`, then the rate of `after_warmup`. All schedules take these arguments.
 
+    start: learning rate of the first step; None for peak / w in a warmup of w steps, the last of which has the peak, as
+        in open_clip.
     end: learning rate at the end of the training.
     warmup_epochs, warmup_steps, warmup_samples: length of the warmup; give one, and null for the others.
     restart_epochs, restart_steps, restart_samples: period after which the schedule restarts from its peak (CLOOB: 7
@@ -36,7 +38,7 @@ class WarmupSchedule(Part):
     """
 
     peak: Rate
-    start: NonNegative
+    start: NonNegative | None
     end: NonNegative
     warmup_epochs: Annotated[float, Range(at_least=0, at_most=1e6)] | None
     warmup_steps: NonNegativeCount | None
@@ -53,7 +55,7 @@ class WarmupSchedule(Part):
         "(restart_epochs is None) + (restart_steps is None) + (restart_samples is None) >= 2": (
             "give at most one of the three, and null for the others"
         ),
-        "start <= peak": "the warmup must not start above the peak",
+        "start is None or start <= peak": "the warmup must not start above the peak",
         "end <= peak": "the rate must not end above the peak",
     }
 
@@ -62,6 +64,8 @@ class WarmupSchedule(Part):
         length = in_steps(progress, self.warmup_epochs, self.warmup_steps, self.warmup_samples)
         warmup = min(round(length or 0), progress.total_steps)
         if progress.step < warmup:
+            if self.start is None:
+                return self.peak * (progress.step + 1) / round(length or 0)
             return self.start + (self.peak - self.start) * progress.step / warmup
         # Exact fractions: rounding could count the first step of a cycle or an epoch as the end of the previous one.
         step = Fraction(progress.step)
