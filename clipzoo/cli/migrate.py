@@ -10,7 +10,6 @@ import string
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -70,7 +69,10 @@ class Given:
 
     def __init__(self, program: str, flags: dict[str, Any], launcher: list[str], ranks: int, is_main: bool) -> None:
         self.program, self.flags, self.launcher, self.ranks = program, flags, launcher, ranks
-        self.values = {flag: default_of(entry, is_main) for flag, entry in TABLE[program].items()} | flags
+        self.values: dict[str, Any] = {}
+        for flag, entry in TABLE[program].items():
+            default = entry.get("default", False if entry.get("type") == "flag" else None)
+            self.values[flag] = flags.get(flag, entry.get("main", default) if is_main else default)
         self.overrides: dict[str, str] = {}
         self.notes: dict[str, list[str]] = {section: [] for section in TITLES}
         self.commands: list[str] = []
@@ -81,28 +83,33 @@ class Given:
         facts: values of fields that are not those of flags. A field that is None leaves its override out.
         """
         values = {**self.values, **facts}
+        for flag, entry in TABLE[self.program].items():
+            if isinstance(names := entry.get("choices"), dict) and values[flag] is not None:
+                values[flag] = names[values[flag]]
         for template, flags in TABLE["overrides"][self.program].items():
             fields = [name for _, name, _, _ in string.Formatter().parse(template) if name]
             if all(values[name] is not None for name in fields):
                 override = template.format_map({name: in_hydra(values[name]) for name in fields})
                 self.overrides[override] = self.reason(*flags)
-        for flag, value in self.flags.items():
-            if "=" in (templates := TABLE[self.program][flag].get("becomes", "")):
-                for template in templates.split():
-                    self.overrides[template.format(in_hydra(value))] = self.reason(flag)
+        for flag in self.flags:
+            for template in TABLE[self.program][flag].get("becomes", "").split():
+                self.overrides[template.format(in_hydra(values[flag]))] = self.reason(flag)
 
     def reason(self, *flags: str) -> str:
         """Return those of the flags that were given, with values; or the default of the first one."""
         given = [f"--{flag} {in_hydra(self.flags[flag])}".removesuffix(" true") for flag in flags if flag in self.flags]
         return " ".join(given) or f"--{flags[0]} {in_hydra(self.values[flags[0]])} (default)"
 
-    def command(self, program: str, *words: str) -> str:
-        """Return a command of clipzoo with these words and the overrides, each on its line."""
+    def command(self, *words: str) -> str:
+        """Return a command of clipzoo, its subcommand first, with the overrides after these words."""
         is_torchrun = any(word.endswith("torchrun") for word in self.launcher)
-        start = shlex.join([*self.launcher, *["--no-python"] * is_torchrun, "clipzoo", program])
+        start = [*self.launcher, *["--no-python"] * is_torchrun, "clipzoo", words[0]]
         # Single quotes in double quotes are easier to read than shlex's form.
-        words = (f'"{word}"' if "'" in word and not {*word} & {*'"$`\\!'} else shlex.quote(word) for word in words)
-        return " \\\n  ".join([start, *words])
+        overrides = [
+            f'"{word}"' if "'" in word and not {*word} & {*'"$`\\!'} else shlex.quote(word)
+            for word in (*words[1:], *self.overrides)
+        ]
+        return " \\\n  ".join([shlex.join(start), *overrides])
 
     def explanation(self) -> Iterator[str]:
         """Yield the overrides with their reasons, and what the table says about the flags."""
@@ -115,12 +122,16 @@ class Given:
                 self.notes["differs"].append(f"without --{flag}: {entry['absent']}")
         for section, lines in self.notes.items():
             yield from ["", f"{TITLES[section]}:", *lines] if lines else []
+        if self.program == "open_clip":
+            yield from ["", "To continue a run of open_clip, add init.resume=.../checkpoints/epoch_K.pt"]
 
 
-def default_of(entry: Mapping[str, Any], is_main: bool) -> Any:
-    """Return the default of a flag in open_clip's main branch or release."""
-    default = entry.get("default", False if entry.get("type") == "flag" else None)
-    return entry.get("main", default) if is_main else default
+def literal(text: str) -> Any:
+    """Return the number, truth value or list that a text is in Python, or else the text."""
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def in_hydra(value: Any) -> str:
@@ -168,11 +179,10 @@ def read_flags(program: str, words: Sequence[str]) -> dict[str, Any]:
         if kind == "flag":
             parser.add_argument(*names, dest=flag, action="store_true", default=None)
         else:
-            many, action = "*" if "many" in entry else None, "append" if "repeatable" in entry else "store"
-            convert = {"int": int, "float": float}.get(kind, str)
             parser.add_argument(
-                *names, dest=flag, type=convert, nargs=many, action=action, choices=entry.get("choices")
-            )
+                *names, dest=flag, type={"int": int, "float": float}.get(kind, str), choices=entry.get("choices"),
+                nargs="*" if "many" in entry else None, action="append" if "repeatable" in entry else "store",
+            )  # fmt: skip
     options, unknown = parser.parse_known_args(words)
     if unknown:
         near = nearest(unknown[0].partition("=")[0], [f"--{flag}" for flag in entries])
@@ -181,8 +191,10 @@ def read_flags(program: str, words: Sequence[str]) -> dict[str, Any]:
     if twice := [name for name, count in counts.items() if count > 1 and "repeatable" not in entries.get(name, {})]:
         raise ConfigError(f"--{twice[0]} is given twice")
     flags = {flag: getattr(options, flag) for flag in entries if getattr(options, flag) is not None}
-    pairs = [flag for flag in flags if entries[flag].get("type") == "pairs"]
-    return flags | {flag: dict(pair.partition("=")[::2] for pair in flags[flag]) for flag in pairs}
+    for flag in flags:
+        if entries[flag].get("type") == "pairs":
+            flags[flag] = {key: literal(value) for key, _, value in (pair.partition("=") for pair in flags[flag])}
+    return flags
 
 
 def read_parameters(path: Path) -> Given:
@@ -193,15 +205,16 @@ def read_parameters(path: Path) -> Given:
     except (ValueError, KeyError):
         raise ConfigError(f"{path} is not the params.txt of a training of open_clip") from None
     names = {entry.get("dest", flag.replace("-", "_")): flag for flag, entry in TABLE["open_clip"].items()}
+    defaults = Given("open_clip", {}, [], ranks, is_main).values
     if unknown := sorted(lines.keys() - names.keys() - {*TABLE["derived"]}):
         raise ConfigError(f"{path}: open_clip has no flag for {unknown[0]}{nearest(unknown[0], list(names))}")
     flags: dict[str, Any] = {}
     for name in sorted(lines.keys() & names.keys()):
-        entry, value = TABLE["open_clip"][names[name]], lines[name]
-        if "type" in entry or "many" in entry or value == "None":
-            with suppress(ValueError, SyntaxError):
-                value = literal_eval(value)
-        if value not in (default_of(entry, is_main), None, "", [], {}):
+        entry, text = TABLE["open_clip"][names[name]], lines[name]
+        value = literal(text) if "type" in entry or "many" in entry or text == "None" else text
+        if name == "device":
+            value = text.partition(":")[0]
+        if value not in (defaults[names[name]], None, "", [], {}):
             flags[names[name]] = value
     launcher = ["torchrun", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return Given("open_clip", flags, launcher, ranks, is_main)
@@ -212,17 +225,16 @@ def read_parameters(path: Path) -> Given:
 
 def training(given: Given) -> None:
     """Set the overrides and commands for a command of open_clip's trainer; an evaluation without training data."""
-    values, note = given.values, given.notes["differs"].append
-    has_data = values["train-data"] or values["dataset-type"].startswith("synthetic")
+    values = given.values
 
     # The model, its initial weights and the parameters that train. Hugging Face's text towers start pretrained.
     model, weights, resume, text_weights = values["model"], values["pretrained"], values["resume"], None
     model += "-quickgelu" * (values["force-quick-gelu"] and not model.endswith("-quickgelu"))
     config = model_config(model)
     text, vision = config.get("text_cfg", {}), config.get("vision_cfg", {})
-    is_resnet = isinstance(vision.get("layers"), list)
-    if is_resnet:
-        note(f"--model {model}: head.bias=true adds a bias to the text projection too, which is 0 at first")
+    if is_resnet := isinstance(vision.get("layers"), list):
+        note = "head.bias=true adds a bias to the text projection too, which is 0 at first"
+        given.notes["differs"].append(f"--model {model}: {note}")
     if not weights and text.get("hf_model_pretrained", True) and "hf_model_name" in text:
         text_weights = f"huggingface:{text['hf_model_name']}"
     if "/" not in weights and not Path(weights).suffix and (weights or ":" in model):
@@ -245,19 +257,19 @@ def training(given: Given) -> None:
         facts[f"{tower}_layers"] = layers if layers and values[f"lock-{tower}"] else None
 
     # Data.
-    sources: list[Any] = [_shards(path, given) for path in (values["train-data"] or "data/demo/train").split("::")]
     if values["dataset-type"].startswith("synthetic"):
-        given.commands.append("clipzoo world")
-        note("--dataset-type synthetic: scenes of `clipzoo world`, not one black image")
+        raise ConfigError("--dataset-type synthetic: run `clipzoo world`, and give --train-data data/demo/train")
+    sources: list[Any] = [_shards(path, given) for path in (values["train-data"] or "").split("::")]
     if factors := values["train-data-upsampling-factors"]:
         if factors.count("::") + 1 != len(sources):
             raise ConfigError(f"--train-data-upsampling-factors={factors} has not one factor for each source")
         weighted = zip(sources, map(float, factors.split("::")), strict=True)
         sources = [{"path": path, "weight": weight} for path, weight in weighted]
-    augmentations = {"scale": "(0.9, 1.0)"} | (values["aug-cfg"] or {})
-    facts["crop_scale"] = literal_eval(str(augmentations.pop("scale")))
+    values["aug-cfg"] = {"scale": (0.9, 1.0)} | (values["aug-cfg"] or {})
+    facts["crop_scale"] = values["aug-cfg"]["scale"]
     facts["shards"] = sources if factors or len(sources) > 1 else sources[0]
-    given.notes["none"] += [f"--aug-cfg {name}: see data.flip and data.rand_augment" for name in augmentations]
+    others = [name for name in values["aug-cfg"] if name != "scale"]
+    given.notes["none"] += [f"--aug-cfg {name}: see data.flip and data.rand_augment" for name in others]
 
     # Optimizer. The defaults of AdamW depend on the name of the model.
     name, is_vit = values["opt"], "vit" in values["model"].lower()
@@ -276,36 +288,32 @@ def training(given: Given) -> None:
     }  # fmt: skip
 
     # Batch, length and schedule. With the number of samples, the steps of open_clip's epochs are known.
-    batch, accumulated, samples = values["batch-size"] * given.ranks, values["accum-freq"], values["train-num-samples"]
-    workers, skips = max(1, values["workers"]), values["skip-scheduler"]
+    batch, accumulated, workers = values["batch-size"] * given.ranks, values["accum-freq"], max(1, values["workers"])
+    samples = None if given.commands else values["train-num-samples"]  # not for tables, which are packed first
     steps = samples and math.ceil(math.ceil(samples / batch) / workers) * workers // accumulated
-    schedule = {"cosine": "cosine", "const": "constant", "const-cooldown": "wsd"}[values["lr-scheduler"]]
-    cooldown = values["epochs-cooldown"] if schedule == "wsd" else None
+    if values["skip-scheduler"]:
+        values |= {"lr-scheduler": "const", "warmup": 0}
+    cooldown = values["epochs-cooldown"] if values["lr-scheduler"] == "const-cooldown" else None
+    if cooldown is None and values["lr-scheduler"] == "const-cooldown":
+        raise ConfigError("--lr-scheduler const-cooldown needs --epochs-cooldown")
     facts |= {
         "global_batch": batch * accumulated, "micro_batch": values["batch-size"] if accumulated > 1 else None,
         "epochs": "null" if steps else values["epochs"], "steps": steps and steps * values["epochs"],
-        "schedule": "constant" if skips else schedule, "warmup": 0 if skips else values["warmup"],
         "cooldown_epochs": None if steps else cooldown, "cooldown_steps": steps and cooldown and steps * cooldown,
         "end": values["lr-cooldown-end"] if cooldown else 0.0,
         "checkpoint_steps": (steps and steps * given.flags.get("save-frequency", 0)) or None,
     }  # fmt: skip
 
     # Precision, loggers and evaluations.
-    precisions = {"amp": "fp16", "fp16": "fp16", "pure_fp16": "fp16", "fp32": "float32"}
     loggers = [name for name in ("tensorboard", "trackio", "wandb") if re.search(f"{name}|all", values["report-to"])]
     images, images_v2, pairs = values["imagenet-val"], values["imagenet-v2"], values["val-data"]
     root = Path(images or "data/downstream/imagenet/val")
     if root.parts[-2:] != ("imagenet", "val"):
-        link = Path("data/downstream/imagenet/val")
-        given.commands.append(f"mkdir -p {link.parent} && ln -s {shlex.quote(str(root.absolute()))} {link}")
-        root = link
+        folder, root = shlex.quote(str(root.absolute())), Path("data/downstream/imagenet/val")
+        given.commands.append(f"mkdir -p {root.parent} && ln -s {folder} {root}")
     intervals = [values["zeroshot-frequency"] if images or images_v2 else 0, values["val-frequency"] if pairs else 0]
     facts |= {
-        "precision": precisions.get(values["precision"], "bf16"),
-        "device": given.flags["device"].partition(":")[0] if "device" in given.flags else None,
-        "checkpoint_format": values["fsdp-checkpoint"].replace("full", "file") if values["fsdp"] else None,
-        "interpolation": None if values["image-interpolation"] == "random" else values["image-interpolation"],
-        "loggers": (loggers if len(loggers) > 1 else loggers[0]) if loggers else None,
+        "loggers": loggers[0] if len(loggers) == 1 else loggers or None,
         "project": values["wandb-project-name"] if "wandb" in loggers else None,
         "zero_shot": ["imagenet"] * bool(images) + ["imagenet_v2"] * bool(images_v2) or None,
         "root": str(root.parents[1]) if images else None, "prompts": "clip" if images or images_v2 else None,
@@ -313,12 +321,13 @@ def training(given: Given) -> None:
         "every_epochs": min(filter(None, intervals), default=None),
     }  # fmt: skip
     given.override(facts)
-    if has_data:
-        given.commands.append(given.command("train", *given.overrides))
+    given.overrides[f"trainer.global_batch={batch * accumulated}"] += f" x {given.ranks} ranks" * (given.ranks > 1)
+    if values["train-data"]:
+        given.commands.append(given.command("train"))
     else:
         given.overrides = {key: reason for key, reason in given.overrides.items() if key.startswith("eval.")}
         words = [f"model={model}", f"pretrained={values['pretrained'] or 'null'}", "eval=none"]
-        given.commands.append(given.command("evaluate", *words, *given.overrides))
+        given.commands.append(given.command("evaluate", *words))
 
 
 def _shards(path: str, given: Given) -> str:
@@ -377,4 +386,4 @@ def evaluation(given: Given) -> None:
         if not pretrained:
             raise ConfigError(f"--pretrained_model {model} is a collection or a file: give MODEL,PRETRAINED")
         words = [f"model={in_hydra(model)}", f"pretrained={in_hydra(pretrained)}", "eval=none"]
-        given.commands.append(given.command("evaluate", *words, *given.overrides))
+        given.commands.append(given.command("evaluate", *words))

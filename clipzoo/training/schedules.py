@@ -28,7 +28,7 @@ from clipzoo.types import (
 class WarmupSchedule(Part):
     """Linear warmup from `start` to `peak`, then the rate of `after_warmup`. All schedules take these arguments.
 
-    start: learning rate of the first step; None for peak / w in a warmup of w steps, the last of which has the peak, as
+    start: learning rate at the first step; null for peak / w in a warmup of w steps, the last of which has the peak, as
         in open_clip.
     end: learning rate at the end of the training.
     warmup_epochs, warmup_steps, warmup_samples: length of the warmup; give one, and null for the others.

@@ -11,6 +11,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 from clipzoo.cli import __main__ as commands
+from clipzoo.cli.migrate import TABLE
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {
@@ -22,6 +23,8 @@ WEIGHTS = {
 A word in a title weighs 1,000 times as much as in a text. The keys of the configuration are text, hence their page's
 weight.
 """
+REMARKS = {"same": "Not needed: ", "none": "No counterpart: ", "differs": "Differs: ", "absent": "Without it: "}
+"""Remarks about a flag in migrate.yaml and how they begin."""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])\s*</\1>', re.DOTALL)
 
 
@@ -34,15 +37,29 @@ def on_files(files: Files, config) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Weight the page in the search; fill `<!-- rows PAPER -->` and `<!-- deviations WORD ... -->`.
+    """Weight the page in the search; fill `<!-- rows PAPER -->`, `<!-- deviations WORD ... -->` and `<!-- flags X -->`.
 
-    They become the table rows of the pages that list all.
+    The first two become the table rows of the pages that list all.
     """
     weights = (weight for start, weight in WEIGHTS.items() if page.file.src_uri.startswith(start))
     page.meta.setdefault("search", {"boost": next(weights, 1)})
     markdown = re.sub(r"<!-- rows (\w+) -->", lambda match: _rows("reproduce", (f"{match[1]}/",)), markdown)
+    markdown = re.sub(r"<!-- flags (\w+) -->", lambda match: _flags(match[1]), markdown)
     pattern = r"<!-- deviations ([\w -]+) -->"
     return re.sub(pattern, lambda match: _rows("deviations", tuple(match[1].split())), markdown)
+
+
+def _flags(program: str) -> str:
+    """Return the table of a program's flags, of clipzoo/cli/migrate.yaml."""
+    lines = ["| flag | overrides | remark |", "| --- | --- | --- |"]
+    for flag, entry in TABLE[program].items():
+        computed = [key for key, flags in TABLE["overrides"][program].items() if flag in flags]
+        overrides = [f"`{text.replace('{}', 'VALUE')}`" for text in entry.get("becomes", "").split()]
+        overrides += [f"*{re.sub('={.*', '', key)}*" for key in computed]
+        version = {"main": ["Only in main."], "3.3": ["Only in 3.3.0."]}.get(entry.get("only", ""), [])
+        remarks = [f"{word}{entry[key]}." for key, word in REMARKS.items() if key in entry]
+        lines.append(f"| `--{flag}` | {', '.join(overrides)} | {' '.join([*version, *remarks])} |")
+    return "\n".join(lines)
 
 
 def _rows(name: str, words: tuple[str, ...]) -> str:
