@@ -15,14 +15,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.io import MB, read_bytes, read_json
+from clipzoo.io import MB, read_bytes, read_json, read_yaml
 
-TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("migrate.yaml").read_text())
+TABLE = read_yaml(Path(__file__).with_name("migrate.yaml"))
 PROGRAMS = {
     "open_clip": re.compile(r"open_clip_train\.main|(.*/)?(training|open_clip_train)/main\.py"),
     "clip_benchmark": re.compile(r"(.*/)?clip_benchmark(\.cli|/cli\.py)?"),
@@ -347,7 +345,10 @@ def _shards(path: str, given: Given) -> str:
 def model_config(name: str) -> dict[str, Any]:
     """Return open_clip's settings of a model, none for the hub's. Does not import open_clip. Raises ConfigError."""
     if name.startswith("local-dir:"):
-        return read_json(Path(name.removeprefix("local-dir:")) / "open_clip_config.json", MB)["model_cfg"]
+        file = Path(name.removeprefix("local-dir:")) / "open_clip_config.json"
+        if not file.is_file():
+            raise ConfigError(f"--model {name}: there is no {file}")
+        return read_json(file, MB).get("model_cfg", {})
     package, stem = find_spec("open_clip"), name.replace("/", "-")
     if ":" in name or package is None or package.origin is None:
         return {}
@@ -359,9 +360,9 @@ def model_config(name: str) -> dict[str, Any]:
 
 def evaluation(given: Given) -> None:
     """Set the overrides and the commands, one for each model, for a command of CLIP_benchmark."""
-    values, root = given.values, given.values["dataset_root"]
-    if root.startswith(("http:", "https:")):
-        raise ConfigError(f"--dataset_root {root}: download the datasets, and give their folder")
+    values, folder = given.values, given.values["dataset_root"]
+    if folder.startswith(("http:", "https:")):
+        raise ConfigError(f"--dataset_root {folder}: download the datasets, and give their folder")
     names: dict[str, list[str]] = {task: [] for task in TASKS.values()}
     roots = set()
     for dataset in values["dataset"]:
@@ -372,8 +373,8 @@ def evaluation(given: Given) -> None:
             given.notes["none"].append(f"--dataset {dataset} --task {task}: tasks are {', '.join(TASKS)}")
             continue
         # The folder of one dataset in tars; or a folder that has those of our catalogue.
-        path = Path(root.replace("{dataset}", name).replace("{dataset_cleaned}", name.replace("/", "-")))
-        is_own = is_in_tars or "{" in root
+        path = Path(folder.replace("{dataset}", name).replace("{dataset_cleaned}", name.replace("/", "-")))
+        is_own = is_in_tars or "{" in folder
         roots.add(str(path.parent if is_own else path))
         names[TASKS[task]].append(path.name if is_own else TABLE["datasets"].get(name, name.removeprefix("vtab/")))
     if len(roots) != 1:
