@@ -249,8 +249,8 @@ def training(given: Given) -> None:
         "image_projection": False if vision.get("timm_proj") == "none" else None,
     }  # fmt: skip
     for tower, flag in (("image", "lock-image-unlocked-groups"), ("text", "lock-text-unlocked-layers")):
-        # The last group of open_clip is the projection, which belongs to the head here.
-        layers = max(values[flag] - 1, 0)
+        # The last group of open_clip is the projection, which belongs to the head here; not in Hugging Face's towers.
+        layers = max(values[flag] - (tower == "image" or "hf_model_name" not in text), 0)
         facts[f"{tower}_tuning"] = ("last_k" if layers else "frozen") if values[f"lock-{tower}"] else None
         facts[f"{tower}_layers"] = layers if layers and values[f"lock-{tower}"] else None
 

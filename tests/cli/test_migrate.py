@@ -121,7 +121,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
     START + "--train-data='pipe:aws s3 cp s3://s-mas/cc3m/{00000..00329}.tar -' --model roberta-ViT-B-32 --lock-text "
     "--lock-text-unlocked-layers 10 --name 10_unfrozen --val-data /v/{330..331}.tar": {
         "data.shards": "pipe:aws s3 cp s3://s-mas/cc3m/{00000..00329}.tar -", "name": "10_unfrozen",
-        "init.text": "huggingface:roberta-base", "tune.text.layers": 9, "eval.validation": "/v/{330..331}.tar",
+        "init.text": "huggingface:roberta-base", "tune.text.layers": 10, "eval.validation": "/v/{330..331}.tar",
     },
     START + DATA + VIT + "--opt timm/lion --lr 1e-4 --beta1 .9 --beta2 .99 --opt-kwargs caution=True cautious_wd=0.5 "
     "--fsdp --fsdp-offload-cpu --image-layer-decay .8 --report-to wandb,tensorboard --device cpu": {
