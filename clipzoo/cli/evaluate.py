@@ -12,7 +12,6 @@ torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=pape
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +26,13 @@ from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import with_variables
-from clipzoo.runs.record import AVERAGE, TASKS, MetricKey, RunRecord, of_average, parsed, results
+from clipzoo.runs.record import AVERAGE, TASKS, RunRecord, of_average, parsed, results
 from clipzoo.runs.remote import local_copy, write_back
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
     from clipzoo.loading import LoadedModel
-    from clipzoo.report.published import PaperNumber
 
 NO_NUMBERS = (
     "--expect: no evaluated dataset has a published number. open_clip's tables have those of model=NAME pretrained=TAG "
@@ -63,6 +61,8 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
 
     signals: those that end all ranks with exit code 75; finished datasets are cached, so the same command continues.
     """
+    from clipzoo.report.published import expected_numbers, require_row
+
     # A mistyped key is reported before torch is imported.
     with same_on_all_ranks():
         plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
@@ -80,12 +80,16 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         if plain["row"] is not None:
             if plain["run"] is not None:
                 raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
-            from clipzoo.report.published import require_row
-
             require_row(plain["row"])
         if plain["run"] is not None:
             _stored_config(plain["run"])
-        numbers, source = _expected_numbers(plain)
+        own_name = f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
+        numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
+        if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
+            raise ConfigError("published= and --expect compare one model: leave mix_with= out")
+        datasets = {(task, name) for task in TASKS for name in plain["eval"].get(task, ())}
+        if plain["expect"] and not datasets & {(key.task, key.dataset) for key in numbers}:
+            raise ConfigError(NO_NUMBERS)
         folder = _output_folder(plain)
         if is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
@@ -143,24 +147,6 @@ def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     if not Path(path).exists():
         raise ConfigError(f"{key}={path} does not exist: the run's checkpoints are in {folder / 'checkpoints'}")
     return config_of(folder)
-
-
-def _expected_numbers(plain: Mapping[str, Any]) -> tuple[Mapping[MetricKey, PaperNumber], str]:
-    """Return the published numbers of `published=`, or else of the model if it has any, and their source."""
-    from clipzoo.report.published import expected_numbers
-
-    evaluation, name = plain["eval"], plain["published"]
-    if plain["mix_with"] is not None and (name is not None or plain["expect"]):
-        raise ConfigError("published= and --expect compare one model: leave mix_with= out")
-    numbers: Mapping[MetricKey, PaperNumber] = {}
-    source = ""
-    with suppress(ConfigError) if name is None else nullcontext():  # most models have no published numbers
-        name = name or f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
-        numbers, source = expected_numbers(name, evaluation.get("prompts"))
-    datasets = {(task, dataset) for task in TASKS for dataset in evaluation.get(task, ())}
-    if plain["expect"] and not datasets & {(key.task, key.dataset) for key in numbers}:
-        raise ConfigError(NO_NUMBERS)
-    return numbers, source
 
 
 def _require_agreement(compared: Mapping[str, Any]) -> None:

@@ -229,13 +229,15 @@ def read_numbers(file: str, folder: Path = FOLDER) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def expected_numbers(name: str, prompts: str) -> tuple[dict[MetricKey, PaperNumber], str]:
+def expected_numbers(given: str | None, own: str, prompts: str | None) -> tuple[dict[MetricKey, PaperNumber], str]:
     """Return the published numbers of a model by metric, in percent, and their source.
 
-    name: "MODEL/TAG" of open_clip's tables, or a .json file of numbers by metric, as evaluation/metrics.json of a run.
+    given: "MODEL/TAG" of open_clip's tables, or a .json file of numbers by metric, as evaluation/metrics.json of a run.
+    own: MODEL/TAG of the evaluated model, which has no numbers if it is not in the tables; used if `given` is None.
     prompts: setting of the evaluation; ImageNet's numbers are left out if its templates are others.
     Raises ConfigError if there is no such model or file.
     """
+    name = given or own
     if name.endswith(".json"):
         values = io.read_json(Path(name), io.MB)
         io.require_numbers(Path(name), values)
@@ -245,6 +247,8 @@ def expected_numbers(name: str, prompts: str) -> tuple[dict[MetricKey, PaperNumb
     for row in (row for file in facts["files"] for row in read_numbers(file, OPEN_CLIP)):
         model, tag, *_ = row.values()
         cells.setdefault(f"{model}/{tag}", {}).update(row)
+    if name not in cells and given is None:
+        return {}, ""
     if name not in cells:
         hint = nearest(name, list(cells), most=3)
         raise ConfigError(f"published={name} is neither a .json file nor MODEL/TAG of open_clip's tables{hint}")

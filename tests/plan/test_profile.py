@@ -41,7 +41,7 @@ FULL_SIZE: dict[str, dict[str, Any]] = {
 """Sizes of the models of transformers, whose configurations open_clip downloads."""
 LONGEST_TEXT = {"roberta-base": 514, "xlm-roberta-base": 514, "xlm-roberta-large": 514,
                 "facebook/nllb-200-distilled-600M": 1024, "facebook/nllb-200-distilled-1.3B": 1024}  # fmt: skip
-"""Tokens for which the table counts a text tower of transformers: all of its positions, but CoCa's context."""
+"""Tokens for which the table counts a text tower of transformers, all of its positions; CoCa's are its decoder's."""
 
 
 def configured(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,8 +70,9 @@ def profile(name: str, folder: Path) -> dict[str, float]:
         with FakeTensorMode(allow_non_fake_inputs=True):
             batch = batch_of(plain, 1, "meta")
             captions, transformer = batch.text, open_clip.get_model_config(name)["text_cfg"].get("hf_model_name")
-            if transformer in LONGEST_TEXT and "multimodal_cfg" not in described:
-                captions = captions.new_zeros(1, LONGEST_TEXT[transformer])
+            if transformer is not None:
+                length = LONGEST_TEXT.get(transformer, captions.shape[1])
+                captions = captions.new_zeros(1, described.get("multimodal_cfg", {}).get("context_length", length))
             for view, pixels_or_ids in (("image", batch.image), ("text", captions)):
                 encode, embed = getattr(model.encoder, view), getattr(model.head, f"embed_{view}")
                 with FlopCounterMode(display=False) as counter:

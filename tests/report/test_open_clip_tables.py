@@ -19,7 +19,7 @@ FACTS = yaml.safe_load((OPEN_CLIP / "columns.yaml").read_text())
 
 
 def number(name: str, key: str, prompts: str = "clip") -> float | None:
-    value = expected_numbers(name, prompts)[0].get(MetricKey.parse(key))
+    value = expected_numbers(None, name, prompts)[0].get(MetricKey.parse(key))
     return value and value.value
 
 
@@ -45,9 +45,10 @@ def test_each_column_has_one_metric_or_one_reason_and_each_metric_is_that_of_the
     assert len(in_catalogue) == 13 and all(key.metric == catalogue()[key.dataset]["metric"] for key in in_catalogue)
 
 
-def test_an_unknown_model_is_named_with_its_neighbours():
+def test_an_unknown_model_is_named_with_its_neighbours_if_it_was_given():
+    assert expected_numbers(None, "ViT-B-32/laion2b_s34b_b79", "clip") == ({}, "")
     with pytest.raises(ConfigError, match="nor MODEL/TAG .*did you mean ViT-B-32/laion2b_s34b_b79k"):
-        expected_numbers("ViT-B-32/laion2b_s34b_b79", "clip")
+        expected_numbers("ViT-B-32/laion2b_s34b_b79", "None/None", "clip")
 
 
 def test_the_mean_of_the_outcomes_is_the_metric():
