@@ -158,8 +158,8 @@ def _require_agreement(compared: Mapping[str, Any]) -> None:
         raise ConfigError(NO_NUMBERS)
     if outside := {key: part for key, part in compared.items() if not part["low"] <= part["value"] <= part["high"]}:
         raise TrainingError(
-            f"{len(outside)} of {number_of(len(compared), 'measured number')} differ from the published ones by more "
-            f"than their interval:\n{terminal(agreement_table(outside))}"
+            f"{number_of(len(outside), 'published number')} of {len(compared)} outside the interval of the measured "
+            f"number:\n{terminal(agreement_table(outside))}"
         )
 
 
