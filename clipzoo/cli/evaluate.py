@@ -5,12 +5,14 @@ clipzoo evaluate run=runs/demo/checkpoints/step_00001000.pt eval=demo eval.draws
 clipzoo evaluate run=runs/demo averaged=true eval=demo                       the averaged weights of a run
 clipzoo evaluate run=runs/tuned mix_with=runs/demo mix=[0,0.5,1] eval=demo      WiSE-FT: the weights between two runs
 clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper
+clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper eval.prompts=clip --expect      as published?
 torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=paper
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +21,12 @@ from clipzoo.cli.arguments import output_fault
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import with_variables
-from clipzoo.runs.record import AVERAGE, RunRecord, of_average, parsed, results
+from clipzoo.runs.record import AVERAGE, TASKS, RunRecord, of_average, parsed, results
 from clipzoo.runs.remote import local_copy, write_back
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from clipzoo.evaluation.suite import Suite
     from clipzoo.loading import LoadedModel
 
+NO_NUMBERS = (
+    "--expect: no evaluated dataset has a published number. open_clip's tables have those of model=NAME pretrained=TAG "
+    "(published=NAME/TAG for weights from a file); ImageNet's need eval.prompts=clip"
+)
 MIX_METRICS = ("top1", "mean_per_class", "recall_at_1")
 """Metrics of the table of interpolated weights."""
 PLACEHOLDERS = {
@@ -47,7 +53,7 @@ def main(arguments: list[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
     else:
-        evaluate(arguments, signals=SIGNALS)
+        evaluate(["expect=true" if word == "--expect" else word for word in arguments], signals=SIGNALS)
 
 
 def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, float]:
@@ -55,6 +61,8 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
 
     signals: those that end all ranks with exit code 75; finished datasets are cached, so the same command continues.
     """
+    from clipzoo.report.published import expected_numbers, require_row
+
     # A mistyped key is reported before torch is imported.
     with same_on_all_ranks():
         plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
@@ -72,11 +80,16 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         if plain["row"] is not None:
             if plain["run"] is not None:
                 raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
-            from clipzoo.report.published import require_row
-
             require_row(plain["row"])
         if plain["run"] is not None:
             _stored_config(plain["run"])
+        own_name = f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
+        numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
+        if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
+            raise ConfigError("published= and --expect compare one model: leave mix_with= out")
+        datasets = {(task, name) for task in TASKS for name in plain["eval"].get(task, ())}
+        if plain["expect"] and not datasets & {(key.task, key.dataset) for key in numbers}:
+            raise ConfigError(NO_NUMBERS)
         folder = _output_folder(plain)
         if is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
@@ -86,6 +99,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
+    from clipzoo.report.statistics import compare_with_published
 
     world = World.join(plain["device"], plain["timeout"], key="device")
     watchdog = Watchdog()
@@ -105,11 +119,16 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
             metrics = evaluate_mixes(first, model, plain["mix"], suite, folder, world)
         else:
             output = folder / "evaluation"
-            metrics = suite.run(model.to(world.device), output / AVERAGE if plain["averaged"] else output, world)
-            metrics = of_average(metrics) if plain["averaged"] else metrics
-            world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
+            output = output / AVERAGE if plain["averaged"] else output
+            metrics = suite.run(model.to(world.device), output, world)
+            compared = world.run_on_first(lambda: compare_with_published(parsed(metrics), numbers, source, output))
+            if plain["averaged"]:
+                metrics, compared = of_average(metrics), of_average(compared)
+            world.run_on_first(lambda: _write(folder, plain, overrides, metrics, compared))
         if given_run is not None and plain["output"] is None:
             world.run_on_first(lambda: write_back(given_run, "run"))
+        if plain["expect"]:
+            world.run_on_first(lambda: _require_agreement(compared))
     world.leave()
     return metrics
 
@@ -130,6 +149,20 @@ def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     return config_of(folder)
 
 
+def _require_agreement(compared: Mapping[str, Any]) -> None:
+    """Raise TrainingError if a published number is outside the interval of the measured one."""
+    from clipzoo.report.render import terminal
+    from clipzoo.report.sections import agreement_table
+
+    if not compared:
+        raise ConfigError(NO_NUMBERS)
+    if outside := {key: part for key, part in compared.items() if not part["low"] <= part["value"] <= part["high"]}:
+        raise TrainingError(
+            f"{number_of(len(outside), 'published number')} of {len(compared)} outside the interval of the measured "
+            f"number:\n{terminal(agreement_table(outside))}"
+        )
+
+
 def _output_folder(plain: Mapping[str, Any]) -> Path:
     if plain["output"] is not None:
         # The evaluation of a run belongs in its directory.
@@ -145,9 +178,13 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
     return Path("runs") / folder_name(name, "model")
 
 
-def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:
+def _write(
+    folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float], compared: dict[str, Any]
+) -> None:
     """Write the report, then results.json, but not for an unfinished run, which it would mark as finished."""
     from clipzoo.report.pages import write_report
+    from clipzoo.report.render import terminal
+    from clipzoo.report.sections import agreement_table
 
     record = None
     if is_finished(folder):
@@ -156,10 +193,13 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
         row = plain["row"] if plain["run"] is None else _stored_config(plain["run"])["row"]
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
         record = results(folder, facts, None, overrides, {"steps": 0}, metrics)
+    record = record and replace(record, published={**record.published, **compared})
     io.write_json(folder / "evaluation" / "metrics.json", metrics)
     page = write_report(folder, record)
     if record is not None:
         record.write(folder)
+    if compared:
+        say(f"{terminal(agreement_table(compared))}\npublished by {next(iter(compared.values()))['source']}")
     say(f"report: {page}")
 
 

@@ -150,13 +150,15 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         model = build_model(plain, parts.head, trust)
         TunedModel(model, objective, parts.tuning, plain["seed"])
         # FLOPs of a forward pass of one image and of one caption, and their numbers of tokens.
-        batch = batch_of(plain, 1, "meta")
         flops, points = [], []
-        for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
-            with FlopCounterMode(display=False) as counter:
-                features = encode(view)
-            flops.append(float(counter.get_total_flops()))
-            points.append(1 if features.tokens is None else features.tokens.shape[1])
+        # The text towers of transformers read the values of masks, unless these are fake tensors.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            batch = batch_of(plain, 1, "meta")
+            for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
+                with FlopCounterMode(display=False) as counter:
+                    features = encode(view)
+                flops.append(float(counter.get_total_flops()))
+                points.append(1 if features.tokens is None else features.tokens.shape[1])
 
     # Bytes of state that the optimizer keeps for a parameter, counted on a small matrix.
     layer = nn.Linear(64, 64, bias=False)

@@ -151,6 +151,10 @@ def _result_sections(metrics: Metrics, missing: Mapping[str, str], record: RunRe
         names = [part for name in record.not_converged for part in (", ", Span(name, "code"))][1:]
         start = "The final fit of these linear probes did not converge, so their accuracies are approximate: "
         yield Section(text=[(start, *names, ".")])
+    if record and record.published:
+        source = "; ".join(dict.fromkeys(str(number["source"]) for number in record.published.values()))
+        note = f"Published by {source}."
+        yield Section("Published numbers, %", tables=[parts.agreement_table(record.published)], notes=[note])
     if missing:
         items = [(Span(name, "strong"), ": ", Span(reason, "code")) for name, reason in missing.items()]
         yield Section("Missing datasets", items=items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +13,17 @@ from typing import Any
 
 import yaml
 
+from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs.directory import EXEMPT
 from clipzoo.runs.identity import identity
-from clipzoo.runs.record import MetricKey, Setting, protocol_settings
+from clipzoo.runs.record import TWO_LISTS, MetricKey, Setting, protocol_settings
 from clipzoo.runs.sweep import searched
 
-FOLDER = Path(__file__).parent / "papers"
+FOLDER, OPEN_CLIP = (Path(__file__).parent / name for name in ("papers", "open_clip"))
 PAPERS = {"wpse": "WPSE", "kme": "KME-CLIP", "cloob": "CLOOB", "nuclr": "NUCLR"}
 HEADINGS = {
     "zero_shot_classification": "zero-shot",
@@ -221,10 +223,44 @@ def layout() -> dict[str, Any]:
     return yaml.safe_load((FOLDER / "tables.yaml").read_text())
 
 
-def read_numbers(file: str) -> list[dict[str, str]]:
+def read_numbers(file: str, folder: Path = FOLDER) -> list[dict[str, str]]:
     """Read the cells of a CSV of published numbers."""
-    with (FOLDER / file).open(newline="") as lines:
+    with (folder / file).open(newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def expected_numbers(given: str | None, own: str, prompts: str | None) -> tuple[dict[MetricKey, PaperNumber], str]:
+    """Return the published numbers of a model by metric, in percent, and their source.
+
+    given: "MODEL/TAG" of open_clip's tables, or a .json file of numbers by metric, as evaluation/metrics.json of a run.
+    own: MODEL/TAG of the evaluated model, which has no numbers if it is not in the tables; used if `given` is None.
+    prompts: setting of the evaluation; ImageNet's numbers are left out if its templates are others.
+    Raises ConfigError if there is no such model or file.
+    """
+    name = given or own
+    if name.endswith(".json"):
+        values = io.read_json(Path(name), io.MB)
+        io.require_numbers(Path(name), values)
+        return {MetricKey.parse(key): PaperNumber(value, None, str(value)) for key, value in values.items()}, name
+    facts = yaml.safe_load((OPEN_CLIP / "columns.yaml").read_text())
+    cells: dict[str, dict[str, str]] = {}
+    for row in (row for file in facts["files"] for row in read_numbers(file, OPEN_CLIP)):
+        model, tag, *_ = row.values()
+        cells.setdefault(f"{model}/{tag}", {}).update(row)
+    if name not in cells and given is None:
+        return {}, ""
+    if name not in cells:
+        hint = nearest(name, list(cells), most=3)
+        raise ConfigError(f"published={name} is neither a .json file nor MODEL/TAG of open_clip's tables{hint}")
+    numbers = {
+        MetricKey.parse(match.expand(key)): PaperNumber(100 * float(value), None, f"{100 * float(value):.2f}")
+        for column, value in cells[name].items()
+        for pattern, key in facts["columns"].items()
+        if (match := re.fullmatch(pattern, column))
+    }
+    if prompts != facts["prompts"]:
+        numbers = {key: number for key, number in numbers.items() if key.dataset not in TWO_LISTS}
+    return numbers, facts["citation"]
 
 
 def _column(cell: Mapping[str, Any]) -> PaperColumn:

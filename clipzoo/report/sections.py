@@ -432,6 +432,16 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     return tables
 
 
+def agreement_table(published: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Measured and published numbers, see `RunRecord.published`; the difference is bold if it exceeds the interval."""
+    rows: list[list[str | Cell]] = []
+    for name, part in published.items():
+        difference = Cell(f"{part['difference']:+.2f}", bold=not part["low"] <= part["value"] <= part["high"])
+        numbers = f"{part['value'] + part['difference']:.2f}", f"{part['value']:.2f}"
+        rows.append([name, *numbers, difference, f"{part['low']:.2f} to {part['high']:.2f}"])
+    return text_table(["metric", "measured", "published", "difference", "95 % interval"], rows, left=1)
+
+
 def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
     """For each dataset the metric that papers report; top-1 and recalls for a dataset that no paper uses."""
     from clipzoo.evaluation.datasets.dataset import catalogue

@@ -9,18 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
 from clipzoo.errors import number_of
-from clipzoo.io import DamageLog
+from clipzoo.io import DamageLog, below
 from clipzoo.runs.record import MetricKey, read_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from clipzoo.report.published import PaperNumber
 
 LEVEL = 0.95
 """Probability with which an interval contains the true value."""
@@ -455,16 +457,49 @@ def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.nd
 
     None if the evaluation stored no answers.
     """
-    names = ANSWERS.get((row["task"], row["protocol"]))
-    if names is None or row["outcomes"] is None or row["run"] != first_run:
+    if row["outcomes"] is None or row["run"] != first_run:
         return None
-    arrays = damage.read(partial(read_arrays, row["outcomes"]), dict[str, np.ndarray]())
-    if not {name for name in names if name} <= {*arrays}:
+    return outcomes_of(row["key"], damage.read(partial(read_arrays, row["outcomes"]), dict[str, np.ndarray]()))
+
+
+def outcomes_of(key: MetricKey, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return outcomes of samples whose mean is the metric, and the cluster of each sample; None if there are none.
+
+    arrays: stored answers of the evaluation.
+    """
+    names, cutoff = ANSWERS.get((key.task, key.protocol)), key.metric.removeprefix("recall_at_")
+    if names is None or not {name for name in names if name} <= {*arrays}:
         return None
-    answers, references = arrays[names[0]], arrays[names[1]] if names[1] else None
-    if row["task"] != "retrieval":
-        return (answers == references).astype(np.float64), np.arange(len(answers))
-    return (answers < 1).astype(np.float64), np.arange(len(answers)) if references is None else references
+    answers = arrays[names[0]]
+    samples = np.arange(len(answers))
+    references = arrays[names[1]] if names[1] else samples
+    if key.task == "retrieval":
+        return ((answers < int(cutoff)).astype(np.float64), references) if cutoff.isdigit() else None
+    outcomes = (answers == references).astype(np.float64)
+    if key.metric == "mean_per_class":
+        sizes = np.bincount(references)
+        outcomes *= len(samples) / (np.count_nonzero(sizes) * sizes[references])
+    return (outcomes, samples) if key.metric in ("top1", "mean_per_class") else None
+
+
+def compare_with_published(
+    metrics: Mapping[MetricKey, float], numbers: Mapping[MetricKey, PaperNumber], source: str, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Compare measured with published numbers, by metric, where the arrays in `folder` have the answers of all samples.
+
+    value: the published number. difference: the measured one minus it. low, high: ends of the bootstrap interval of the
+    measured one over samples, widened by the rounding of the published one.
+    """
+    compared = {}
+    for key in (key for key in metrics if key in numbers):
+        path, number = below(folder, f"{key.task}/{key.dataset}.npz"), numbers[key]
+        if path.exists() and (outcomes := outcomes_of(key, read_arrays(path))) is not None:
+            interval = over_samples(100 * outcomes[0], outcomes[1])
+            rounding = 0.5 * 10.0 ** -len(number.printed.partition(".")[2])
+            ends = {"low": interval.low - rounding, "high": interval.high + rounding}
+            difference = metrics[key] - number.value
+            compared[str(key)] = {"value": number.value, "difference": difference, **ends, "source": source}
+    return compared
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ ENDED_EARLY = "ended_early"
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
 FIELDS = {
     "experiment": str, "row": str, "overrides": list, "config_dir": str, "seed": int, "versions": dict, "revision": str,
-    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list,
+    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "published": dict,
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
-OPTIONAL = ("config_dir", "not_converged")
+PUBLISHED: Mapping[str, Any] = {**dict.fromkeys(("value", "difference", "low", "high"), (int, float)), "source": str}
+"""Types of a comparison with a published number, see `compare_with_published`."""
+OPTIONAL = ("config_dir", "not_converged", "published")
 """Keys that results.json leaves out if they are empty."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 LOG_BYTES = 64 * io.MB
@@ -130,8 +132,8 @@ def written(metrics: Mapping[MetricKey, float]) -> dict[str, float]:
     return {str(key): value for key, value in metrics.items()}
 
 
-def of_average(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics by the written keys of averaged weights."""
+def of_average(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by metric by the written keys of averaged weights."""
     return {f"{AVERAGE}/{text}": value for text, value in metrics.items()}
 
 
@@ -166,6 +168,7 @@ class RunRecord:
         protocol: evaluation settings of the metrics, by task and dataset ("zero_shot/imagenet").
         metrics: results of the evaluation, in percent but for losses.
         not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before").
+        published: by written metric, the published number and the comparison with it: see PUBLISHED.
     """
 
     experiment: str | None = None
@@ -179,6 +182,7 @@ class RunRecord:
     protocol: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     metrics: Mapping[MetricKey, float] = field(default_factory=dict)
     not_converged: tuple[str, ...] = ()
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -189,6 +193,9 @@ class RunRecord:
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
         io.require_fields(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_numbers(path, values["metrics"], REMEDY)
+        for name, comparison in values.get("published", {}).items():
+            io.require_fields(path, {name: comparison}, {name: dict}, REMEDY)
+            io.require_fields(path, comparison, PUBLISHED, REMEDY)
         for name, kinds in (("protocol", dict), ("training", (int, float, str)), ("versions", (str, type(None)))):
             io.require_fields(path, values.get(name, {}), dict.fromkeys(values.get(name, {}), kinds), REMEDY)
         for name in ("overrides", "not_converged"):
@@ -237,6 +244,7 @@ class RunRecord:
             metrics={**self.metrics, **metrics},
             protocol={**self.protocol, **{place: values for place, values in settings.items() if values}},
             not_converged=tuple(probes),
+            published={name: part for name, part in self.published.items() if MetricKey.parse(name) not in metrics},
         )
 
 

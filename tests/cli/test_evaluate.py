@@ -13,9 +13,10 @@ import yaml
 
 import clipzoo
 from clipzoo.build import build_part
-from clipzoo.cli.evaluate import evaluate
+from clipzoo.cli.evaluate import _require_agreement, evaluate, main
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.runs.record import MetricKey, RunRecord
 from clipzoo.training import checkpoint_files
 from tests.support.evaluation_sets import config_of, model_of, write_sets
 from tests.support.processes import start_script
@@ -106,6 +107,37 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     assert "clipzoo evaluate " in page
 
 
+@pytest.mark.medium
+def test_measured_numbers_are_compared_with_published_ones_and_a_difference_above_the_interval_is_exit_code_1(
+    run, settings, tmp_path, capsys
+):
+    clipzoo.export(clipzoo.load(run), tmp_path / "exported")
+    file, output = tmp_path / "published.json", tmp_path / "judged"
+    settings = [*settings, "eval.retrieval=[things]", f"output={output}", f"model='local-dir:{tmp_path / 'exported'}'"]
+    top1, recall = "zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_5"
+    metrics = evaluate(settings)
+    assert "published" not in json.loads((output / "results.json").read_text())
+    file.write_text(json.dumps({top1: metrics[top1] + 50, recall: metrics[recall], "zero_shot/other/top1": 3.0}))
+    with pytest.raises(TrainingError, match=f"1 published number of 2 outside .*\n.*\n{top1} .* -50.00 ") as no:
+        main([*settings, f"published={file}", "--expect"])
+    assert no.value.exit_code == 1 and recall not in str(no.value)
+    shown, page = capsys.readouterr().err, (output / "report.md").read_text()
+    assert recall in shown and f"published by {file}" in shown
+    assert "## Published numbers" in page and "**-50.00**" in page and f"Published by {file}" in page
+    record = RunRecord.read(output)
+    assert record.published.keys() == {top1, recall}
+    assert [record.published[key]["difference"] for key in (top1, recall)] == pytest.approx([-50, 0])
+    # The standard error of a share of 33 images.
+    error = 100 * (metrics[top1] / 100 * (1 - metrics[top1] / 100) / 33) ** 0.5
+    assert record.published[top1]["high"] - record.published[top1]["low"] == pytest.approx(2 * 1.96 * error, rel=0.15)
+    # Metrics that are measured again lose their earlier comparison.
+    again = record.evaluated({}, {MetricKey.parse(top1): 3.0}, output)
+    assert again.published.keys() == {recall}
+    _require_agreement(again.published)
+    with pytest.raises(ConfigError, match="no evaluated dataset has a published number"):
+        _require_agreement({})
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -117,6 +149,9 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
         (["model=no-such-model", "eval.drws=3"], "there is no key eval.drws; did you mean eval.draws"),
         (["run=a", "row=wpse/CC3M/CLIP"], "a run has its own row"),
         (["checkpoint=a.pt"], "there is no key checkpoint; did you mean run?"),
+        (["model=RN50", "pretrained=cc12m", "expect=true", "eval=none"], "no evaluated dataset has a published number"),
+        (["model=ViT-B-32", "published=ViT-B-32/openia"], "did you mean ViT-B-32/openai"),
+        (["model=ViT-B-32", "published=nowhere.json"], "nowhere.json is missing"),
     ],
 )
 def test_an_invalid_evaluation_is_refused_before_anything_is_loaded(overrides, expected):

@@ -169,7 +169,7 @@ TRUSTED = {
     ("lab/worlds/emoji.py", "folder / vendor"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{vendor}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / package.file"): RECIPES,
-    ("report/published.py", "FOLDER / file"): RECIPES,
+    ("report/published.py", "folder / file"): RECIPES,
     ("lab/studies/run.py", "folder / name"): RECIPES,
     ("lab/studies/run.py", "folder / f'{name}.csv'"): RECIPES,
     ("lab/studies/run.py", "folder / f'{name}.png'"): RECIPES,
