@@ -388,7 +388,7 @@ def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_requ
                 remedies.append(f"head.embed_width={value.shape[1]}")
     if any(name not in targets and _find(name, source) for name in BIASES):
         faults.append("its projections have a bias")
-        remedies.append("+head.bias=true")
+        remedies.append(f"+head.bias={'true' if _find(BIASES[1], source) else 'image'}")
     if faults and (values or is_required):
         choice = " ".join(dict.fromkeys(remedies))
         raise ConfigError(
@@ -547,8 +547,6 @@ def _copy(source: Path, target: Path) -> None:
 # Continue a training of open_clip from one of its checkpoints, epoch_5.pt or epoch_latest.pt.
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-TOLERANCE = 0.02
-"""Largest relative difference of two numbers of steps: AdamW does not count those that fp16's loss scaling skips."""
 REMEDY = "give a checkpoint of open_clip's trainer (3.3), or init.weights=FILE to start from the weights only"
 
 
@@ -563,10 +561,10 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
     """
     path, place, objective = Path(with_variables(source)), f"init.resume={source}", parts.objective
     optimizer, tuning = parts.optimizer.build(model, objective), parts.tuning
-    is_changed = any(plain["init"].get(key) is not None for key in ("weights", *TOWERS, "head"))
-    if tuning is not None:
-        is_changed |= bool(tuning.frozen_towers(model.encoder) or tuning.factors(model.encoder, []))
-    if is_changed or parts.averaging is not None or type(optimizer) is not torch.optim.AdamW:
+    has_weights = any(plain["init"].get(key) is not None for key in ("weights", *TOWERS, "head"))
+    others = [*model.head.parameters()]
+    is_tuned = tuning and (tuning.frozen_towers(model.encoder) or tuning.factors(model.encoder, others))
+    if has_weights or is_tuned or parts.averaging or type(optimizer) is not torch.optim.AdamW:
         raise ConfigError(
             f"{place} continues with all weights of open_clip's AdamW at one learning rate and has no average: give "
             "optim=adamw, and leave out average, tune and other sources of init"
@@ -581,15 +579,16 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
         if (value := optimizer.param_groups[0][key]) != settings[key]:
             raise ConfigError(f"{place} was trained with {key}={settings[key]}: set optim.{key}, which is {value}")
 
-    # open_clip saves after whole epochs.
+    # open_clip saves after whole epochs. AdamW does not count the steps that fp16's loss scaling skips: at most 2%.
     updates, samples, batch = settings["step"], parts.dataset.samples, plain["trainer"]["global_batch"]
     total, epoch_steps = parts.settings.total_steps(samples), samples / batch
-    last = min(int(updates * (1 + TOLERANCE)) + epochs, total - 1)
-    steps = [*range(math.ceil(updates / epochs) * epochs, last + 1, epochs), updates]
+    last = min(updates + max(epochs, 20) + updates // 50, total)
+    steps = [*range(math.ceil(updates / epochs) * epochs, last, epochs), updates]
     rates = [parts.optimizer.set_rate(optimizer, Progress(step - 1, total, samples, batch)) for step in steps]
     equal = [step for step, rate in zip(steps, rates, strict=True) if math.isclose(rate, settings["lr"], rel_tol=1e-6)]
-    is_other_epoch = abs(updates / epochs - epoch_steps) > 1 + TOLERANCE * epoch_steps
-    if not equal or equal[0] >= total or (is_other_epoch and plain["trainer"]["steps"] is None):
+    step = equal[0] if equal else total
+    is_other_epoch = abs(step / epochs - epoch_steps) > 1 + epoch_steps / 50
+    if step >= total or (is_other_epoch and plain["trainer"]["steps"] is None):
         raise ConfigError(
             f"{place} has made {updates} steps in {epochs} epochs, the last with learning rate {settings['lr']:.9g}; "
             f"this run has {total} steps, {epoch_steps:g} in an epoch, and the learning rate {rates[-1]:.9g}: give the "
@@ -618,16 +617,14 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
     lacking = sorted(learned - {f"{row.part}.{row.tensor}" for row in loaded})
     if lacking or (unused := sorted(moments.keys() - {row.source for row in loaded})):
         fault = f"has no {shown(lacking)}" if lacking else f"has other tensors than this model: {shown(unused)}"
-        raise ConfigError(
-            f"{place} {fault}. Give its encoder and sizes, and head=clip with objective=infonce or siglip"
-        )
+        raise ConfigError(f"{place} {fault}: give its encoder and sizes, head=clip, and objective=infonce or siglip")
     state = {
-        "step": equal[0], "data": {"samples": samples, "fingerprint": parts.dataset.fingerprint}, "spent": {},
+        "step": step, "data": {"samples": samples, "fingerprint": parts.dataset.fingerprint}, "spent": {},
         "counters": {}, "model": model.state_dict(), "objective": objective.state_dict(),
         "optimizer": optimizer.state_dict(), "scaler": content["scaler"],
     }  # fmt: skip
-    checkpoint_files.save(folder / "checkpoints", equal[0], state, {}, keep=1)
-    say(f"{folder} continues from step {equal[0]} of {path}")
+    checkpoint_files.save(folder / "checkpoints", step, state, {}, keep=1)
+    say(f"{folder} continues from step {step} of {path}")
     return rows
 
 

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import clipzoo
-from clipzoo.build import build_model, build_parts, found_in_model
+from clipzoo.build import build_model, build_parts
 from clipzoo.config.compose import compose
-from clipzoo.config.schema import filled
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.encoders.weights import Row
@@ -35,11 +34,12 @@ from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Computation
 
 BATCH, EPOCH_STEPS = 8, 10
-TINY = ["encoder=tiny", "head.embed_width=16"]
+TINY = ["encoder=tiny", "encoder.text_width=8", "head.embed_width=16"]
 RESNET = [
     "encoder=clip_rn50", "encoder.image_size=64", "encoder.context_length=16", "encoder.image_tower.layers=[1,1,1,1]",
     "encoder.image_tower.stem_width=8", "encoder.image_width=256", "encoder.image_tower.heads=8",
-    "encoder.text_width=32", "encoder.text_tower.layers=2", "encoder.text_tower.heads=2", "head.embed_width=16",
+    "encoder.text_width=8", "encoder.text_tower.layers=2", "encoder.text_tower.heads=2", "head.embed_width=16",
+    "+head.bias=image",
 ]  # fmt: skip
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "ViT": (TINY, []),
@@ -63,8 +63,8 @@ class Training:
 
     def __init__(self, case: str, precision: str, folder: Path, epochs: int) -> None:
         overrides, flags = CASES[case]
-        plain = compose([*SETTINGS, *overrides, f"trainer.epochs={epochs}", f"trainer.precision={precision}"])
-        self.plain, self.folder = filled(plain, found_in_model(plain)), folder
+        self.plain = compose([*SETTINGS, *overrides, f"trainer.epochs={epochs}", f"trainer.precision={precision}"])
+        self.folder = folder
         self.flags, self.dtype = [*FLAGS, "--epochs", str(epochs), *flags], getattr(torch, precision)
         model = build_model(self.plain)
         pair = {PAIR: {"log_scale": 0.0, "bias": -10.0}} if "--siglip" in flags else {}
@@ -72,7 +72,7 @@ class Training:
         random = torch.Generator().manual_seed(0)
         count, size = BATCH * EPOCH_STEPS, self.plain["encoder"]["image_size"]
         images = torch.randint(0, 256, (count, 3, size, size), generator=random, dtype=torch.uint8)
-        texts = torch.randint(1, 1000, (count, 16), generator=random)
+        texts = torch.randint(1, 49406, (count, 16), generator=random)
         texts[:, -1] = 49407
         self.dataset, encoder = InMemoryDataset(images, texts), model.to(self.dtype).encoder
         batches = self.dataset.batches(
