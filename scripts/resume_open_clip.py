@@ -74,7 +74,8 @@ class Training:
         images = torch.randint(0, 256, (count, 3, size, size), generator=random, dtype=torch.uint8)
         texts = torch.randint(1, 49406, (count, 16), generator=random)
         texts[:, -1] = 49407
-        self.dataset, encoder = InMemoryDataset(images, texts), model.to(self.dtype).encoder
+        self.dataset = InMemoryDataset(images, texts)
+        encoder: Any = model.to(self.dtype).encoder
         batches = self.dataset.batches(
             seed=0, global_batch=BATCH, world=World(), start_step=0, stop_step=EPOCH_STEPS * epochs, trim_text=False
         )
@@ -100,7 +101,7 @@ class Training:
 
             return recorded
 
-        changes = {
+        changes: dict[str, Any] = {
             "create_model_and_transforms": model_in_precision, "create_loss": recording_loss,
             "get_data": lambda *arguments, **named: {"train": Epochs(self.peer_batches)},
             "setup_logging": lambda *arguments: None,
