@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io as text_io
+import math
 import os
 import shutil
 from collections import Counter
@@ -31,6 +32,7 @@ from clipzoo.io.weights import (
     REGISTRIES,
     from_hub,
     is_checkpoint,
+    is_of_other_program,
     is_sharded,
     mark_of,
     read_tensors,
@@ -91,7 +93,7 @@ def initialise(
     trust: Collection[str],
     world: World,
 ) -> list[Row]:
-    """Load the weights of `init` into the model of a new run, and copy the checkpoint of `init.resume` to its folder.
+    """Load the weights of `init` into the model of a new run, and write the checkpoint of `init.resume` to its folder.
 
     parts: parts of the run, with an open dataset. Returns the outcome of each tensor; empty without initial weights,
     and for a run that resumes from its own checkpoint.
@@ -101,6 +103,8 @@ def initialise(
         return []
     if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
         return []
+    if source is not None and is_of_other_program(Path(with_variables(source))):
+        return world.run_on_first(lambda: convert_checkpoint(source, folder, model, plain, parts))
     rows: list[Row] = []
     if has_weights:
         rows = build_part(values["init"], trust, InitialWeights).load(model, values, trust, parts.objective)
@@ -143,7 +147,8 @@ class InitialWeights(Part):
     leave_out: patterns of names of tensors to ignore, such as "logit_bias"; the run does not start if another tensor
         of the source is unused.
     digests: SHA-256 of the weights, by argument; set when the configuration is checked.
-    resume: a run, or one of its checkpoints, from which the run continues; see `clipzoo.initial`.
+    resume: a run, one of its checkpoints, or a checkpoint of open_clip's training, from which the run continues; see
+        `clipzoo.initial`.
     """
 
     def __init__(
@@ -192,10 +197,7 @@ class InitialWeights(Part):
                 rows = fill_tower(part, tower, source.used, place, vocabulary)  # type: ignore[arg-type]
             else:
                 rows = fill_head(model.head, source.used, place, is_required=key == "init.head")
-                named = {} if objective is None else dict(objective.named_parameters())
-                learned = {f"objective.{name}": value for name, value in named.items() if value.requires_grad}
-                values = {name: entry for name in learned if (entry := _find(name, source.used))}
-                rows += _copied("objective", learned, values, set())
+                rows += [] if objective is None else fill_objective(objective, source.used)
             source.filled[part] = rows
         rows = [row for source in sources.values() for rows in source.filled.values() for row in rows]
         if unused := [name for source in sources.values() for name in _unused(source, model)]:
@@ -308,15 +310,20 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
             for wrapper in ("state_dict", "model"):
                 if isinstance(content.get(wrapper), dict):
                     content = content[wrapper]
-            state = {tensor: value for tensor, value in content.items() if isinstance(value, Tensor)}
-            while state and (prefixes := [one for one in WRAPPERS if all(tensor.startswith(one) for tensor in state)]):
-                state = {tensor.removeprefix(prefixes[0]): value for tensor, value in state.items()}
-            return Source(state)
+            return Source(_tensors(content))
         place = name.partition(":")[2].removeprefix("local-dir:") or name
         with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
             return _from_registry(name, key, tower)
     except ConfigError as error:
         raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
+
+
+def _tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a mapping, by names without the prefixes of wrappers."""
+    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    while state and (prefixes := [one for one in WRAPPERS if all(name.startswith(one) for name in state)]):
+        state = {name.removeprefix(prefixes[0]): value for name, value in state.items()}
+    return state
 
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
@@ -381,7 +388,7 @@ def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_requ
                 remedies.append(f"head.embed_width={value.shape[1]}")
     if any(name not in targets and _find(name, source) for name in BIASES):
         faults.append("its projections have a bias")
-        remedies.append("+head.bias=true")
+        remedies.append(f"+head.bias={'true' if _find(BIASES[1], source) else 'image'}")
     if faults and (values or is_required):
         choice = " ".join(dict.fromkeys(remedies))
         raise ConfigError(
@@ -389,6 +396,12 @@ def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_requ
             f"{choice + ', or ' if choice else ''}init.head=random for a head with the initial values of the seed"
         )
     return _copied("head", targets, values, fixed)
+
+
+def fill_objective(objective: Objective, source: Mapping[str, Tensor]) -> list[Row]:
+    """Copy the learned scale and bias of the objective that the source has."""
+    learned = {f"objective.{name}": value for name, value in objective.named_parameters() if value.requires_grad}
+    return _copied("objective", learned, {name: entry for name in learned if (entry := _find(name, source))}, set())
 
 
 def _copied(
@@ -529,3 +542,118 @@ def _link(source: str | Path, target: str | Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     with io.readable(source, io.ANY_SIZE) as content, io.whole(target) as file:
         shutil.copyfileobj(content, file)
+
+
+# Continue a training of open_clip from one of its checkpoints, epoch_5.pt or epoch_latest.pt.
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+REMEDY = "give a checkpoint of open_clip's trainer (3.3), or init.weights=FILE to start from the weights only"
+
+
+def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[str, Any], parts: Parts) -> list[Row]:
+    """Write a checkpoint of open_clip's trainer as the first checkpoint of a new run, which resumes from it.
+
+    Weights, AdamW's moments and the loss scaling are converted; the learning rate and the batches follow from the
+    configuration and the step. On the first rank; overwrites the model and the objective. plain, parts: as in
+    `copy_checkpoint`. Returns the outcome of each tensor.
+
+    Raises ConfigError if the file is not such a checkpoint, or the configuration does not continue its training.
+    """
+    path, place, objective = Path(with_variables(source)), f"init.resume={source}", parts.objective
+    optimizer, tuning = parts.optimizer.build(model, objective), parts.tuning
+    has_weights = any(plain["init"].get(key) is not None for key in ("weights", *TOWERS, "head"))
+    others = [*model.head.parameters()]
+    is_tuned = tuning and (tuning.frozen_towers(model.encoder) or tuning.factors(model.encoder, others))
+    if has_weights or is_tuned or parts.averaging or type(optimizer) is not torch.optim.AdamW:
+        raise ConfigError(
+            f"{place} continues with all weights of open_clip's AdamW at one learning rate and has no average: give "
+            "optim=adamw, and leave out average, tune and other sources of init"
+        )
+    new_scaler = torch.amp.GradScaler("cpu").state_dict()
+    content = {"scaler": new_scaler, **read_tensors(path, REMEDY)}
+    io.require_fields(path, content, {"epoch": int, "state_dict": dict, "optimizer": dict, "scaler": dict}, REMEDY)
+    io.require_fields(path, content["scaler"], dict.fromkeys(new_scaler, (int, float)), REMEDY)
+    weights, epochs = _tensors(content["state_dict"]), max(content["epoch"], 1)
+    settings, moments = _adamw_state(path, content["optimizer"], weights)
+    for key in ("betas", "eps", "weight_decay"):
+        if (value := optimizer.param_groups[0][key]) != settings[key]:
+            raise ConfigError(f"{place} was trained with {key}={settings[key]}: set optim.{key}, which is {value}")
+
+    # open_clip saves after whole epochs. AdamW does not count the steps that fp16's loss scaling skips: at most 2%.
+    updates, samples, batch = settings["step"], parts.dataset.samples, plain["trainer"]["global_batch"]
+    total, epoch_steps = parts.settings.total_steps(samples), samples / batch
+    last = min(updates + max(epochs, 20) + updates // 50, total)
+    steps = [*range(math.ceil(updates / epochs) * epochs, last, epochs), updates]
+    rates = [parts.optimizer.set_rate(optimizer, Progress(step - 1, total, samples, batch)) for step in steps]
+    equal = [step for step, rate in zip(steps, rates, strict=True) if math.isclose(rate, settings["lr"], rel_tol=1e-6)]
+    step = equal[0] if equal else total
+    is_other_epoch = abs(step / epochs - epoch_steps) > 1 + epoch_steps / 50
+    if step >= total or (is_other_epoch and plain["trainer"]["steps"] is None):
+        raise ConfigError(
+            f"{place} has made {updates} steps in {epochs} epochs, the last with learning rate {settings['lr']:.9g}; "
+            f"this run has {total} steps, {epoch_steps:g} in an epoch, and the learning rate {rates[-1]:.9g}: give the "
+            "trainer.global_batch, optim.schedule and trainer.epochs of that training, or trainer.epochs=null and its "
+            "trainer.steps"
+        )
+
+    def fill(tensors: Mapping[str, Tensor]) -> list[Row]:
+        rows = fill_head(model.head, tensors, place, is_required=False) + fill_objective(objective, tensors)
+        for part, tower in model.encoder.towers.items():
+            rows += fill_tower(part, tower, tensors, place, None)  # type: ignore[arg-type]
+        return rows
+
+    # The moments take the way of the weights through the model: the same names and transpositions.
+    if parts.settings.precision == "float64":
+        model.double(), objective.double()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for moment in MOMENTS:
+        fill({**weights, **{name: entry[moment] for name, entry in moments.items()}})
+        for parameter in parameters:
+            optimizer.state[parameter] |= {moment: parameter.detach().clone(), "step": torch.tensor(float(updates))}
+    rows = fill(weights)
+    loaded = [row for row in rows if row.outcome == "loaded"]
+    learned = {f"head.{name}" for name, parameter in model.head.named_parameters() if parameter.requires_grad}
+    learned |= {f"objective.{name}" for name in objective.state_dict()}
+    lacking = sorted(learned - {f"{row.part}.{row.tensor}" for row in loaded})
+    if lacking or (unused := sorted(moments.keys() - {row.source for row in loaded})):
+        fault = f"has no {shown(lacking)}" if lacking else f"has other tensors than this model: {shown(unused)}"
+        raise ConfigError(f"{place} {fault}: give its encoder and sizes, head=clip, and objective=infonce or siglip")
+    state = {
+        "step": step, "data": {"samples": samples, "fingerprint": parts.dataset.fingerprint}, "spent": {},
+        "counters": {}, "model": model.state_dict(), "objective": objective.state_dict(),
+        "optimizer": optimizer.state_dict(), "scaler": content["scaler"],
+    }  # fmt: skip
+    checkpoint_files.save(folder / "checkpoints", step, state, {}, keep=1)
+    say(f"{folder} continues from step {step} of {path}")
+    return rows
+
+
+def _adamw_state(path: Path, stored: Any, weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return AdamW's step, learning rate and settings, and its moments by the names of the weights.
+
+    stored: state of the optimizer, whose parameters have no names. Their order is that of open_clip_train/main.py: as
+    in the model, first those without weight decay. Raises DamagedFileError if it is another optimizer.
+    """
+    statistics, named = ("running_mean", "running_var"), ("bn", "ln", "bias", "logit_scale")
+    names = [name for name, value in weights.items() if value.is_floating_point() and not name.endswith(statistics)]
+    without = [name for name in names if weights[name].ndim < 2 or any(part in name for part in named)]
+    names = [*without, *(name for name in names if name not in without)]
+    try:
+        groups, entries = stored["param_groups"], stored["state"]
+        if not ({"betas", "fused"} <= groups[0].keys() and groups[0].get("decoupled_weight_decay", True)):
+            raise ValueError("its optimizer is not torch's AdamW")
+        counts = [len(group["params"]) for group in groups]
+        if counts != [len(without), len(names) - len(without)]:
+            raise ValueError(f"its optimizer has {counts} of {len(names)} tensors without and with weight decay")
+        indices = [index for group in groups for index in group["params"]]
+        moments = {name: entries[index] for name, index in zip(names, indices, strict=True)}
+        if any(moments[name][moment].shape != weights[name].shape for name in names for moment in MOMENTS):
+            raise ValueError("its moments have other shapes than its weights")
+        settings: dict[str, Any] = {key: float(groups[1][key]) for key in ("lr", "eps", "weight_decay")}
+        (settings["step"],) = {int(entry["step"]) for entry in moments.values()}
+        settings["betas"] = tuple(map(float, groups[1]["betas"]))
+        if settings["weight_decay"] and (matrices := [name for name in without if weights[name].ndim >= 2]):
+            raise ValueError(f"it trained {shown(matrices)} without weight decay")
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise io.DamagedFileError(path, f"cannot be continued: {error}", REMEDY) from None
+    return settings, moments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,17 +63,19 @@ class VectorHead(Head[Tensor]):
 
 
 class ProjectedHead(VectorHead):
-    """Base class of heads with linear projections of the pooled features; `bias` adds a vector to each.
+    """Base class of heads with linear projections of the pooled features; `bias` adds a vector to each, or to images'.
 
     embed_width: d; None leaves the features as they are.
     """
 
-    def __init__(self, image_width: int, text_width: int, embed_width: int | None, bias: bool = False) -> None:
+    def __init__(
+        self, image_width: int, text_width: int, embed_width: int | None, bias: bool | Literal["image"] = False
+    ) -> None:
         super().__init__()
         self.image_projection = None if embed_width is None else projection(image_width, embed_width)
         self.text_projection = None if embed_width is None else projection(text_width, embed_width)
         self.image_bias = nn.Parameter(torch.zeros(embed_width)) if bias and embed_width else None
-        self.text_bias = nn.Parameter(torch.zeros(embed_width)) if bias and embed_width else None
+        self.text_bias = nn.Parameter(torch.zeros(embed_width)) if bias is True and embed_width else None
 
     def embed_image(self, features: Features) -> Tensor:
         return self.project(features.pooled, self.image_projection, self.image_bias)
@@ -117,7 +120,7 @@ class ClipHead(UnitVectorHead):
     image_width, text_width: widths of the pooled features. embed_width: d.
     temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
     learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
-    bias: add a vector to each projection, as in SigLIP's models and OpenAI's ResNets.
+    bias: add a vector to each projection, as in SigLIP's models; "image": only to that of images, as in CLIP's ResNets.
     image_projection: False keeps the identity in place of P, without a bias, as in SigLIP's models.
     """
 
@@ -153,7 +156,7 @@ class ClipHead(UnitVectorHead):
         temperature: Scale,
         max_scale: Positive,
         learnable_temperature: bool,
-        bias: bool = False,
+        bias: bool | Literal["image"] = False,
         image_projection: bool = True,
     ) -> None:
         super().__init__(image_width, text_width, embed_width, bias)

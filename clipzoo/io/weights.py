@@ -118,6 +118,11 @@ def is_checkpoint(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None or (path.suffix == ".pt" and path.is_file())
 
 
+def is_of_other_program(path: Path) -> bool:
+    """Return True for a .pt file, which may be missing, without the name of a run's checkpoint, such as epoch_5.pt."""
+    return path.suffix == ".pt" and not path.is_dir() and _NAME.fullmatch(path.name) is None
+
+
 def is_sharded(path: Path) -> bool:
     """Return True for the folder of a sharded checkpoint; False for a checkpoint in one file, and for a run."""
     return path.is_dir() and _NAME.fullmatch(path.name) is not None and not (path / "config.yaml").exists()

@@ -17,7 +17,7 @@ from clipzoo.config.compose import NOT_SETTINGS
 from clipzoo.config.trust import is_within, read
 from clipzoo.errors import ConfigError, TrainingError, masked
 from clipzoo.io import folder_name
-from clipzoo.io.weights import weights_digest
+from clipzoo.io.weights import is_of_other_program, weights_digest
 from clipzoo.runs.identity import (
     DATASET_FILE,
     HARMLESS,
@@ -54,8 +54,8 @@ CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"
 MOST_DIFFERENCES = 6
 """Number of differing keys that a message names."""
 LENGTH = ("trainer.epochs", "trainer.steps")
-WEIGHT_KEYS = ("weights", "image", "text", "head")
-"""Keys of `init` that name weights."""
+WEIGHT_KEYS = ("weights", "image", "text", "head", "resume")
+"""Keys of `init` that name weights; `resume` only for a checkpoint of open_clip's training."""
 LONGEST_DESCRIPTION = 80
 """Largest number of characters before the digest in the name of a run."""
 LONGEST_VALUE = 32
@@ -192,6 +192,9 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     """
     node = plain.get("init") or {}
     names = with_variables({key: node[key] for key in WEIGHT_KEYS if node.get(key) is not None})
+    if not is_of_other_program(Path(names.get("resume", ""))):
+        # A run that continues another run equals one that is trained from its first step.
+        names.pop("resume", None)
     if not names:
         return plain
     try:
