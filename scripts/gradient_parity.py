@@ -6,8 +6,9 @@ python scripts/gradient_parity.py --steps 5             a training with ddp, fsd
 
 A cell is the largest difference of any parameter's gradient (encoders, head, temperature or gamma, objective) from
 that of one process with the whole batch, relative to the parameter's largest gradient. Real gloo processes, DDP and
-float64, through the trainer's own `clipzoo.training.gradients`. The last rows show open_clip's ClipLoss with its
-default flags and its accumulation (`--accum-freq 4`).
+float64, through the trainer's own `clipzoo.training.gradients`. The last rows show open_clip's ClipLoss, with the
+default flags of its program and with the recommended `--local-loss --gather-with-grad`; its micro-batches are those of
+`--accum-freq 4`. "towers x ranks": the gradients of the towers multiplied by the number of ranks.
 
 With --steps a cell is the largest difference of the loss of any step, and of the gradients and the objective's state in
 the last step, from those of one process. The last row has the share of weights and optimizer state on the first rank.
@@ -50,7 +51,8 @@ SMALL = {"embed_width": 8, "features": 32, "evaluation_features": 32}
 """Sizes of heads that change no formula."""
 EVEN = 32, 16
 """Widths of towers whose parameters four ranks divide evenly."""
-OPEN_CLIP = "open_clip ClipLoss"
+OPEN_CLIP = {"open_clip, default flags": False, "open_clip, `--local-loss --gather-with-grad`": True}
+"""Rows of open_clip's ClipLoss, and whether local_loss and gather_with_grad are set."""
 
 Pair = tuple[str, str]
 Gradients = dict[str, Tensor]
@@ -80,7 +82,9 @@ def gradient_columns(pairs: Sequence[Pair], ranks: Iterable[int]) -> dict[str, d
             actual, peer_actual = on_ranks(size, _all_gradients, pairs, parts)
             name = f"{size} rank{'s' * (size > 1)}" + ", micro-batches" * (parts > 1)
             columns[name] = {pair: f"{difference(actual[pair], expected[pair]):.0e}" for pair in pairs}
-            columns[name] |= {(OPEN_CLIP, part): f"{error:.1g}" for part, error in _by_part(peer_actual, peer).items()}
+            for (flags, recommended), values in zip(OPEN_CLIP.items(), peer_actual, strict=True):
+                errors = _by_part(values, peer, None if recommended else size)
+                columns[name] |= {(flags, part): f"{error:.1g}" for part, error in errors.items()}
     return columns
 
 
@@ -195,13 +199,13 @@ def bytes_of_encoder(group: int | None, world: World) -> int:
     return sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in tensors)
 
 
-def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
-    """Return gradients of the batch under open_clip's loss with the default options of its training program."""
+def open_clip_gradients(parts: int, world: World = World(), recommended: bool = False) -> Gradients:
+    """Return gradients of the batch under open_clip's loss, by default with the default flags of its program."""
     from open_clip.loss import ClipLoss
 
     torch.manual_seed(0)
     model: Any = OpenClipLike().double()
-    loss = ClipLoss(rank=world.rank, world_size=world.size)
+    loss = ClipLoss(recommended, recommended, rank=world.rank, world_size=world.size)
     if world.size > 1:
         model = DistributedDataParallel(model)
     local = _batch(0).split(BATCH // world.size)[world.rank]
@@ -330,11 +334,16 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
     return float((actual[ordinary] - expected[ordinary]).abs().max() / scale)
 
 
-def _by_part(actual: Gradients, expected: Gradients) -> dict[str, float]:
-    """Relative differences of the towers' gradients and of the temperature's."""
+def _by_part(actual: Gradients, expected: Gradients, ranks: int | None) -> dict[str, float]:
+    """Relative differences of the towers' gradients, also multiplied by `ranks`, and of the temperature's."""
     scale = "logit_scale"
-    towers = max(_difference(actual[name], value) for name, value in expected.items() if name != scale)
-    return {"InfoNCE: towers": towers, "InfoNCE: temperature": _difference(actual[scale], expected[scale])}
+    factors = {"InfoNCE: towers": 1} | ({"InfoNCE: towers x ranks": ranks} if ranks else {})
+    towers = [name for name in expected if name != scale]
+    errors = {
+        row: max(_difference(factor * actual[name], expected[name]) for name in towers)
+        for row, factor in factors.items()
+    }
+    return errors | {"InfoNCE: temperature": _difference(actual[scale], expected[scale])}
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -366,8 +375,9 @@ def _rank(rank: int, answers: Any, ranks: int, port: int, function: Callable[...
     os._exit(0)
 
 
-def _all_gradients(world: World, pairs: Sequence[Pair], parts: int) -> tuple[dict[Pair, Gradients], Gradients]:
-    return {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(parts, world)
+def _all_gradients(world: World, pairs: Sequence[Pair], parts: int) -> tuple[dict[Pair, Gradients], list[Gradients]]:
+    peers = [open_clip_gradients(parts, world, recommended) for recommended in OPEN_CLIP.values()]
+    return {pair: gradients(pair, parts, world) for pair in pairs}, peers
 
 
 def _trainings(world: World, pairs: Sequence[Pair], steps: int) -> dict[str, tuple[int, dict[Pair, Gradients]]]:

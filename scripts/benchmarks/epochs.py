@@ -103,7 +103,8 @@ def _once(side: str, shards: str, peer: Path) -> dict[str, str | float]:
 def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: float = 300) -> Outcome:
     process = started(
         peer, side, subprocess.PIPE, task="ids", shards=shards, image_size=8, crop_scale=[0.9, 1.0], batch=case.batch,
-        workers=case.workers, seed=0, epochs=epochs, samples=sum(case.counts), decode="exact", resampled=case.resampled,
+        workers=case.workers, seed=0, epochs=epochs, samples=sum(case.counts), decode="exact", simplejpeg=True,
+        resampled=case.resampled,
     )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=seconds)

@@ -4,7 +4,8 @@
 
 All loaders stay alive with one thread per worker and read some batches in turn; the ratio is that of the medians over
 the rounds. "samples_per_work_second" counts the CPU time of all processes of a loader, which a busy machine affects
-less than the wall clock. open_clip needs an older webdataset, which `make bench` installs in .peer.
+less than the wall clock. Ours decodes with simplejpeg (the extra `fast`) and without it. open_clip needs an older
+webdataset, which `make bench` installs in .peer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ CASES = (
     (512, 512, 224),
     (1024, 768, 224),
 )
-SIDES = {"exact": ("clipzoo", "exact"), "fast": ("clipzoo", "fast"), "open_clip": ("open_clip", "-")}
+SIDES = {
+    "exact": ("clipzoo", "exact", True), "exact, PIL": ("clipzoo", "exact", False),
+    "fast": ("clipzoo", "fast", True), "fast, PIL": ("clipzoo", "fast", False),
+    "open_clip": ("open_clip", "-", False),
+}  # fmt: skip
+"""Program, data.decode, and whether simplejpeg (the extra `fast`) decodes."""
 
 
 SHARED = {"rounds": 5, "batch": 64}
@@ -77,7 +83,7 @@ def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: in
     """Return medians, and ratios to open_clip, for one image size and number of workers."""
     width, height, size = case
     shards = photographs(options.folder, width, height, options.samples)
-    loaders = {name: Loader(options, side, shards, size, workers, decode) for name, (side, decode) in SIDES.items()}
+    loaders = {name: Loader(options, shards, size, workers, *side) for name, side in SIDES.items()}
     readings: dict[str, list[dict]] = {name: [] for name in loaders}
     # Batches prepared while other loaders were measured must not count.
     prepared = 2 * workers + 1
@@ -101,8 +107,8 @@ def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: in
         "workers": workers,
         "samples_per_second": rates,
         "samples_per_work_second": work,
-        "ratio": {name: rates[name] / rates["open_clip"] for name in ("exact", "fast")},
-        "work_ratio": {name: work[name] / work["open_clip"] for name in ("exact", "fast")},
+        "ratio": {name: rate / rates["open_clip"] for name, rate in rates.items()},
+        "work_ratio": {name: rate / work["open_clip"] for name, rate in work.items()},
         "difference": difference(shards, size),
     }
     log(json.dumps(result))
@@ -124,11 +130,18 @@ class Loader:
     """A loader in its own process, see loader_process.py."""
 
     def __init__(
-        self, options: argparse.Namespace, side: str, shards: str, size: int, workers: int, decode: str
+        self,
+        options: argparse.Namespace,
+        shards: str,
+        size: int,
+        workers: int,
+        side: str,
+        decode: str,
+        simplejpeg: bool,
     ) -> None:
         self._process = started(
             options.peer, side, task="speed", shards=shards, image_size=size, crop_scale=[0.5, 1.0], seed=0,
-            batch=options.batch, workers=workers, decode=decode, resampled=False,
+            batch=options.batch, workers=workers, decode=decode, simplejpeg=simplejpeg, resampled=False,
         )  # fmt: skip
 
     def read(self, batches: int) -> dict[str, float]:
@@ -183,8 +196,7 @@ def memory_over_epochs(options: argparse.Namespace) -> dict:
     epoch = options.samples // options.batch
     result = {}
     for name in ("exact", "open_clip"):
-        side, decode = SIDES[name]
-        loader = Loader(options, side, shards, 96, 1, decode)
+        loader = Loader(options, shards, 96, 1, *SIDES[name])
         loader.read(max(1, epoch // 4))
         result[name] = [round(loader.read(epoch)["worker_bytes"] / 1e6) for _ in range(3)]
         loader.close()

@@ -7,8 +7,14 @@ positions:
 
     python scripts/benchmark.py training --captions cc3m --batch 256 --steps 21
 
-Both programs run as a user runs them, in turn; of each run the median of its own samples/s
-readings counts, without the first; the ratio is that of the medians over the rounds. The peer needs an older webdataset
+open_clip's main branch takes a turn too, from a checkout of it, plain, with captions padded to the longest of a batch
+and sorted by length, and compiled:
+
+    python scripts/benchmark.py training --main ../open_clip/src --captions cc3m --batch 256 --steps 16
+
+All programs run as a user runs them, in turn. Of each run the steps between the first and the last log line after
+--warmup count: samples per second, and per CPU second of the program and its loader processes, which other jobs on the
+machine change little. The ratios are those of the medians over the rounds. open_clip 3.3.0 needs an older webdataset
 (and pandas), which `make bench` puts into .peer without touching the environment.
 """
 
@@ -19,16 +25,18 @@ import io
 import json
 import os
 import re
-import statistics
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from functools import partial
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import PEER, ROOT, in_turn, medians, publish
-from clipzoo.cli.arguments import Parser
+from benchmarks import PEER, ROOT, cpu_seconds, log, medians, publish
+from clipzoo.cli.arguments import Parser, number_in
+from clipzoo.config.vocabulary import Count
 
 WORDS = [
     "the", "a", "of", "in", "on", "and", "with", "man", "woman", "dog", "cat", "house", "tree", "car", "street",
@@ -37,12 +45,25 @@ WORDS = [
 """Words of one token each."""
 
 
+EVERY = 5
+"""Steps between two log lines."""
+VARIABLE = ["--length-bucketing"]
+MAIN: dict[str, list[str]] = {
+    "open_clip main": [],
+    "open_clip main, variable text": VARIABLE,
+    "open_clip main, variable text, compiled": [*VARIABLE, "--text-pad-multiple", "16", "--torchcompile"],
+}
+"""Flags of the contenders of open_clip's main branch. Variable text: captions padded to the longest of a batch."""
+
+
 SHARED = {"rounds": 3, "batch": 64, "steps": 40, "threads": 1, "workers": 1, "encoder": "bench_vit"}
 
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
     parser.add_argument("--captions", choices=["own", "cc3m"], default="own", help="of the shards; of CC3M's lengths")
+    parser.add_argument("--main", type=Path, help="folder with the packages of open_clip's main branch")
+    parser.add_argument("--warmup", type=number_in(Count), default=4, help="steps that do not count")
 
 
 def main(options: argparse.Namespace) -> None:
@@ -52,19 +73,67 @@ def main(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> dict:
-    """Interleaved rounds of both programs -> medians, ranges and their ratio."""
+    """Interleaved rounds of all programs -> readings, medians and their ratios to clipzoo's."""
     if options.captions == "cc3m":
         options.shards = with_cc3m_lengths(options.shards, scratch / "shards")
     write_initial_weights(options, scratch / "model")
-    runs = {"clipzoo": partial(_clipzoo, options, scratch), "open_clip": partial(_open_clip, options, scratch)}
-    readings = in_turn(runs, options.rounds)
-    middle = medians(readings)
+    if options.main:
+        with_variable_text(scratch / "model", scratch / "variable")
+    readings: dict[str, dict[str, list[float]]] = {"samples_per_second": {}, "samples_per_cpu_second": {}}
+    for _ in range(options.rounds):
+        for name in ("clipzoo", "open_clip", *(MAIN if options.main else [])):
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                if name == "clipzoo":
+                    command = [sys.executable, str(ROOT / "train.py"), *our_overrides(options, Path(folder))]
+                else:
+                    flags = MAIN.get(name, [])
+                    model = scratch / ("variable" if VARIABLE[0] in flags else "model")
+                    command = [*open_clip_command(options, Path(folder), model), *flags]
+                (first, wall, cpu), (last, wall_end, cpu_end) = logged_steps(command, options, name in MAIN)
+            samples = (last - first) * options.batch
+            readings["samples_per_second"].setdefault(name, []).append(samples / (wall_end - wall))
+            readings["samples_per_cpu_second"].setdefault(name, []).append(samples / (cpu_end - cpu))
+            log(name, {measure: round(values[name][-1], 2) for measure, values in readings.items()})
+    middle = {measure: medians(values) for measure, values in readings.items()}
+    ratios = {
+        measure: {name: values["clipzoo"] / value for name, value in values.items()}
+        for measure, values in middle.items()
+    }
     settings = {key: getattr(options, key) for key in ("encoder", "captions", "batch")}
     sizes = {key: getattr(options, key) for key in ("threads", "workers", "steps")}
+    git = ["git", "-C", str(options.main), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if options.main else None
     return {
-        "what": "training, samples/s", **settings, "precision": "float32", **sizes, "readings": readings,
-        "medians": middle, "ratio": middle["clipzoo"] / middle["open_clip"],
+        "what": "training", **settings, "precision": "float32", **sizes, "main": commit, "readings": readings,
+        "medians": middle, "clipzoo_over": ratios,
     }  # fmt: skip
+
+
+def logged_steps(
+    command: Sequence[str], options: argparse.Namespace, main: bool = False
+) -> tuple[tuple[int, float, float], tuple[int, float, float]]:
+    """Run a training -> the first and the last logged step after --warmup: step, wall-clock time, CPU seconds."""
+    path = [str(PEER)] if "open_clip_train.main" in command else []
+    variables = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([*([str(options.main.resolve())] if main else []), *path]),
+        "OMP_NUM_THREADS": str(options.threads), "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    points: list[tuple[int, float, float]] = []
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            # "step 5/40" of clipzoo; open_clip counts samples, "[ 320/2560 ".
+            if match := re.search(r"step (\d+)/|\[ *(\d+)/\d+ ", line):
+                step = int(match[1] or int(match[2]) // options.batch)
+                points.append((step, time.perf_counter(), cpu_seconds(process.pid)))
+    chosen = [point for point in points if options.warmup <= point[0] <= options.steps]
+    if process.returncode or len(chosen) < 2:
+        raise SystemExit(f"{' '.join(command)} failed or printed too few steps:\n{''.join(lines)[-3000:]}")
+    return chosen[0], chosen[-1]
 
 
 def with_cc3m_lengths(shards: str, folder: Path) -> str:
@@ -99,31 +168,31 @@ def write_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     clipzoo.export(clipzoo.LoadedModel(build_model(plain), plain), folder)
 
 
+def with_variable_text(model: Path, folder: Path) -> None:
+    """Copy a model, with captions padded to the longest of a batch; Hugging Face's tokenizer with CLIP's vocabulary."""
+    from clipzoo.data.tokenizer import ClipTokenizer
+    from clipzoo.exports.files import tokenizer_files
+
+    shutil.copytree(model, folder)
+    file = folder / "open_clip_config.json"
+    config = json.loads(file.read_text())
+    text = config["model_cfg"]["text_cfg"]
+    text |= {"variable_text": True, "hf_tokenizer_name": "tokenizer.json", "pad_id": 0}
+    file.write_text(json.dumps(config))
+    tokenizer, settings = tokenizer_files(ClipTokenizer(text["context_length"]))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def our_overrides(options: argparse.Namespace, folder: Path) -> list[str]:
     return [
         f"encoder={options.encoder}", "head=clip", "objective=infonce", f"data.shards='{options.shards}'",
         "data.crop_scale=[0.9,1.0]", f"data.workers={options.workers}", f"trainer.global_batch={options.batch}",
-        f"trainer.steps={options.steps}", "trainer.epochs=null", "trainer.precision=float32", "trainer.log_every=5",
-        "trainer.checkpoints.every=100000", "optim.schedule.warmup_epochs=null", "optim.schedule.warmup_steps=10",
-        "optim.schedule.start=0.0", f"runs={folder}", "name=run",
+        f"trainer.steps={options.steps}", "trainer.epochs=null", "trainer.precision=float32",
+        f"trainer.log_every={EVERY}", "trainer.checkpoints.every=100000", "optim.schedule.warmup_epochs=null",
+        "optim.schedule.warmup_steps=10", "optim.schedule.start=0.0", f"runs={folder}", "name=run",
         *(["encoder.context_length=77"] if options.captions == "cc3m" else []),
     ]  # fmt: skip
-
-
-def _clipzoo(options: argparse.Namespace, scratch: Path) -> float:
-    with tempfile.TemporaryDirectory(dir=scratch) as runs:
-        _run([sys.executable, str(ROOT / "train.py"), *our_overrides(options, Path(runs))], options, {})
-        lines = map(json.loads, (Path(runs) / "run" / "metrics.jsonl").read_text().splitlines())
-        return statistics.median([line["samples_per_second"] for line in lines if "samples_per_second" in line][1:])
-
-
-def _open_clip(options: argparse.Namespace, scratch: Path) -> float:
-    with tempfile.TemporaryDirectory(dir=scratch) as logs:
-        output = _run(open_clip_command(options, Path(logs), scratch / "model"), options, {"PYTHONPATH": str(PEER)})
-    seconds = [float(number) for number in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
-    if len(seconds) < 3:
-        raise SystemExit(f"open_clip's training printed no readings:\n{output[-3000:]}")
-    return statistics.median([options.batch / reading for reading in seconds[1:]])
 
 
 def open_clip_command(options: argparse.Namespace, folder: Path, weights: Path) -> list[str]:
@@ -133,16 +202,6 @@ def open_clip_command(options: argparse.Namespace, folder: Path, weights: Path) 
         "--dataset-type", "webdataset", "--train-num-samples", str(options.steps * options.batch),
         "--batch-size", str(options.batch), "--workers", str(options.workers), "--precision", "fp32", "--epochs", "1",
         "--warmup", "10", "--lr", "5e-4", "--wd", "0.5", "--beta2", "0.98", "--eps", "1e-8", "--device", "cpu",
-        "--log-every-n-steps", "5", "--logs", str(folder), "--name", "run", "--save-frequency", "0",
+        "--log-every-n-steps", str(EVERY), "--logs", str(folder), "--name", "run", "--save-frequency", "0",
         "--dataset-resampled",
     ]  # fmt: skip
-
-
-def _run(command: list[str], options: argparse.Namespace, environment: dict[str, str]) -> str:
-    threads = {"OMP_NUM_THREADS": str(options.threads), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **threads, **environment}
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
-    return done.stdout + done.stderr

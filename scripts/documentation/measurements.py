@@ -23,13 +23,16 @@ def read(name: str) -> Any:
 
 def draw() -> None:
     """Write docs/images/benchmarks/*.svg, and the learning curves of make emoji."""
-    bars("training", read("training")["medians"], "training, samples/s", form="{:.1f}")
+    speeds = read("training")["medians"]["samples_per_cpu_second"]
+    bars("training", speeds, "training, samples per CPU second", form="{:.1f}")
 
-    ratios = {}
-    for case in read("loader")["cases"]:
-        name = f"{case['image']} to {case['image_size']}, {case['workers']} worker{'s' if case['workers'] > 1 else ''}"
-        ratios[name] = case["ratio"]["exact"]
-    bars("loader", ratios, "loader, samples/s over open_clip's (dotted)", reference=1.0)
+    cases = read("loader")["cases"]
+    sizes = [f"{case['image']} to {case['image_size']}" for case in cases]
+    ratios = {
+        side: [case["work_ratio"][key] for case in cases]
+        for side, key in (("Pillow", "exact, PIL"), ("simplejpeg", "exact"))
+    }
+    grouped("loader", sizes, ratios, "loader, samples per CPU second over open_clip's (dotted)", reference=1.0)
 
     factors = {result["case"]: result["times_ours"] for result in read("ops")["results"]}
     measured = [case for case in CASES if case in factors]
@@ -38,7 +41,7 @@ def draw() -> None:
     grouped("scores", [CASES[case] for case in measured], times, "CPU seconds over ours (dotted)", reference=1.0)
 
     drawn, (panel,) = figure(6.4, 2.5)
-    for side, colour in (("clipzoo", BLUE), ("scikit-learn", ORANGE)):
+    for side, colour in (("clipzoo", BLUE), ("scikit-learn", ORANGE), ("torch L-BFGS", VIOLET)):
         points = sorted((value["C"], value[side]["seconds"]) for value in read("probe")["values"] if side in value)
         panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=side)
     panel.set(xscale="log", yscale="log", xlabel="C", ylabel="seconds per fit")

@@ -38,9 +38,10 @@ def two_ranks(pairs):
 
 
 def all_gradients(pairs: list[Pair], parts: int):
-    """Ours in `parts` micro-batches, and open_clip's of the whole batch."""
+    """Ours in `parts` micro-batches; open_clip's of the whole batch, and with the recommended flags in `parts`."""
     world = World.from_process_group()
-    return {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(1, world)
+    recommended = open_clip_gradients(parts, world, recommended=True)
+    return {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(1, world), recommended
 
 
 def assert_equal(actual, expected):
@@ -50,7 +51,7 @@ def assert_equal(actual, expected):
 
 def test_two_ranks_with_micro_batches_have_the_gradients_of_one_whole_batch(pairs, alone, two_ranks):
     assert len(pairs) > 40
-    for actual, _ in two_ranks:
+    for actual, *_ in two_ranks:
         assert_equal(actual, alone)
 
 
@@ -65,7 +66,7 @@ def test_every_pair_has_gradients_in_both_towers_and_moves_its_temperature(alone
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "parts"), [(1, PARTS), (2, 1), (4, 1), (4, PARTS)])
 def test_any_ranks_and_micro_batches_have_the_gradients_of_one_whole_batch(pairs, alone, ranks, parts):
-    for actual, _ in run_ranks(ranks, all_gradients, pairs, parts, seconds=280):
+    for actual, *_ in run_ranks(ranks, all_gradients, pairs, parts, seconds=280):
         assert_equal(actual, alone)
 
 
@@ -75,6 +76,14 @@ def test_the_comparison_sees_open_clips_smaller_encoder_gradients(two_ranks):
     torch.testing.assert_close(actual["logit_scale"], expected["logit_scale"], rtol=1e-9, atol=0)
     for name in ("image_projection.weight", "text_projection.weight"):
         torch.testing.assert_close(2 * actual[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_open_clips_recommended_flags_are_exact_except_for_the_accumulated_temperature(two_ranks):
+    """Every micro-batch adds the temperature's whole gradient."""
+    expected, actual = open_clip_gradients(1), two_ranks[0][2]
+    torch.testing.assert_close(actual["logit_scale"], PARTS * expected["logit_scale"], rtol=1e-9, atol=0)
+    for name in ("image_projection.weight", "text_projection.weight"):
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-9, atol=1e-12)
 
 
 def all_trainings(pairs: list[Pair], steps: int, groups: list[int | None]):
