@@ -51,7 +51,7 @@ from clipzoo.training.checkpoints import MODEL
 from clipzoo.training.loggers import quiet_libraries
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Dataset
-from clipzoo.training.settings import Computation
+from clipzoo.training.settings import Computation, Precision
 from clipzoo.types import Batch, Progress
 
 OPEN_CLIP = "open_clip"
@@ -187,7 +187,7 @@ def curves_file(folder: Path, ranks: int) -> Path:
 
 
 def train_both(
-    case: Case, precision: str, plain: dict[str, Any], dataset: Dataset, batches: Sequence[Batch], world: World
+    case: Case, precision: Precision, plain: dict[str, Any], dataset: Dataset, batches: Sequence[Batch], world: World
 ) -> dict[str, Any]:
     """Train one initial model in both programs.
 
@@ -242,7 +242,8 @@ def train_both(
     )  # fmt: skip
     ours, theirs, final = tower.trunk.state_dict(), peer.visual.state_dict(), {}
     for kind in ("weights", "statistics"):
-        names = [name for name in ours.keys() & theirs.keys() if ("running_" in name) == (kind == "statistics")]
+        names = [name for name in ours.keys() & theirs.keys() if theirs[name].is_floating_point()]
+        names = [name for name in names if ("running_" in name) == (kind == "statistics")]
         squares = [[(ours[n] - theirs[n]).double().norm() ** 2, theirs[n].double().norm() ** 2] for n in names]
         distance, size = map(sum, zip(*squares, strict=True)) if squares else (0.0, 1.0)
         final[kind] = math.sqrt(distance / size)
@@ -275,7 +276,8 @@ def train_with_open_clip(
     from open_clip_train.scheduler import cosine_lr
     from open_clip_train.train import train_one_epoch
 
-    plain, decayed = [], []
+    plain: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
     for name, parameter in peer.named_parameters():
         is_plain = parameter.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
         (plain if is_plain else decayed).append(parameter)
@@ -312,7 +314,7 @@ class Recorder(torch.amp.GradScaler):
 
     def loss(self, **outputs: Any) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = self._loss(**outputs)
-        self._last = float(torch.stack(list(losses.values())).sum())
+        self._last = float(torch.stack(list(losses.values())).detach().sum())
         return losses
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -329,7 +331,9 @@ class Recorder(torch.amp.GradScaler):
 def write_page(folder: Path, options: Namespace) -> None:
     """Write the page of the curves in a folder. Raises TrainingError if a case that must agree does not."""
     results = [
-        result for ranks in options.ranks for result in io.read_json(curves_file(folder, ranks), CURVES_BYTES, root=list)
+        result
+        for ranks in options.ranks
+        for result in io.read_json(curves_file(folder, ranks), CURVES_BYTES, root=list)
     ]
     rows, failures, steps = [], [], range(1, options.steps + 1)
     losses: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
@@ -407,7 +411,8 @@ def picture(
         label(panel, name, "step", title, grid="y")
     for panel in axes[len(curves) :]:
         panel.set_axis_off()
-    axes[0].legend(fontsize=7)
+    if any(next(iter(curves.values()))):
+        axes[0].legend(fontsize=7)
     return Picture(title, figure, title, f"{title.replace(' ', '_')}.png")
 
 
@@ -430,7 +435,9 @@ def compare_runs(options: Namespace) -> None:
     names = [str(run) for run in runs]
     settings = [flat(config_of(run)) for run in runs]
     keys = [key for key in {**settings[0], **settings[1]} if settings[0].get(key) != settings[1].get(key)]
-    changed = [[Cell(key, code=True), *(str(values.get(key, "")) for values in settings)] for key in keys]
+    changed: list[list[str | Cell]] = [
+        [Cell(key, code=True), *(str(values.get(key, "")) for values in settings)] for key in keys
+    ]
     logs = [{int(line["step"]): line for line in TrainingLog.read(run).training} for run in runs]
     parent = runs[0].resolve().parent
     folder = new_output(options.output or parent / "twin" / "-".join(run.resolve().name[:100] for run in runs))
