@@ -60,6 +60,7 @@ VALUES = ("loss", "gradient_norm", "temperature")
 BOUNDS = {"float32": 1e-6, "float64": 1e-12}
 """Largest relative difference of the losses of a step, by precision."""
 CURVES_BYTES = 2**28
+PAGES = "index.html", "twin.md"
 FLOOR = 1e-18
 """Smaller relative differences are drawn here."""
 MOST_TENSORS = 20
@@ -247,9 +248,8 @@ def train_both(
         squares = [[(ours[n] - theirs[n]).double().norm() ** 2, theirs[n].double().norm() ** 2] for n in names]
         distance, size = map(sum, zip(*squares, strict=True)) if squares else (0.0, 1.0)
         final[kind] = math.sqrt(distance / size)
-    return {
-        "clipzoo": {name: [line[name] for line in result.history] for name in VALUES}, OPEN_CLIP: curves, "final": final,
-    }  # fmt: skip
+    own = {name: [line[name] for line in result.history] for name in VALUES}
+    return {"clipzoo": own, OPEN_CLIP: curves, "final": final}
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ def write_page(folder: Path, options: Namespace) -> None:
         Section("Curves", figures=pictures),
         Section("Flags of open_clip and overrides of clipzoo", items=commands),
     ]
-    page = write("The same training in open_clip and in clipzoo", pages_in(folder), sections)
+    page = write("The same training in open_clip and in clipzoo", [folder / name for name in PAGES], sections)
     print(f"{terminal(table)}\n{page}")
     if failures:
         raise TrainingError(f"losses differ by more than the bound: {', '.join(failures)}")
@@ -414,10 +414,6 @@ def picture(
     if any(next(iter(curves.values()))):
         axes[0].legend(fontsize=7)
     return Picture(title, figure, title, f"{title.replace(' ', '_')}.png")
-
-
-def pages_in(folder: Path) -> list[Path]:
-    return [folder / "index.html", folder / "twin.md"]
 
 
 # Two runs of clipzoo.
@@ -486,7 +482,9 @@ def compare_runs(options: Namespace) -> None:
     tables.append(text_table(["key", *names], changed, left=3, title="Settings that differ", wrap=True))
     facts = {"runs": " and ".join(names), "tolerance": f"{options.tolerance:g}"}
     page = write(
-        "Two runs step by step", pages_in(folder), [Section(facts=facts, text=text, tables=tables, figures=pictures)]
+        "Two runs step by step",
+        [folder / name for name in PAGES],
+        [Section(facts=facts, text=text, tables=tables, figures=pictures)],
     )
     print("\n".join([*(span.text if isinstance(span, Span) else str(span) for span in text), str(page)]))
     if findings:
@@ -496,8 +494,8 @@ def compare_runs(options: Namespace) -> None:
 def tensor_differences(states: Sequence[Mapping[str, Any]], tolerance: float) -> list[list[str]]:
     """Return name, shape, values and relative difference of the tensors that differ by more than the tolerance.
 
-    states: contents of two checkpoints. Weights come first, then the optimizer's moments and all other state. The values
-    are those at the largest difference, which is divided by the tensor's largest value.
+    states: contents of two checkpoints. Weights come first, then the optimizer's moments and all other state. The
+    values are those at the largest difference, which is divided by the tensor's largest value.
     """
     parts = sorted(states[0].keys() | states[1].keys(), key=lambda part: (part != MODEL, part != "optimizer"))
     sides = [dict(tensors_with_paths({part: state.get(part) for part in parts})) for state in states]
