@@ -157,7 +157,7 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
     if ranks > 1:
         quiet_libraries()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-        rendezvous = (folder / f".rendezvous_{ranks}").absolute()
+        rendezvous = io.below(folder, f".rendezvous_{ranks}").absolute()
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
         world = World.from_process_group()
     results: list[dict[str, Any]] = []
@@ -184,7 +184,7 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
 
 
 def curves_file(folder: Path, ranks: int) -> Path:
-    return folder / f"curves_{ranks}.json"
+    return io.below(folder, f"curves_{ranks}.json")
 
 
 def train_both(
@@ -436,7 +436,7 @@ def compare_runs(options: Namespace) -> None:
     ]
     logs = [{int(line["step"]): line for line in TrainingLog.read(run).training} for run in runs]
     parent = runs[0].resolve().parent
-    folder = new_output(options.output or parent / "twin" / "-".join(run.resolve().name[:100] for run in runs))
+    folder = new_output(options.output or io.below(parent / "twin", "-".join(run.resolve().name[:100] for run in runs)))
 
     rows, pictures, findings = [], [], []
     for name in (*VALUES, "lr"):
