@@ -157,7 +157,7 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
     if ranks > 1:
         quiet_libraries()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-        rendezvous = io.below(folder, f".rendezvous_{ranks}").absolute()
+        rendezvous = io.below(folder, f"rendezvous_{ranks}").absolute()
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
         world = World.from_process_group()
     results: list[dict[str, Any]] = []
