@@ -42,6 +42,7 @@ COMMANDS = {
     "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),
     "datasets": ("cli.data.datasets_arguments", "list or convert the benchmark datasets, or make your own"),
     "world": ("lab.worlds.world.add_arguments", "generate the demo's dataset"),
+    "twin": ("lab.twin.add_arguments", "train as open_clip does, or find where two runs part"),
     "emoji": ("lab.worlds.emoji.add_arguments", "get emoji of two vendors as a dataset"),
 }
 """Commands with arguments of argparse: the function that declares them, and a summary. The description of a command is

@@ -64,11 +64,11 @@ class TwoTowers(Encoder):
         self.register_buffer("_shift", (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1), persistent=False)
 
     def image(self, image: Tensor) -> Features:
-        return self.image_tower(self._normalised(image))
+        return self.image_tower(self.normalised(image))
 
     def pooled_image(self, image: Tensor) -> Tensor:
         tower = self.image_tower
-        return tower.pooled(self._normalised(image)) if isinstance(tower, Tower) else super().pooled_image(image)
+        return tower.pooled(self.normalised(image)) if isinstance(tower, Tower) else super().pooled_image(image)
 
     def text(self, text: Tensor) -> Features:
         return self.text_tower(text)
@@ -77,7 +77,8 @@ class TwoTowers(Encoder):
         tower = self.text_tower
         return tower.pooled(text) if isinstance(tower, Tower) else super().pooled_text(text)
 
-    def _normalised(self, image: Tensor) -> Tensor:
+    def normalised(self, image: Tensor) -> Tensor:
+        """[b, 3, H, W] uint8 -> the input of the image tower, in the precision of the encoder."""
         if image.dtype != torch.uint8:
             raise ConfigError(
                 f"images are {image.dtype}, but the encoder normalises uint8 pixels, as model.transform returns them: "
