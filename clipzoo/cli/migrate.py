@@ -230,9 +230,7 @@ def training(given: Given) -> None:
     model += "-quickgelu" * (values["force-quick-gelu"] and not model.endswith("-quickgelu"))
     config = model_config(model)
     text, vision = config.get("text_cfg", {}), config.get("vision_cfg", {})
-    if is_resnet := isinstance(vision.get("layers"), list):
-        note = "head.bias=true adds a bias to the text projection too, which is 0 at first"
-        given.notes["differs"].append(f"--model {model}: {note}")
+    is_resnet = isinstance(vision.get("layers"), list)
     if not weights and text.get("hf_model_pretrained", True) and "hf_model_name" in text:
         text_weights = f"huggingface:{text['hf_model_name']}"
     if "/" not in weights and not Path(weights).suffix and (weights or ":" in model):
@@ -245,7 +243,7 @@ def training(given: Given) -> None:
     facts: dict[str, Any] = {
         "model": model, "weights": weights or None, "text_weights": text_weights,
         "resume": None if resume == "latest" else resume, "image_size": sides[0] if len({*sides}) == 1 else sides,
-        "bias": True if is_resnet or text.get("proj_bias") or vision.get("timm_proj_bias") else None,
+        "bias": True if text.get("proj_bias") else "image" if is_resnet or vision.get("timm_proj_bias") else None,
         "image_projection": False if vision.get("timm_proj") == "none" else None,
     }  # fmt: skip
     for tower, flag in (("image", "lock-image-unlocked-groups"), ("text", "lock-text-unlocked-layers")):

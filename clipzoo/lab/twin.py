@@ -51,8 +51,9 @@ from clipzoo.training.checkpoints import MODEL
 from clipzoo.training.loggers import quiet_libraries
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Dataset
+from clipzoo.training.schedules import Cosine
 from clipzoo.training.settings import Computation, Precision
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch
 
 OPEN_CLIP = "open_clip"
 VALUES = ("loss", "gradient_norm", "temperature")
@@ -228,16 +229,23 @@ def train_both(
             if isinstance(child, nn.ReLU):
                 setattr(module, name, nn.GELU())
     model, peer = (side.to(getattr(torch, precision)) for side in (model, peer))
-    if (bias := dict(model.head.named_parameters()).get("text_bias")) is not None:
-        bias.requires_grad_(False)
 
     pairs = ((model.encoder.normalised(batch.image), batch.text) for batch in batches)  # type: ignore[operator]
     inputs = (part for pair in pairs for part in zip(*(view.split(flags.batch_size) for view in pair), strict=True))
     curves = train_with_open_clip(peer, inputs, len(batches), flags, case.divides, world)
     micro_batch = flags.batch_size if flags.accum_freq > 1 else None
+    schedule = Cosine(
+        flags.lr,
+        start=None,
+        end=0.0,
+        warmup_epochs=None,
+        warmup_steps=flags.warmup,
+        restart_epochs=None,
+        per_epoch=False,
+    )
     result = clipzoo.train(
         model, objective, dataset, batch=len(batches[0]) * world.size, steps=len(batches),
-        optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, flags.wd, OpenClipSchedule(flags.lr, flags.warmup)),
+        optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, flags.wd, schedule),
         computation=Computation(precision, micro_batch=micro_batch, clip_gradient=flags.grad_clip_norm),
         evaluate_every=None, seed=plain["seed"], world=world, log_every=1, quiet=True,
     )  # fmt: skip
@@ -250,19 +258,6 @@ def train_both(
         final[kind] = math.sqrt(distance / size)
     own = {name: [line[name] for line in result.history] for name in VALUES}
     return {"clipzoo": own, OPEN_CLIP: curves, "final": final}
-
-
-@dataclass(frozen=True)
-class OpenClipSchedule:
-    """The learning rate of open_clip's program: warmup to `peak`, then half a cosine."""
-
-    peak: float
-    warmup: int
-
-    def __call__(self, progress: Progress) -> float:
-        from open_clip_train.scheduler import cosine_lr
-
-        return cosine_lr(Namespace(param_groups=[]), self.peak, self.warmup, progress.total_steps)(progress.step)
 
 
 def train_with_open_clip(
