@@ -213,7 +213,7 @@ def plan_cost() -> list[dict]:
 
 
 def _plan(shards: int, samples: int) -> dict:
-    """Return the CPU seconds for the first step, for a step in the third epoch after a resume, and for a whole epoch."""
+    """Return CPU seconds: of the first step, of a step in the third epoch after a resume, and of a whole epoch."""
     before = memory_mib("VmHWM")
     times = [time.process_time()]
     plan = Plan([[samples] * shards], [1.0], 0, 64, 2048)
