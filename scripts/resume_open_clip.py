@@ -79,7 +79,7 @@ class Training:
         batches = self.dataset.batches(
             seed=0, global_batch=BATCH, world=World(), start_step=0, stop_step=EPOCH_STEPS * epochs, trim_text=False
         )
-        self.peer_batches = [(encoder._normalised(batch.image), batch.text) for batch in batches]
+        self.peer_batches = [(encoder.normalised(batch.image), batch.text) for batch in batches]
 
     def open_clip(self, name: str, *flags: str) -> list[float]:
         """Run open_clip's program on the batches; return the loss of each step. Writes <folder>/<name>/checkpoints."""
