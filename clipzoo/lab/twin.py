@@ -29,7 +29,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import clipzoo
 from clipzoo import io
 from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Progress as ProgressLines, number_in, output_folder, refuse
@@ -37,6 +36,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count, NonNegative
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, number_of
+from clipzoo.exports.hub import export
 from clipzoo.io.weights import checkpoints_in, step_of
 from clipzoo.lab.worlds.world import WorldParameters, ensure_world
 from clipzoo.loading import PAIR, LoadedModel
@@ -53,6 +53,7 @@ from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Dataset
 from clipzoo.training.schedules import Cosine
 from clipzoo.training.settings import Computation, Precision
+from clipzoo.training.train import train
 from clipzoo.types import Batch
 
 OPEN_CLIP = "open_clip"
@@ -219,7 +220,7 @@ def train_both(
     pair = objective.pair(dict(objective.state_dict()))
     exported = plain if pair is None else {**plain, PAIR: {"log_scale": pair[0], "bias": pair[1]}}
     with tempfile.TemporaryDirectory() as scratch:
-        clipzoo.export(LoadedModel(model, exported), scratch)
+        export(LoadedModel(model, exported), scratch)
         peer: Any = open_clip.create_model(f"local-dir:{scratch}", output_dict=True)
     if norms:
         peer.visual = freeze_batch_norm_2d(peer.visual)
@@ -243,7 +244,7 @@ def train_both(
         restart_epochs=None,
         per_epoch=False,
     )
-    result = clipzoo.train(
+    result = train(
         model, objective, dataset, batch=len(batches[0]) * world.size, steps=len(batches),
         optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, flags.wd, schedule),
         computation=Computation(precision, micro_batch=micro_batch, clip_gradient=flags.grad_clip_norm),
