@@ -152,12 +152,11 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
 def main() -> int:
     """Train the rows and write their page. Returns 1 if a row failed, 130 after an interruption."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
-    parser.add_argument("--output", type=output_folder, help="folder for the page (default: <runs>/report)")
-    parser.add_argument(
-        "--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores"
-    )
-    parser.add_argument("--docs", action="store_true", help="train nothing; write docs/papers/reproduce.md")
+    add = parser.add_argument
+    add("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
+    add("--output", type=output_folder, help="folder for the page (default: <runs>/report)")
+    add("--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores")
+    add("--docs", action="store_true", help="train nothing; write docs/papers/reproduce.md")
     options = parser.parse_args()
     if options.docs:
         write_whole(PAGE, page())

@@ -309,10 +309,7 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
 def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `write_examples` writes them.
-
-    Raises:
-        DamagedFileError: an image or the captions cannot be read.
+    folder: images by sample id, and captions.json, as `write_examples` writes them. Raises DamagedFileError.
     """
     captions = io.read_json(folder / "captions.json", 16 * io.MB)
     figure, axes = panels(1.5 * count, 4.4, 2, count)
@@ -342,9 +339,8 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
     yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
     if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
         yield Picture("evaluations during training", compared_evaluations(labels, rows))
-    yield Picture(
-        "minutes of training and of evaluation, samples per second, memory", cost_bars(labels, compared.rows), "Cost"
-    )
+    costs = cost_bars(labels, compared.rows)
+    yield Picture("minutes of training and of evaluation, samples per second, memory", costs, "Cost")
 
 
 def dataset_bars(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -109,9 +110,7 @@ class Mixture(Study):
     )
 
     def run(self) -> Findings:
-        rows = [
-            self._trained(kind, classes, width) for classes in self.classes for width in self.widths for kind in COLOURS
-        ]
+        rows = [self._trained(*setting) for setting in product(self.classes, self.widths, COLOURS)]
         built = [self._built(classes) for classes in self.classes]
         most, narrow, widest = max(self.classes), min(self.widths), max(self.widths)
         checks = [
@@ -148,7 +147,7 @@ class Mixture(Study):
         }  # fmt: skip
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
-    def _trained(self, kind: str, classes: int, width: int) -> Row:
+    def _trained(self, classes: int, width: int, kind: str) -> Row:
         world = World(classes)
         items, wide = len(world.pmi), self.item_width
 
