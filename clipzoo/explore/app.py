@@ -151,8 +151,7 @@ def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) 
     dataset_names = list(dict.fromkeys(name for task in TASKS for name in node.get(task) or ()))
     if not dataset_names:
         raise ConfigError(f"the run has no evaluation data (its eval lists no dataset): {REMEDY}")
-    unknown = [name for name in names if name not in dataset_names]
-    if unknown:
+    if unknown := [name for name in names if name not in dataset_names]:
         raise ConfigError(
             f"--dataset {unknown[0]} is not an evaluation dataset of the run (it has: {', '.join(dataset_names)})"
         )
@@ -228,9 +227,7 @@ class ExploredModel:
     step: of the model's checkpoint; None for a model without checkpoints.
     """
 
-    def __init__(
-        self, name: str, model: LoadedModel, build: Callable[[int], SearchIndex], step: int | None = None
-    ) -> None:
+    def __init__(self, name: str, model: LoadedModel, build: Callable[[int], SearchIndex], step: int | None) -> None:
         self.name, self.model, self.step = name, model, step
         self.index, self.map = cache(build), cache(self._map)
 

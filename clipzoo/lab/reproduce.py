@@ -107,7 +107,6 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     threads = max(1, (os.cpu_count() or 1) // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     running: list[Job] = []
-    failed: list[Job] = []
     begun = reported = time.monotonic()
     before = sum(job.progress() for job in jobs)
     try:
@@ -126,7 +125,6 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
                 if is_finished(job.folder):
                     _print(f"{job.name}: finished, {job.folder / 'report.md'}")
                 else:
-                    failed.append(job)
                     lines = job.log.read_text(errors="replace").splitlines()[-8:]
                     _print("\n     ".join([f"{job.name}: failed; last lines of {job.log}:", *lines]))
             if time.monotonic() < reported + SECONDS_BETWEEN_REPORTS or not running:
@@ -146,7 +144,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
         for process in processes:
             process.wait()
         raise
-    return failed
+    return [job for job in jobs if not is_finished(job.folder)]
 
 
 def main() -> int:

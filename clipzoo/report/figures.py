@@ -61,6 +61,8 @@ MOST_IMAGES = 8
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
 Points = list[tuple[float, float]]
+Labels = Mapping[str, str]
+"""Labels of the rows of a comparison by group."""
 
 
 def panels(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -343,9 +345,7 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
     yield Picture("minutes of training and of evaluation, samples per second, memory", costs, "Cost")
 
 
-def dataset_bars(
-    labels: Mapping[str, str], columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame
-) -> Figure:
+def dataset_bars(labels: Labels, columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame) -> Figure:
     """A panel per task, bars per dataset, one colour per row."""
     # Put each panel into the first line with room for its datasets, PANELS_WIDTH in all.
     lines: list[list[str]] = []
@@ -378,9 +378,7 @@ def dataset_bars(
     return figure
 
 
-def loss_curves(
-    labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]
-) -> Figure:
+def loss_curves(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]) -> Figure:
     """The loss of each row as mean and deviation over seeds, a panel per objective: their losses are not comparable."""
     by_objective: dict[str, list[str]] = {}
     for group, objective in objectives.items():
@@ -399,7 +397,7 @@ def loss_curves(
     return figure
 
 
-def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
+def compared_evaluations(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
     """Metrics during training, as mean and standard deviation over seeds."""
     figure, axes = panels(12, 3.4, columns=2)
     for panel, (title, wanted) in zip(axes, COMPARED_CURVES.items(), strict=True):
@@ -424,7 +422,7 @@ def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[
     return figure
 
 
-def cost_bars(labels: Mapping[str, str], rows: Mapping[str, pd.DataFrame]) -> Figure:
+def cost_bars(labels: Labels, rows: Mapping[str, pd.DataFrame]) -> Figure:
     """Minutes of training and of evaluation, samples per second and peak memory of each row."""
     places = range(len(rows))
     figure, axes = panels(12, 0.32 * len(rows) + 1.1, columns=len(COSTS))

@@ -77,9 +77,7 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     """[n, n] scores, the right answers on the diagonal -> 1 / rank of each, [n]; equal scores share their mean rank."""
-    matched = np.diag(scores)[:, None]
-    above, equal = (scores > matched).sum(1), (scores == matched).sum(1)
-    return 1 / (1 + above + (equal - 1) / 2)
+    return 1 / np.diag(stats.rankdata(-scores, axis=1))
 
 
 def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:

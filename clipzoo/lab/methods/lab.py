@@ -502,7 +502,7 @@ def train_run(
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     tokens = model.encoder.tokenizer(data.world.captions)[data.train.captions]  # [n, L]
     sample = Batch(data.train.images[:batch], tokens[:batch], torch.arange(batch))
-    # Copies: the objective has state for each sample.
+    # Copies: the objective has state for each sample, and the weights get gradients.
     copies = deepcopy(model), deepcopy(objective)
     copies[1].allocate(data.settings.train)
     metrics = _named("start", initial_scores(*copies, sample, Progress(0, steps, data.settings.train, batch)))
@@ -571,7 +571,6 @@ def initial_scores(model: Model, objective: Objective, batch: Batch, progress: P
     encoder_gradient, head_gradient: norms of its gradient.
     """
     model.train()
-    model.zero_grad(set_to_none=True)
     similarity = model(batch)
     logits = similarity.image_to_text.dense().detach().double()
     loss = objective(similarity, batch, progress).total
@@ -584,7 +583,6 @@ def initial_scores(model: Model, objective: Objective, batch: Batch, progress: P
     for name, part in (("encoder", model.encoder), ("head", model.head)):
         squares = [weight.grad.double().square().sum() for weight in part.parameters() if weight.grad is not None]
         values[f"{name}_gradient"] = float(torch.stack(squares).sum().sqrt())
-    model.zero_grad(set_to_none=True)
     return values
 
 

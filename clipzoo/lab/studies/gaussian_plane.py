@@ -118,7 +118,10 @@ class GaussianPlane(Study):
             "A, one-sided": (learned["one-sided"].a, a),
             "B, one-sided": (learned["one-sided"].b, b),
         }
-        checks = [Check(name, *map(float, pair), self.tolerance, relative=True) for name, pair in parameters.items()]
+        checks = [
+            Check(name, float(measured), float(expected), self.tolerance, relative=True)
+            for name, (measured, expected) in parameters.items()
+        ]
         s = self.covariance / self.variance
         h = float(shrunk(torch.tensor(s, dtype=torch.float64)))
         moments = {
