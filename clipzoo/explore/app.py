@@ -144,17 +144,14 @@ class Collection:
 def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) -> list[Collection]:
     """Return the evaluation datasets of a run's configuration; missing ones are reported.
 
-    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset.
-
-    Raises:
-        ConfigError: the configuration has no evaluation dataset, or none of these names, or all datasets are missing.
+    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset. Raises ConfigError if
+    the configuration has no evaluation dataset, or lacks one of these names, or if all datasets are missing.
     """
     node = config.get("eval") or {}
     dataset_names = list(dict.fromkeys(name for task in TASKS for name in node.get(task) or ()))
     if not dataset_names:
         raise ConfigError(f"the run has no evaluation data (its eval lists no dataset): {REMEDY}")
-    unknown = [name for name in names if name not in dataset_names]
-    if unknown:
+    if unknown := [name for name in names if name not in dataset_names]:
         raise ConfigError(
             f"--dataset {unknown[0]} is not an evaluation dataset of the run (it has: {', '.join(dataset_names)})"
         )
@@ -179,35 +176,32 @@ def collection_of_images(source: str, limit: int) -> Collection:
     names = [gallery.names[row] for row in rows]
     # Pictures that change under their names are embedded again.
     changed = max((path.stat().st_mtime_ns for path in Path(source).rglob("*")), default=0)
-    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Rows(gallery.images.__getitem__, rows))
+    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Rows(gallery.images, rows))
     return Collection(Path(source).name or source, chosen, len(gallery.names))
 
 
 class Rows(Images):
-    """Some of the images of a dataset. image: returns the image of a row of the dataset."""
+    """Some rows of the images of a dataset."""
 
-    def __init__(self, image: Callable[[int], Image], rows: Sequence[int]) -> None:
-        self._image, self._rows = image, rows
+    def __init__(self, images: Images, rows: Sequence[int]) -> None:
+        self._images, self._rows = images, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Image:
-        return self._image(self._rows[index])
+        return self._images[self._rows[index]]
 
 
 def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection:
-    if isinstance(dataset, ClassificationDataset):
-        split = dataset.splits["test"]
-        count, image = len(split), lambda row: split[row][0]
-    else:
-        count, image = len(dataset.images), dataset.images.__getitem__
+    images = dataset.splits["test"].images if isinstance(dataset, ClassificationDataset) else dataset.images
+    count = len(images)
     rows = _spaced(count, limit)
     source = hashlib.sha256(f"{root} {dataset_key('', dataset)} {count}".encode()).hexdigest()
-    gallery = Gallery(source, [str(row) for row in rows], Rows(image, rows))
+    gallery = Gallery(source, [str(row) for row in rows], Rows(images, rows))
     if isinstance(dataset, ClassificationDataset):
         prompts = [dataset.templates[0].replace("{c}", name) for name in dataset.class_names]
-        labels = [int(split.labels[row]) for row in rows]
+        labels = [dataset.splits["test"].labels[row] for row in rows]
         return Collection(dataset.name, gallery, count, {}, prompts, labels, dataset.class_names)
     places = {row: place for place, row in enumerate(rows)}
     captions: dict[int, list[str]] = {}
@@ -233,9 +227,7 @@ class ExploredModel:
     step: of the model's checkpoint; None for a model without checkpoints.
     """
 
-    def __init__(
-        self, name: str, model: LoadedModel, build: Callable[[int], SearchIndex], step: int | None = None
-    ) -> None:
+    def __init__(self, name: str, model: LoadedModel, build: Callable[[int], SearchIndex], step: int | None) -> None:
         self.name, self.model, self.step = name, model, step
         self.index, self.map = cache(build), cache(self._map)
 
@@ -307,11 +299,7 @@ class Explorer:
     collections: Sequence[Collection]
 
     def answer(self, path: str) -> Any:
-        """Return the answer to a path, such as "search?collection=0&caption=a%20circle".
-
-        Raises:
-            ConfigError: the path is not one that the page requests.
-        """
+        """Return the answer to a path, such as "search?collection=0&caption=a%20circle". Raises ConfigError."""
         name, _, text = path.partition("?")
         query = dict(parse_qsl(text, keep_blank_values=True))
         if name == "overview":
@@ -402,12 +390,7 @@ class Explorer:
 
 
 def explored(
-    name: str,
-    source: str,
-    model: LoadedModel,
-    collections: Sequence[Collection],
-    folder: Path,
-    step: int | None = None,
+    name: str, source: str, model: LoadedModel, collections: Sequence[Collection], folder: Path, step: int | None = None
 ) -> ExploredModel:
     """Return the model with an index of each collection, that of the first one already built.
 
@@ -535,10 +518,8 @@ def listener(port: int) -> socket.socket:
 def server(explorer: Explorer) -> uvicorn.Server:
     """Return the server of the page; `run(sockets=[listener(port)])` answers until it is interrupted.
 
-    A connection carries one request, which must arrive within CLIENT_TIMEOUT_SECONDS.
-
-    Raises:
-        ModuleNotFoundError: the packages of the extra `explore` are missing.
+    A connection carries one request, which must arrive within CLIENT_TIMEOUT_SECONDS. Raises ModuleNotFoundError
+    without the packages of the extra `explore`.
     """
     import uvicorn
     from starlette.applications import Starlette

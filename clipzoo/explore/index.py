@@ -180,8 +180,7 @@ class Candidates:
 def read_gallery(source: str) -> Gallery:
     """List the images of a folder (and the folders below it), or of the shards of a folder or a pattern.
 
-    Raises:
-        ConfigError: there are no images.
+    Raises ConfigError if there are no images.
     """
     folder = Path(source)
     if folder.is_dir():
@@ -265,10 +264,7 @@ def write_facts(folder: Path, facts: dict[str, Any], names: Sequence[str]) -> No
 
 def write_block(folder: Path, number: int, embedding: Embedding) -> None:
     """Write the embeddings of the images from `number * BLOCK` on."""
-    if isinstance(embedding, PointSet):
-        tensors = {"points": embedding.points, "log_weights": embedding.log_weights}
-    else:
-        tensors = {"embedding": embedding}
+    tensors = vars(embedding) if isinstance(embedding, PointSet) else {"embedding": embedding}
     save_weights(tensors, _block(folder, number))
 
 

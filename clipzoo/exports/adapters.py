@@ -11,6 +11,7 @@ from torch import Tensor
 from clipzoo import io
 from clipzoo.encoders.tuning import adapters_of
 from clipzoo.errors import ConfigError
+from clipzoo.exports.files import save_weights
 from clipzoo.training import checkpoint_files
 from clipzoo.training.tuned import read_frozen
 
@@ -49,8 +50,6 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
 
 def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> None:
     """Write the adapters of one tower. state: tensors of its trunk, for the shapes of the weights."""
-    from safetensors.torch import save
-
     tensors: dict[str, Tensor] = {}
     targets: list[str] = []
     attentions = {weight.removesuffix(".in_proj_weight") for weight in adapters if weight.endswith(".in_proj_weight")}
@@ -59,7 +58,7 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
 
     def add(module: str, lora_a: Tensor, lora_b: Tensor) -> None:
         name = f"base_model.model.{module}"
-        tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = lora_a.contiguous(), lora_b.contiguous()
+        tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = lora_a, lora_b
 
     for weight, parts in adapters.items():
         path, _, attribute = weight.rpartition(".")
@@ -74,16 +73,11 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
             module = f"{owner}.base_layer.{last}" if owner in attentions else path
         # lora_A [r, i, ...] and lora_B [o, r, 1, ...], as peft's layers for convolutions have them.
         shape = state[weight].shape
-        add(
-            module,
-            parts["lora_A"].view(rank, *shape[1:]),
-            parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:])),
-        )
+        lora_b = parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:]))
+        add(module, parts["lora_A"].view(rank, *shape[1:]), lora_b)
         if owner not in attentions:
             targets.append(path)
-    io.make_folder(folder)
-    with io.whole(folder / WEIGHTS) as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
+    save_weights(tensors, folder / WEIGHTS)
     io.write_json(
         folder / CONFIG,
         {

@@ -68,14 +68,13 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
         # Added special tokens would be recognised in text. The post-processor and the model keep their ids.
         vocabulary = content["model"]["vocab"]
         in_model = set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
-        content["added_tokens"] = [
-            token for token in content["added_tokens"] if not token["special"] or token["content"] not in in_model
-        ]
+        tokens = content["added_tokens"]
+        content["added_tokens"] = [token for token in tokens if not (token["special"] and token["content"] in in_model)]
         fast = Tokenizer.from_str(json.dumps(content))
         if cleaning := _cleaning(tokenizer.clean):
             fast.normalizer = normalizers.Sequence([*cleaning, *filter(None, [fast.normalizer])])
-        tokens = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
-        names = {name: text for name in tokens if (text := getattr(source, name))}
+        roles = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
+        names = {name: text for name in roles if (text := getattr(source, name))}
     else:
         raise ConfigError(
             f"its tokenizer is {kind.__name__}, only ClipTokenizer and HuggingFaceTokenizer can be written"

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from clipzoo import io
 from clipzoo.errors import TrainingError
-from clipzoo.io import below
 from clipzoo.model import Model
 from clipzoo.types import Embedding, PointSet
 
@@ -137,7 +136,7 @@ def write_onnx(model: Model, folder: Path) -> None:
                 verbose=False,
             )
         assert program is not None
-        path = below(folder, f"{graph.name}.onnx")
+        path = io.below(folder, f"{graph.name}.onnx")
         program.save(path)
         session = InferenceSession(path, providers=["CPUExecutionProvider"])
         results = session.run(None, {name: tensor.cpu().numpy() for name, tensor in graph.inputs.items()})

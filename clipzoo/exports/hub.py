@@ -20,7 +20,7 @@ from clipzoo.exports import graphs, open_clip, transformers
 from clipzoo.exports.files import save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.loading import CONFIG, HUB, PAIR, TOKENIZER_IN_FOLDER, VERSION, WEIGHTS, LoadedModel, value_faults
-from clipzoo.runs.identity import uses_variables
+from clipzoo.runs.identity import flat, uses_variables
 from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecord, read_arrays, split
 
 PICTURE = "retrieval.png"
@@ -28,11 +28,11 @@ TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe
 Z = 1.96
 """Half the width of a 95% interval, in standard deviations."""
 RECIPE = {
-    "head": ("head", "_target_"), "objective": ("objective", "_target_"), "optimizer": ("optim", "_target_"),
-    "global batch": ("trainer", "global_batch"), "epochs": ("trainer", "epochs"), "steps": ("trainer", "steps"),
-    "precision": ("trainer", "precision"), "seed": ("seed",),
+    "head": "head._target_", "objective": "objective._target_", "optimizer": "optim._target_",
+    "global batch": "trainer.global_batch", "epochs": "trainer.epochs", "steps": "trainer.steps",
+    "precision": "trainer.precision", "seed": "seed",
 }  # fmt: skip
-"""Row of the recipe -> keys of the configuration."""
+"""Row of the recipe -> key of the configuration."""
 USE = """## Use
 
 ```python
@@ -222,12 +222,10 @@ def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
     """Return the section of the recipe, the command and the versions."""
     lines = ["## Training", "", "| setting | value |", "| --- | --- |"]
     lines.append(f"| data | {markdown_code(str(masked(config['data'].get('shards', 'not stated'))), in_table=True)} |")
-    for name, keys in RECIPE.items():
-        value: Any = config
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            text = str(value).rpartition(".")[2] if "_target_" in keys else str(value)
+    settings = flat(config)
+    for name, key in RECIPE.items():
+        if (value := settings.get(key)) is not None:
+            text = str(value).rpartition(".")[2] if key.endswith("_target_") else str(value)
             lines.append(f"| {name} | {markdown_code(text, in_table=True)} |")
     if record is not None:
         lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]

@@ -194,9 +194,8 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
         vision_config |= {"timm_proj": "linear", "timm_proj_bias": has_bias(model, "image")}
     if text_config.get("proj_type") == "none" and not is_identity(model, "text"):
         text_config |= {"proj_type": "linear", "proj_bias": has_bias(model, "text")}
-    description = {
-        "embed_dim": model.head.get_parameter("image_projection").shape[1], "quick_gelu": _quick_gelu(text),
-    }  # fmt: skip
+    embed_width = model.head.get_parameter("image_projection").shape[1]
+    description = {"embed_dim": embed_width, "quick_gelu": _quick_gelu(text)}
     if PAIR in model.config:
         description["init_logit_bias"] = model.config[PAIR]["bias"]
     # A separate text tower, under the prefix "text.".

@@ -107,7 +107,6 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     threads = max(1, (os.cpu_count() or 1) // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     running: list[Job] = []
-    failed: list[Job] = []
     begun = reported = time.monotonic()
     before = sum(job.progress() for job in jobs)
     try:
@@ -126,7 +125,6 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
                 if is_finished(job.folder):
                     _print(f"{job.name}: finished, {job.folder / 'report.md'}")
                 else:
-                    failed.append(job)
                     lines = job.log.read_text(errors="replace").splitlines()[-8:]
                     _print("\n     ".join([f"{job.name}: failed; last lines of {job.log}:", *lines]))
             if time.monotonic() < reported + SECONDS_BETWEEN_REPORTS or not running:
@@ -146,18 +144,17 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
         for process in processes:
             process.wait()
         raise
-    return failed
+    return [job for job in jobs if not is_finished(job.folder)]
 
 
 def main() -> int:
     """Train the rows and write their page. Returns 1 if a row failed, 130 after an interruption."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
-    parser.add_argument("--output", type=output_folder, help="folder for the page (default: <runs>/report)")
-    parser.add_argument(
-        "--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores"
-    )
-    parser.add_argument("--docs", action="store_true", help="train nothing; write docs/papers/reproduce.md")
+    add = parser.add_argument
+    add("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
+    add("--output", type=output_folder, help="folder for the page (default: <runs>/report)")
+    add("--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores")
+    add("--docs", action="store_true", help="train nothing; write docs/papers/reproduce.md")
     options = parser.parse_args()
     if options.docs:
         write_whole(PAGE, page())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product, starmap
 from typing import Any
 
 from clipzoo.errors import number_of
@@ -64,7 +65,6 @@ class Setting:
     """How ranks share weights, and how they compute.
 
     shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
-
     micro_batch: samples that pass the encoders at once, at most the rank's share. recomputed: activation checkpointing.
     """
 
@@ -89,7 +89,7 @@ class Setting:
 
 
 def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Setting]:
-    """Yield all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
+    """Return all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
     shards = [1]
     if 1 < cluster.per_node < cluster.gpus and cluster.gpus % cluster.per_node == 0:
         shards.append(cluster.per_node)
@@ -98,11 +98,7 @@ def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Sett
     micro_batches = [local]
     while micro_batches[-1] % 2 == 0:
         micro_batches.append(micro_batches[-1] // 2)
-    for count in shards:
-        for micro_batch in micro_batches:
-            yield Setting(count, micro_batch, False)
-            if can_recompute:
-                yield Setting(count, micro_batch, True)
+    return starmap(Setting, product(shards, micro_batches, (False, True) if can_recompute else (False,)))
 
 
 def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:

@@ -36,21 +36,18 @@ SHOWN = 8
 def main(arguments: list[str]) -> None:
     number, size = number_in(Figure), number_in(Machines)
     parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
-    parser.add_argument("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
-    parser.add_argument("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
-    parser.add_argument("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
-    parser.add_argument("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
-    parser.add_argument("--within", type=number, help="GB/s that a GPU receives within its node")
-    parser.add_argument(
-        "--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
+    add("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
+    add("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
+    add("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
+    add("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
+    add("--within", type=number, help="GB/s that a GPU receives within its node")
+    add("--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)")
     share = number_in(Annotated[float, Range(above=0, at_most=1)])
-    parser.add_argument("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
-    parser.add_argument(
-        "--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
+    add("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
+    add("--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
     options = parser.parse_intermixed_args(arguments)
     data = [] if any(line.startswith("data") for line in options.overrides) else ["data.shards=none.tar"]
     plain = compose([*options.overrides, *data])

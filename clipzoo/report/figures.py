@@ -61,6 +61,8 @@ MOST_IMAGES = 8
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
 Points = list[tuple[float, float]]
+Labels = Mapping[str, str]
+"""Labels of the rows of a comparison by group."""
 
 
 def panels(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -309,10 +311,7 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
 def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `write_examples` writes them.
-
-    Raises:
-        DamagedFileError: an image or the captions cannot be read.
+    folder: images by sample id, and captions.json, as `write_examples` writes them. Raises DamagedFileError.
     """
     captions = io.read_json(folder / "captions.json", 16 * io.MB)
     figure, axes = panels(1.5 * count, 4.4, 2, count)
@@ -342,14 +341,11 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
     yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
     if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
         yield Picture("evaluations during training", compared_evaluations(labels, rows))
-    yield Picture(
-        "minutes of training and of evaluation, samples per second, memory", cost_bars(labels, compared.rows), "Cost"
-    )
+    costs = cost_bars(labels, compared.rows)
+    yield Picture("minutes of training and of evaluation, samples per second, memory", costs, "Cost")
 
 
-def dataset_bars(
-    labels: Mapping[str, str], columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame
-) -> Figure:
+def dataset_bars(labels: Labels, columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame) -> Figure:
     """A panel per task, bars per dataset, one colour per row."""
     # Put each panel into the first line with room for its datasets, PANELS_WIDTH in all.
     lines: list[list[str]] = []
@@ -382,9 +378,7 @@ def dataset_bars(
     return figure
 
 
-def loss_curves(
-    labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]
-) -> Figure:
+def loss_curves(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]) -> Figure:
     """The loss of each row as mean and deviation over seeds, a panel per objective: their losses are not comparable."""
     by_objective: dict[str, list[str]] = {}
     for group, objective in objectives.items():
@@ -403,7 +397,7 @@ def loss_curves(
     return figure
 
 
-def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
+def compared_evaluations(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
     """Metrics during training, as mean and standard deviation over seeds."""
     figure, axes = panels(12, 3.4, columns=2)
     for panel, (title, wanted) in zip(axes, COMPARED_CURVES.items(), strict=True):
@@ -428,7 +422,7 @@ def compared_evaluations(labels: Mapping[str, str], rows: Mapping[str, Sequence[
     return figure
 
 
-def cost_bars(labels: Mapping[str, str], rows: Mapping[str, pd.DataFrame]) -> Figure:
+def cost_bars(labels: Labels, rows: Mapping[str, pd.DataFrame]) -> Figure:
     """Minutes of training and of evaluation, samples per second and peak memory of each row."""
     places = range(len(rows))
     figure, axes = panels(12, 0.32 * len(rows) + 1.1, columns=len(COSTS))

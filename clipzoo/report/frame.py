@@ -386,10 +386,9 @@ class FilledTable:
     @property
     def is_measured(self) -> bool:
         """True if any run has a value in the table."""
-        cells = product(self.table.rows, self.table.columns)
         return any(
             self.measured(row, column, variant) is not None
-            for row, column in cells
+            for row, column in product(self.table.rows, self.table.columns)
             for variant in (None, *self.variants(row))
         )
 

@@ -117,8 +117,7 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
     only in numbers of the keys in GROUPS. Of several settings at one place the best counts. Along compute, scales that
     a cheaper one surpasses are left out of the fit.
 
-    Raises:
-        ConfigError: trainings without a value on the axis, or too few scales for a fit.
+    Raises ConfigError for trainings without a value on the axis, or too few scales for a fit.
     """
     groups = GROUPS.get(axis) or (axis_label(axis).partition(".")[0], "head.embed_width", "optim.schedule")
 
@@ -156,10 +155,8 @@ def _names(methods: Sequence[str]) -> list[str]:
     if len(methods) == 1:
         return [""]
     settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
-    keys = []
-    for key in dict.fromkeys(key for options in settings for key in options):
-        if len({json.dumps(options.get(key)) for options in settings}) > 1:
-            keys.append(key)
+    all_keys = dict.fromkeys(key for options in settings for key in options)
+    keys = [key for key in all_keys if len({json.dumps(options.get(key)) for options in settings}) > 1]
     class_keys = [key for key in keys if key.endswith("_target_") or "." not in key]
     names = [", ".join(str(options.get(key)).rpartition(".")[2] for key in class_keys) for options in settings]
     if len(set(names)) == len(names):

@@ -288,13 +288,10 @@ def progress(shown: Trials) -> Figure:
 def trade_off(shown: Trials) -> Figure:
     """The first two metrics of every finished trial, and those that no other one surpasses."""
     figure, (panel,) = panels(6, 4)
-    finished = np.array([trial.results for trial in shown.finished])
-    panel.plot(finished[:, 0], finished[:, 1], "o", color=MUTED, markersize=5, label="finished")
     best = sorted(shown.best, key=lambda trial: trial.results[0])
-    line = np.array([trial.results for trial in best])
-    panel.plot(
-        line[:, 0], line[:, 1], marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other"
-    )
+    finished, line = (np.array([trial.results[:2] for trial in trials]).T for trials in (shown.finished, best))
+    panel.plot(*finished, "o", color=MUTED, markersize=5, label="finished")
+    panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
     for trial in best:
         panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
     panel.legend(frameon=False, fontsize=8)

@@ -47,7 +47,7 @@ def measure(head: str, pictures: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         index = _index(head, pictures, Path(folder))
         begin = time.perf_counter()
-        model = ExploredModel(head, index.model, lambda collection: index)
+        model = ExploredModel(head, index.model, lambda collection: index, None)
         model.ranked(0, "the first caption", 12)
         first = time.perf_counter() - begin
         times, cpu_times = [], []

@@ -1,3 +1,1 @@
 """The comparison lab: methods with equal search budgets on generated worlds, each winner trained with fresh seeds."""
-
-from __future__ import annotations

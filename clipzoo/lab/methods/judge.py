@@ -19,6 +19,8 @@ LOSS = "loss"
 """InfoNCE of the whole split, in nats: the mean of both directions."""
 ACCURACY = "accuracy"
 """Mean of the three tasks, which a search maximises."""
+Judgement = tuple[dict[str, float], dict[str, np.ndarray]]
+"""Metrics by name, of tasks in percent, the loss and the agreement with the PMI; outcomes by task, [n] in [0, 1]."""
 DIGITS = 9
 """Decimal places to which scores and PMIs are compared."""
 
@@ -30,17 +32,6 @@ class Split:
     images: Tensor
     scenes: np.ndarray
     captions: np.ndarray
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Metrics of a model, and outcomes by task, [n] in [0, 1] for each sample.
-
-    metrics: by name, of tasks in percent; the loss and the agreement with the PMI.
-    """
-
-    metrics: dict[str, float]
-    outcomes: dict[str, np.ndarray]
 
 
 @torch.no_grad()
@@ -81,14 +72,12 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
     joint = world.scene_probability[:, None] * world.caption_given_scene
     # Every scene has equally many images.
     weights = pair_weights(joint)[split.scenes]
-    return Judgement(metrics | agreement(scores, world.pmi[split.scenes], weights), outcomes)
+    return metrics | agreement(scores, world.pmi[split.scenes], weights), outcomes
 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     """[n, n] scores, the right answers on the diagonal -> 1 / rank of each, [n]; equal scores share their mean rank."""
-    matched = np.diag(scores)[:, None]
-    above, equal = (scores > matched).sum(1), (scores == matched).sum(1)
-    return 1 / (1 + above + (equal - 1) / 2)
+    return 1 / np.diag(stats.rankdata(-scores, axis=1))
 
 
 def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:

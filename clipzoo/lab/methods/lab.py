@@ -44,20 +44,9 @@ from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError, first_line
-from clipzoo.io import below
 from clipzoo.lab.methods.judge import ACCURACY, Split, judge, judge_scores
-from clipzoo.lab.methods.page import (
-    BEST,
-    CLAIM,
-    MANIFEST,
-    METRICS,
-    OUTCOMES,
-    is_whole,
-    read_curve,
-    read_run,
-    write_page,
-)
-from clipzoo.lab.worlds.scenes import render
+from clipzoo.lab.methods.page import BEST, CLAIM, MANIFEST, METRICS, OUTCOMES, curve_of, is_whole, read_run, write_page
+from clipzoo.lab.worlds.scenes import COLOURS, SHAPES, render
 from clipzoo.lab.worlds.world import CaptionSettings, EnumeratedWorld
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -87,11 +76,7 @@ SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
 """Overrides of every training; the dataset of the configuration is not used."""
-WORDS = (
-    "circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow", "red", "orange",
-    "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "a", "an", "and", "something", "picture",
-    "image", "of", "this", "shows",
-)  # fmt: skip
+WORDS = (*SHAPES, *COLOURS, "a", "an", "and", "something", "picture", "image", "of", "this", "shows")
 Continues = Callable[[float, float], bool]
 """Called with the share of a training that is done and the accuracy there; False stops the training."""
 
@@ -116,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
         with_config_folder(["--config-dir", str(options.config_dir)])
     lab = read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds)
     lab = replace(lab, trust=tuple(options.trust))
-    output = options.output or below(Path("lab"), lab.name)
+    output = options.output or io.below(Path("lab"), lab.name)
     if not options.report:
         run_lab(lab, output)
     # The page shows the command with these options.
@@ -324,8 +309,7 @@ class LabData:
 def run_lab(lab: LabSettings, root: Path) -> None:
     """Train everything that is not finished under `root`. The same call continues after a kill.
 
-    Raises:
-        ConfigError: the overrides of a method are not valid, before anything is trained.
+    Raises ConfigError before anything is trained, if the overrides of a method are not valid.
     """
     # The matrices are small: a second thread costs more than it gains, and another process may use the core.
     torch.set_num_threads(1)
@@ -362,10 +346,10 @@ def oracle(data: LabData) -> dict[str, Any]:
     """Return facts of a world, and the metrics of the pointwise mutual information as a score on its test split."""
     world, split = data.world, data.test
     names = np.array([[item in scene for item in world.objects] for scene in world.scenes], dtype=np.float64)
-    judged = judge_scores(world.pmi[split.scenes], names[split.scenes], world, split)
+    metrics, _ = judge_scores(world.pmi[split.scenes], names[split.scenes], world, split)
     return {
         "scenes": len(world.scenes), "captions": len(world.captions), "information": world.information,
-        "oracle": judged.metrics, "chance": 100 * 2 / len(world.objects),
+        "oracle": metrics, "chance": 100 * 2 / len(world.objects),
     }  # fmt: skip
 
 
@@ -463,7 +447,7 @@ class Cell:
             if not run.exists():
                 continue
             # The accuracy at each rung that the other trial has reached, from its log and its results.
-            curve = list(read_curve(run).values())
+            curve = list(curve_of(run).values())
             if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
                 curve.append(record.metrics[BEST])  # the rung at which it was stopped
             reached = {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}
@@ -518,7 +502,7 @@ def train_run(
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     tokens = model.encoder.tokenizer(data.world.captions)[data.train.captions]  # [n, L]
     sample = Batch(data.train.images[:batch], tokens[:batch], torch.arange(batch))
-    # Copies: the objective has state for each sample.
+    # Copies: the objective has state for each sample, and the weights get gradients.
     copies = deepcopy(model), deepcopy(objective)
     copies[1].allocate(data.settings.train)
     metrics = _named("start", initial_scores(*copies, sample, Progress(0, steps, data.settings.train, batch)))
@@ -527,7 +511,7 @@ def train_run(
     def evaluate(trained: Model) -> Mapping[str, float]:
         nonlocal done, evaluating
         began, done = time.process_time(), done + 1
-        measured = judge(trained, data.world, data.validation, factor).metrics
+        measured, _ = judge(trained, data.world, data.validation, factor)
         evaluating += time.process_time() - began
         if done < lab.evaluations and continues and not continues(done / lab.evaluations, measured[ACCURACY]):
             metrics[str(BEST)] = measured[ACCURACY]
@@ -551,11 +535,11 @@ def train_run(
     else:
         processor = time.process_time() - used - evaluating
         for name, split in (("validation", data.validation), ("test", data.test)):
-            judged = judge(model, data.world, split, factor)
-            metrics |= _named(name, judged.metrics)
-        outcomes: dict[str, Any] = {task: np.round(values, 4) for task, values in judged.outcomes.items()}
+            measured, outcomes = judge(model, data.world, split, factor)
+            metrics |= _named(name, measured)
+        rounded: dict[str, Any] = {task: np.round(values, 4) for task, values in outcomes.items()}
         with io.whole(run / "evaluation" / OUTCOMES) as file:
-            np.savez_compressed(file, **outcomes)
+            np.savez_compressed(file, **rounded)
         flops = steps * flops_per_step(model, sample, World(), None)
         cost |= {"flops": flops, "processor": processor, "samples": steps * batch}
     record = results(run, plain, None, line, cost, metrics)
@@ -587,7 +571,6 @@ def initial_scores(model: Model, objective: Objective, batch: Batch, progress: P
     encoder_gradient, head_gradient: norms of its gradient.
     """
     model.train()
-    model.zero_grad(set_to_none=True)
     similarity = model(batch)
     logits = similarity.image_to_text.dense().detach().double()
     loss = objective(similarity, batch, progress).total
@@ -600,7 +583,6 @@ def initial_scores(model: Model, objective: Objective, batch: Batch, progress: P
     for name, part in (("encoder", model.encoder), ("head", model.head)):
         squares = [weight.grad.double().square().sum() for weight in part.parameters() if weight.grad is not None]
         values[f"{name}_gradient"] = float(torch.stack(squares).sum().sqrt())
-    model.zero_grad(set_to_none=True)
     return values
 
 

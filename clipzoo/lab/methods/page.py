@@ -19,7 +19,7 @@ from clipzoo.config.schema import require_kinds
 from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page
-from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, colour, label, style
+from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, colour, label, panels, style
 from clipzoo.report.render import Cell, Picture, Section, Span, Table, text_table, write
 from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
 from clipzoo.report.statistics import (
@@ -81,8 +81,7 @@ def write_page(
         in notes.txt. None: lab.md in the folder of the lab.
     command: the command that runs the lab, shown on the page. newer: facts that replace those of lab.json.
 
-    Raises:
-        ConfigError: nothing is finished.
+    Raises ConfigError if nothing is finished.
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
     facts, world = lab.facts, lab.comparisons[0].facts
@@ -128,12 +127,9 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
     if deltas:
+        separated = [item for item in deltas if item.is_separated]
         above, below = (
-            ", ".join(
-                f"{item.label} ({item.group})"
-                for item in deltas
-                if item.is_separated and sign * item.interval.estimate > 0
-            )
+            ", ".join(f"{item.label} ({item.group})" for item in separated if sign * item.interval.estimate > 0)
             for sign in (1, -1)
         )
         text = (
@@ -194,10 +190,8 @@ def _scaling(compared: Compared) -> Iterator[Section]:
             record = seed.record
             pairs = (line.partition("=") for line in record.overrides if not line.startswith("seed="))
             metrics = {key.metric: value for key, value in record.metrics.items() if key.task == "test"}
-            values = {
-                "test loss": metrics[LOSS], "error, accuracy": 100 - metrics[ACCURACY],
-                "distance from the PMI": metrics["error"],
-            }  # fmt: skip
+            values = {"test loss": metrics[LOSS], "error, accuracy": 100 - metrics[ACCURACY]}
+            values["distance from the PMI"] = metrics["error"]
             settings = {key: yaml.safe_load(value) for key, _, value in pairs}
             flops, samples = (float(record.training[name]) for name in ("flops", "samples"))
             trainings.append(Training(f"{method.name}, seed {record.seed}", settings, flops, samples, values))
@@ -222,13 +216,11 @@ def _compared(compared: Compared) -> Iterator[Section]:
     """Yield the results of a comparison, then its other sections."""
     name, facts, methods = compared.name, compared.facts, compared.methods
     missing = [f"Not trained yet: {', '.join(compared.missing)}."] if compared.missing else []
-    best = {task: max(over_seeds(method.values(task)).estimate for method in methods) for task in TASKS}
+    best = {task: max(method.interval(task).estimate for method in methods) for task in TASKS}
     rows: Rows = []
     for method in methods:
-        intervals = {task: over_seeds(method.values(task)) for task in TASKS}
-        cells = [
-            Cell(_interval(item, ".1f", 0, 100), bold=item.estimate == best[task]) for task, item in intervals.items()
-        ]
+        accuracies = [(method.interval(task), best[task]) for task in TASKS]
+        cells = [Cell(_interval(item, ".1f", 0, 100), bold=item.estimate == most) for item, most in accuracies]
         rows.append([method.name, str(len(method.seeds)), *cells])
     rows.append(["the PMI itself", "", *(f"{facts['oracle'][task]:.1f}" for task in TASKS)])
     labels = ["method", "seeds", *(f"{title}, %" for title in TASKS.values())]
@@ -241,10 +233,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
         curves if len(methods[0].steps) > 1 else (),
     )  # fmt: skip
 
-    rows = [
-        [method.name, *(_interval(over_seeds(method.values(metric)), ".2f") for metric in SIMILARITY)]
-        for method in methods
-    ]
+    rows = [[method.name, *(_interval(method.interval(name), ".2f") for name in SIMILARITY)] for method in methods]
     rows.append(["the PMI itself", "1", "1", "0", "0"])
     yield Section(
         "Agreement with the pointwise mutual information",
@@ -273,7 +262,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
         [
             f"{method.name} *" if method in front else method.name, f"{method.cost('flops') / 1e9:,.0f}",
             f"{method.cost('samples'):,.0f}", f"{method.cost('processor'):.1f}",
-            f"{over_seeds(method.values(ACCURACY)).estimate:.1f}",
+            f"{method.interval(ACCURACY).estimate:.1f}",
         ]
         for method in sorted(methods, key=lambda method: method.cost("flops"))
     ]  # fmt: skip
@@ -349,6 +338,10 @@ class Method:
     def steps(self) -> list[float]:
         """Steps at which all seeds were evaluated."""
         return sorted(set.intersection(*(set(seed.curve) for seed in self.seeds)))
+
+    def interval(self, metric: str) -> Interval:
+        """Return the mean of a metric of the test split over the seeds, with its 95 % interval."""
+        return over_seeds(self.values(metric))
 
     @cached_property
     def mean_outcomes(self) -> dict[str, np.ndarray]:
@@ -445,10 +438,10 @@ def _read_seed(run: Path, samples: dict[str, int]) -> Seed:
     if not counts or counts != (samples or counts):
         raise io.DamagedFileError(path, f"has {counts or 'no'} outcomes, other runs {samples}")
     samples.update(counts)
-    return Seed(record, read_curve(run), outcomes)
+    return Seed(record, curve_of(run), outcomes)
 
 
-def read_curve(run: Path) -> dict[float, float]:
+def curve_of(run: Path) -> dict[float, float]:
     """Return the accuracy on validation by step. Raises DamagedFileError for a wrong step or accuracy."""
     lines = [line for line in TrainingLog.read(run).evaluations if str(BEST) in line]
     for line in lines:
@@ -570,7 +563,7 @@ def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
 
 def pareto(methods: Sequence[Method], name: str) -> list[Method]:
     """Return the methods that no other one surpasses in accuracy at the same or a lower cost."""
-    points = [(method.cost(name), over_seeds(method.values(ACCURACY)).estimate) for method in methods]
+    points = [(method.cost(name), method.interval(ACCURACY).estimate) for method in methods]
     return [
         method
         for method, point in zip(methods, points, strict=True)
@@ -593,9 +586,9 @@ def difference_figure(found: Sequence[Difference], baseline: str) -> Figure:
     """Differences of all comparisons from the baseline; coloured where they are separated."""
     names = list(dict.fromkeys(item.group for item in found))
     groups = [[item for item in found if item.group == name] for name in names]
-    figure = Figure(figsize=(9, LINE * len(found) + 0.62 * len(names) + 0.4), dpi=DPI, layout="constrained")
-    panels = figure.subplots(len(names), 1, squeeze=False, sharex=True, height_ratios=list(map(len, groups))).flat
-    for panel, name, group in zip(panels, names, groups, strict=True):
+    height, ratios = LINE * len(found) + 0.62 * len(names) + 0.4, list(map(len, groups))
+    figure, axes = panels(9, height, len(names), sharex=True, height_ratios=ratios)
+    for panel, name, group in zip(axes, names, groups, strict=True):
         for place, item in enumerate(group):
             shade = MUTED if not item.is_separated else RIGHT if item.interval.estimate > 0 else WRONG
             panel.plot([item.interval.low, item.interval.high], [place, place], color=shade, linewidth=2)
@@ -612,10 +605,10 @@ def similarity_figure(compared: Compared) -> Figure:
     measures = (("rank_correlation", "rank correlation", 1.0), ("slope", "slope of the PMI on the score", 1.0),
                 ("error", "error, nats", 0.0))  # fmt: skip
     methods = compared.methods
-    figure = Figure(figsize=(11, LINE * len(methods) + 0.9), dpi=DPI, layout="constrained")
-    for panel, (metric, title, ideal) in zip(figure.subplots(1, 3, sharey=True), measures, strict=True):
+    figure, axes = panels(11, LINE * len(methods) + 0.9, columns=3, sharey=True)
+    for panel, (metric, title, ideal) in zip(axes, measures, strict=True):
         for place, method in enumerate(methods):
-            interval = over_seeds(method.values(metric))
+            interval = method.interval(metric)
             panel.plot(method.values(metric), [place] * len(method.seeds), "o", color=MUTED, markersize=4)
             panel.plot([interval.low, interval.high], [place, place], color=INK, linewidth=1.5)
             panel.plot(interval.estimate, place, "|", color=INK, markersize=11, markeredgewidth=2)
@@ -627,21 +620,20 @@ def similarity_figure(compared: Compared) -> Figure:
 
 def pareto_figure(compared: Compared) -> Figure:
     """Accuracy against two costs of a training; a line joins the methods that no cheaper one surpasses."""
-    figure = Figure(figsize=(12, 4.0), dpi=DPI, layout="constrained")
+    figure, axes = panels(12, 4.0, columns=2, sharey=True)
     costs = (("flops", "GFLOPs of a training", 1e-9), ("processor", "CPU seconds of a training", 1.0))
-    for panel, (name, title, factor) in zip(figure.subplots(1, 2, sharey=True), costs, strict=True):
+    for panel, (name, title, factor) in zip(axes, costs, strict=True):
         for number, method in enumerate(compared.methods):
-            interval = over_seeds(method.values(ACCURACY))
+            interval = method.interval(ACCURACY)
             half = interval.high - interval.estimate if np.isfinite(interval.high) else 0.0
             panel.errorbar(
                 factor * method.cost(name), interval.estimate, half, fmt="os^Dv"[number // 10], color=colour(number),
                 markersize=5, elinewidth=1, label=method.name,
             )  # fmt: skip
         front = sorted(pareto(compared.methods, name), key=lambda method: method.cost(name))
-        points = [(factor * method.cost(name), over_seeds(method.values(ACCURACY)).estimate) for method in front]
+        points = [(factor * method.cost(name), method.interval(ACCURACY).estimate) for method in front]
         panel.plot(*zip(*points, strict=True), color=INK, linewidth=1, zorder=0)
-        label(panel, "", title, "accuracy, %")
-        style(panel)
+        label(panel, "", title, "accuracy, %", grid="y")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     return figure
@@ -649,16 +641,14 @@ def pareto_figure(compared: Compared) -> Figure:
 
 def curve_figure(compared: Compared) -> Figure:
     """Accuracy on validation over training: mean and standard deviation over seeds."""
-    figure = Figure(figsize=(9, 4.0), dpi=DPI, layout="constrained")
-    panel = figure.subplots()
+    figure, (panel,) = panels(9, 4.0)
     for number, method in enumerate(compared.methods):
         steps = np.array(method.steps)
         values = np.array([[seed.curve[step] for step in method.steps] for seed in method.seeds])
         means, spreads = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
         panel.plot(steps, means, "os^Dv"[number // 10] + "-", color=colour(number), markersize=4, label=method.name)
         panel.fill_between(steps, means - spreads, means + spreads, color=colour(number), alpha=0.15, linewidth=0)
-    label(panel, "", "step", "accuracy on validation, %")
-    style(panel)
+    label(panel, "", "step", "accuracy on validation, %", grid="y")
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     return figure
 

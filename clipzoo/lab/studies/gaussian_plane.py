@@ -74,19 +74,15 @@ class GaussianPlane(Study):
     )
 
     def run(self) -> Findings:
-        gaussian = Gaussian(
-            *(torch.tensor([[entry]]).double() for entry in (self.variance, self.covariance, self.variance))
-        )
+        variance, covariance = (torch.tensor([[entry]]).double() for entry in (self.variance, self.covariance))
+        gaussian = Gaussian(variance, covariance, variance)
         learned = {
             problem: learn(problem, gaussian, 1, self.samples, self.batch, self.steps, self.rate, self.seed)
             for problem in ("two-sided", "one-sided", "joint")
         }
         truth = normal_density(gaussian)
         product = normal_density(Gaussian(gaussian.uu, torch.zeros_like(gaussian.uv), gaussian.vv))
-        densities = {
-            name: normal_density(gaussian.tilted(encoders.a, encoders.b, encoders.c))
-            for name, encoders in learned.items()
-        }
+        densities = {name: normal_density(gaussian.tilted(fit.a, fit.b, fit.c)) for name, fit in learned.items()}
         # The product of the marginals, tilted by exp(sign(u) sign(v)).
         densities["normalised"] = _normalised((GRID.sign()[:, None] * GRID.sign()).exp() * product)
         near = product > 1e-12  # elsewhere weights are negligible, and densities underflow

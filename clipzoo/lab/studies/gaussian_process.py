@@ -85,9 +85,8 @@ class GaussianProcess(Study):
                 if key not in learned:
                     learned[key] = [self._learn(world, *key, self.seed + draw) for draw in range(self.seeds)]
                 errors = torch.tensor([conditional_errors(gaussian, a) for a in learned[key]]).mean(dim=0)
-                least = (0.0, 0.0)
-                if width < self.coefficients:
-                    least = conditional_errors(gaussian, gaussian.two_sided(width))
+                is_narrow = width < self.coefficients
+                least = conditional_errors(gaussian, gaussian.two_sided(width)) if is_narrow else (0.0, 0.0)
                 measured = {U: float(errors[0]), V: float(errors[1]), f"least_{U}": least[0], f"least_{V}": least[1]}
                 rows.append({"varied": name, **setting, **measured})
         by_width = select(rows, varied="width")

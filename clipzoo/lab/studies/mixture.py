@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -33,6 +35,11 @@ from clipzoo.types import Features
 
 CLIP, KME = "CLIP", "KME-CLIP"
 COLOURS = {CLIP: VERMILION, KME: BLUE}
+ERRORS = {"gap": ("loss above its least value, nats", None), "error_of_exp": ("largest error of exp PMI", None),
+          "error": ("largest error of finite PMI", None)}  # fmt: skip
+AGREEMENT = {"rank_correlation": ("rank correlation", 1.0), "slope": ("slope of the PMI on the score", 1.0),
+             "mean_error": ("error, nats", 0.0)}  # fmt: skip
+"""By column of the table: the label of its axis, and the value of the PMI itself."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +116,7 @@ class Mixture(Study):
     )
 
     def run(self) -> Findings:
-        rows = [
-            self._trained(kind, classes, width) for classes in self.classes for width in self.widths for kind in COLOURS
-        ]
+        rows = [self._trained(*setting) for setting in product(self.classes, self.widths, COLOURS)]
         built = [self._built(classes) for classes in self.classes]
         most, narrow, widest = max(self.classes), min(self.widths), max(self.widths)
         checks = [
@@ -133,22 +138,12 @@ class Mixture(Study):
             f"{gaps[KME, narrow]:.1f} nats above; "
             f"{count_borne_out(claims)}."
         )
-        errors = {"gap": "loss above its least value, nats", "error_of_exp": "largest error of exp PMI",
-                  "error": "largest error of finite PMI"}  # fmt: skip
-        agreement = {"rank_correlation": "rank correlation", "slope": "slope of the PMI on the score",
-                     "mean_error": "error, nats"}  # fmt: skip
-        drawings = {
-            "errors": self._draw(
-                rows, errors, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.", {}
-            ),
-            "agreement": self._draw(
-                rows, agreement, "Agreement of the trained scores with the PMI; dotted: the PMI itself.",
-                {"rank_correlation": 1.0, "slope": 1.0, "mean_error": 0.0},
-            ),
-        }  # fmt: skip
+        errors = "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP."
+        agreement = "Agreement of the trained scores with the PMI; dotted: the PMI itself."
+        drawings = {"errors": self._draw(rows, ERRORS, errors), "agreement": self._draw(rows, AGREEMENT, agreement)}
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
-    def _trained(self, kind: str, classes: int, width: int) -> Row:
+    def _trained(self, classes: int, width: int, kind: str) -> Row:
         world = World(classes)
         items, wide = len(world.pmi), self.item_width
 
@@ -238,19 +233,20 @@ class Mixture(Study):
             ),
         ]
 
-    def _draw(self, rows: list[Row], measures: dict[str, str], caption: str, exact: dict[str, float]) -> Drawing:
-        """Draw measures over the embedding width. exact: values of the PMI itself; if empty, axes are logarithmic."""
+    def _draw(self, rows: list[Row], measures: Mapping[str, tuple[str, float | None]], caption: str) -> Drawing:
+        """Draw measures over the embedding width, on logarithmic axes where the PMI itself has no value."""
         figure, axes = panels(1, 3, 3.6, 3.2)
-        for axis, (key, title) in zip(axes, measures.items(), strict=True):
+        for axis, (key, (title, exact)) in zip(axes, measures.items(), strict=True):
             for index, classes in enumerate(self.classes):
                 for kind in COLOURS:
                     head_rows = select(rows, head=kind, classes=classes)
                     line(axis.plot, head_rows, "width", key, "o-" if kind == KME else "s--", color=CYCLE[index],
                          linewidth=1, markersize=4, label=f"{kind}, r = {classes}")  # fmt: skip
-            axis.set(xlabel="embedding width d", ylabel=title, xscale="log", yscale="linear" if exact else "log")
-            ticks_at(axis, self.widths, minor=False)
-            if exact:
-                axis.axhline(exact[key], color=BLACK, linewidth=0.8, linestyle=":")
+            scale = "log" if exact is None else "linear"
+            axis.set(xlabel="embedding width d", ylabel=title, xscale="log", yscale=scale)
+            ticks_at(axis, self.widths)
+            if exact is not None:
+                axis.axhline(exact, color=BLACK, linewidth=0.8, linestyle=":")
         axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return figure, caption
 

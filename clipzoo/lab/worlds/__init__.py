@@ -1,3 +1,1 @@
 """Generated worlds and emoji: small datasets on which a model learns in minutes."""
-
-from __future__ import annotations

@@ -235,9 +235,9 @@ def test_reciprocal_ranks_count_better_and_share_equal_scores():
     split = Split(torch.empty(0), np.array([0, 1]), np.array([0, 1]))
     scores = np.zeros((2, len(world.captions)))
     scores[0, 0], scores[0, 1] = 1, 2
-    judged = judge_scores(scores, np.zeros((2, 4)), world, split)
-    assert judged.outcomes["image_to_text"].tolist() == [1 / 2, 1 / 1.5]
-    assert judged.outcomes["text_to_image"].tolist() == [1, 1 / 2]
+    _, outcomes = judge_scores(scores, np.zeros((2, 4)), world, split)
+    assert outcomes["image_to_text"].tolist() == [1 / 2, 1 / 1.5]
+    assert outcomes["text_to_image"].tolist() == [1, 1 / 2]
 
 
 def test_the_tokenizer_knows_the_words_of_all_variants():
