@@ -1,6 +1,6 @@
 """How far does open_clip's training move from itself in float32 if one weight changes by one unit in the last place?
 
-    python scripts/one_ulp.py --shards 'runs/twin/open_clip/scenes/train' --cases resnet resnet_gelu resnet_eval vit
+    python scripts/one_ulp.py --shards 'runs/twin/open_clip/scenes/train' --cases resnet resnet_eval vit
 
 The model, the batches and the flags are those of `clipzoo twin open_clip`. Prints the largest relative difference of
 the loss within the first steps: no other program can be closer than that.
@@ -22,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from clipzoo.build import build_part
+from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.lab import twin
@@ -47,7 +48,7 @@ def train_twice(peer: Any, inputs: Iterable[tuple[Tensor, ...]], *arguments: Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", required=True)
     parser.add_argument("--cases", nargs="+", choices=twin.CASES, default=list(twin.CASES))
     options = parser.parse_args()
@@ -67,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -8,6 +8,7 @@ this file, and so does our loop, as with `clipzoo train init.resume=epoch_1.pt`.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import clipzoo
 from clipzoo.build import build_model, build_parts
+from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.config.compose import compose
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
@@ -157,6 +159,7 @@ def differences(case: str, precision: str, folder: Path, epochs: int = 6) -> lis
 
 
 def main() -> None:
+    Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(
         "| training | precision | steps | first step | largest of 10 | largest of all |\n| --- | --- "
         + "| ---: " * 4
@@ -171,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

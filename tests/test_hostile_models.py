@@ -98,7 +98,8 @@ def test_tensors_are_read_and_models_of_libraries_are_made_in_one_place():
         ("", "load_file"): {"io/weights.py"},
         ("", "safe_open"): {"training/checkpoint_files.py"},
         ("timm", "create_model"): {"encoders/image.py"},
-        ("open_clip", "create_model"): {"exports/open_clip.py"},
+        # The twin reads the folder that it has written.
+        ("open_clip", "create_model"): {"exports/open_clip.py", "lab/twin.py"},
     }  # fmt: skip
     seen: dict[tuple[str, str], set[str]] = {call: set() for call in places}
     for path in Path("clipzoo").rglob("*.py"):

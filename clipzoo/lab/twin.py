@@ -79,7 +79,6 @@ class Case:
     flags: Sequence[str]
     overrides: Sequence[str] = ()
     frozen_norms: bool = False
-    smooth: bool = False
     divides: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -225,10 +224,6 @@ def train_both(
     if norms:
         peer.visual = freeze_batch_norm_2d(peer.visual)
         model.frozen = tuple(norm.requires_grad_(False) for norm in norms)
-    for module in [*tower.modules(), *peer.visual.modules()] if case.smooth else ():
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.ReLU):
-                setattr(module, name, nn.GELU())
     model, peer = (side.to(getattr(torch, precision)) for side in (model, peer))
 
     pairs = ((model.encoder.normalised(batch.image), batch.text) for batch in batches)  # type: ignore[operator]

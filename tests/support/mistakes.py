@@ -370,6 +370,8 @@ BASES = {
     "datasets prompts": ("{world}/downstream/shapes", "{made}"),
     "datasets make": ("{pictures}", "{made}", "--processes", "1"),
     "world": ("--root", "{made}", "--train", "8", "--probe", "8", "--test", "8", "--scenes", "4", "--processes", "1"),
+    "twin": ("{run}", "{run}", "--output", "{made}"),
+    "migrate": ("clip_benchmark", "eval", "--dataset_root", "{world}/downstream"),
     "launch": ("head=clip", "data.shards={shards}", "seed=0,1"),
     "plan": ("encoder=tiny", "head=clip", "trainer.global_batch=64", "--gpus", "8"),
 }  # fmt: skip
