@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from clipzoo import io
 from clipzoo.build import build_part
-from clipzoo.config.schema import is_open
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
@@ -44,8 +43,8 @@ from clipzoo.io.weights import (
 from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.directory import LENGTH, config_of
-from clipzoo.runs.identity import differing, identity, with_variables
+from clipzoo.runs.directory import LENGTH, config_of, run_at
+from clipzoo.runs.identity import differing, flat, identity, with_variables
 from clipzoo.training import checkpoint_files
 from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length
@@ -220,18 +219,13 @@ def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: 
     """Raise ConfigError if weights were trained with other settings. `from_model:NAME` equals every value."""
     if source is None:
         return
-    encoders = [with_plain_towers(nodes["encoder"]) for nodes in (source, config)]
+    before, now = (flat(with_plain_towers(nodes["encoder"])) for nodes in (source, config))
+    changed = differing(before, now)
     for key in SAME[part]:
-        values: list[Any] = []
-        for node in encoders:
-            value: Any = node
-            for name in key.split("."):
-                value = value.get(name) if isinstance(value, Mapping) else None
-            values.append(None if is_open(value) else value)
-        if None not in values and values[0] != values[1]:
+        if key in changed and before.get(key) is not None and now.get(key) is not None:
             raise ConfigError(
-                f"{place} was trained with encoder.{key}={values[0]}, this run has {values[1]}: give "
-                f"encoder.{key}={values[0]}"
+                f"{place} was trained with encoder.{key}={before[key]}, this run has {now[key]}: give "
+                f"encoder.{key}={before[key]}"
             )
 
 
@@ -518,12 +512,7 @@ def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Part
 def run_and_step(source: str) -> tuple[Path, int | None]:
     """Return the run directory, and the number of steps of its checkpoint if the source names one."""
     path = Path(with_variables(source))
-    run = run_of(path)
-    if not (run / "config.yaml").exists():
-        raise ConfigError(f"init.resume={source} is not a run: there is no {run / 'config.yaml'}")
-    if not path.exists():
-        raise ConfigError(f"init.resume={source} does not exist: the run's checkpoints are in {run / 'checkpoints'}")
-    return run, step_of(path) if is_checkpoint(path) else None
+    return run_at(path, f"init.resume={source}"), step_of(path) if is_checkpoint(path) else None
 
 
 def _length(config: Mapping[str, Any]) -> Length:

@@ -180,13 +180,9 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
             results.append({"case": name, "precision": precision, "ranks": ranks, **curves})
             done += 1
             if world.is_first:
-                io.write_json(curves_file(folder, ranks), results)
+                io.write_json(folder / f"curves_{ranks}.json", results)
                 progress(done, len(options.cases) * len(options.precisions) * len(options.ranks))
     world.leave()
-
-
-def curves_file(folder: Path, ranks: int) -> Path:
-    return io.below(folder, f"curves_{ranks}.json")
 
 
 def train_both(
@@ -236,14 +232,9 @@ def train_both(
     curves = train_with_open_clip(peer, inputs, len(batches), flags, case.divides, world)
     micro_batch = flags.batch_size if flags.accum_freq > 1 else None
     schedule = Cosine(
-        flags.lr,
-        start=None,
-        end=0.0,
-        warmup_epochs=None,
-        warmup_steps=flags.warmup,
-        restart_epochs=None,
+        flags.lr, start=None, end=0.0, warmup_epochs=None, warmup_steps=flags.warmup, restart_epochs=None,
         per_epoch=False,
-    )
+    )  # fmt: skip
     result = train(
         model, objective, dataset, batch=len(batches[0]) * world.size, steps=len(batches),
         optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, flags.wd, schedule),
@@ -326,11 +317,9 @@ class Recorder(torch.amp.GradScaler):
 
 def write_page(folder: Path, options: Namespace) -> None:
     """Write the page of the curves in a folder. Raises TrainingError if a case that must agree does not."""
-    results = [
-        result
-        for ranks in options.ranks
-        for result in io.read_json(curves_file(folder, ranks), CURVES_BYTES, root=list)
-    ]
+    results: list[dict[str, Any]] = []
+    for ranks in options.ranks:
+        results += io.read_json(folder / f"curves_{ranks}.json", CURVES_BYTES, root=list)
     rows, failures, steps = [], [], range(1, options.steps + 1)
     losses: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
     distances: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
@@ -477,11 +466,8 @@ def compare_runs(options: Namespace) -> None:
             text.append(Span(f"{command} runs={parent / 'every_step'} name={run.resolve().name} {every}", "command"))
     tables.append(text_table(["key", *names], changed, left=3, title="Settings that differ", wrap=True))
     facts = {"runs": " and ".join(names), "tolerance": f"{options.tolerance:g}"}
-    page = write(
-        "Two runs step by step",
-        [folder / name for name in PAGES],
-        [Section(facts=facts, text=text, tables=tables, figures=pictures)],
-    )
+    section = Section(facts=facts, text=text, tables=tables, figures=pictures)
+    page = write("Two runs step by step", [folder / name for name in PAGES], [section])
     print("\n".join([*(span.text if isinstance(span, Span) else str(span) for span in text), str(page)]))
     if findings:
         raise TrainingError(f"the runs differ in {', '.join(findings)}")

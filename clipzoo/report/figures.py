@@ -120,23 +120,20 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     """Return a curve per varying number of metrics.jsonl, the loss first."""
     units = UNITS | dict.fromkeys(LOSSES, loss_unit)
     names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
-    curves = [
-        _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, ""))
-        for name in [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]
-    ]
-    plotted = []
-    for curve in curves:
-        if curve.name not in FIRST and (curve.name in HIDDEN or len(set(curve.values)) < 2):
+    curves = []
+    for name in [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]:
+        curve = _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, ""))
+        if name not in FIRST and (name in HIDDEN or len(set(curve.values)) < 2):
             continue
         # Running totals, such as the number of transparent images, are drawn per step. They are the only integers of
         # the log that never fall.
         values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
         rises = np.diff(values)
-        if curve.name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
+        if name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
             rates = (rises / np.maximum(1.0, np.diff(steps))).tolist()
             curve = replace(curve, unit="samples per step", values=tuple(rates))
-        plotted.append(curve)
-    return plotted
+        curves.append(curve)
+    return curves
 
 
 def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:

@@ -20,7 +20,7 @@ from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
 from clipzoo.report.frame import COSTS, Comparison, FilledTable, cell, cost_of, differing_keys, mean_text, setting_text
-from clipzoo.report.published import Metrics, PaperColumn, PaperNumber
+from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.directory import is_finished
@@ -55,7 +55,6 @@ CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
 )
-DIRECTIONS = ("image_to_text", "text_to_image")
 CUTOFFS = (1, 5, 10)
 ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
 SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
