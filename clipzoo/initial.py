@@ -25,21 +25,7 @@ from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower, shown
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.exports.open_clip import from_open_clip, with_plain_towers
-from clipzoo.io.weights import (
-    FORMS_ON_DISK,
-    RANDOM,
-    REGISTRIES,
-    from_hub,
-    is_checkpoint,
-    is_of_other_program,
-    is_sharded,
-    mark_of,
-    read_tensors,
-    registry_of,
-    run_of,
-    step_of,
-    weights_file,
-)
+from clipzoo.io import weights as files
 from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -102,7 +88,7 @@ def initialise(
         return []
     if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
         return []
-    if source is not None and is_of_other_program(Path(with_variables(source))):
+    if source is not None and files.is_of_other_program(Path(with_variables(source))):
         return world.run_on_first(lambda: convert_checkpoint(source, folder, model, plain, parts))
     rows: list[Row] = []
     if has_weights:
@@ -162,7 +148,7 @@ class InitialWeights(Part):
     ) -> None:
         self._sources: dict[str, tuple[str, str]] = {}
         for part, name in (("image", image), ("text", text), ("head", head)):
-            if (source := name or weights) is not None and source != RANDOM:
+            if (source := name or weights) is not None and source != files.RANDOM:
                 self._sources[part] = f"init.{part if name else 'weights'}", source
         self._leave_out = leave_out
 
@@ -179,7 +165,7 @@ class InitialWeights(Part):
         for part, (key, name) in self._sources.items():
             tower = model.encoder.towers.get(part)
             # "timm" without a name means the weights of this tower.
-            shared = part if name in REGISTRIES else name
+            shared = part if name in files.REGISTRIES else name
             place = f"{key}={name}"
             if part in TOWERS and tower is None:
                 raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
@@ -237,7 +223,7 @@ def _unused(source: Source, model: Model) -> Iterator[str]:
         common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
     )
     # A source that fills one tower may also contain the other tower, under another prefix.
-    other_tower_hints = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
+    other_hints = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
     towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
     is_of_clipzoo = any(name.startswith("encoder.") for name in source.state)
@@ -248,13 +234,8 @@ def _unused(source: Source, model: Model) -> Iterator[str]:
             is_of_head = name.startswith(("head.", "objective."))
         else:
             is_of_head = any(name in names for names in COUNTERPARTS.values())
-        if is_of_head:
-            is_needed = "head" in filled
-        elif len(filled) == 3:
-            is_needed = True
-        else:
-            is_needed = name.startswith(prefixes) and not any(hint in name for hint in other_tower_hints)
-        if is_needed:
+        is_of_tower = len(filled) == 3 or (name.startswith(prefixes) and not any(hint in name for hint in other_hints))
+        if (is_of_head and "head" in filled) or (not is_of_head and is_of_tower):
             yield name
 
 
@@ -292,21 +273,21 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
     Raises ConfigError if there are no such weights, or the file contains objects other than tensors.
     """
     try:
-        if registry_of(name) is None:
-            path = weights_file(name, key)
-            if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
+        if files.registry_of(name) is None:
+            path = files.weights_file(name, key)
+            if files.is_sharded(path) or (files.is_checkpoint(path) and (files.run_of(path) / "config.yaml").exists()):
                 model = load(path, trust=tuple(trust))
                 objective = checkpoint_files.read(path, without=("optimizer", "model")).get("objective", {})
                 named = {f"objective.{name}": value for name, value in objective.items()}
                 learned = {name: value for name, value in named.items() if name in COUNTERPARTS}
                 return Source(model.state_dict() | learned, model.config)
-            content = read_tensors(path)
+            content = files.read_tensors(path)
             for wrapper in ("state_dict", "model"):
                 if isinstance(content.get(wrapper), dict):
                     content = content[wrapper]
             return Source(_tensors(content))
         place = name.partition(":")[2].removeprefix("local-dir:") or name
-        with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
+        with files.from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {files.FORMS_ON_DISK}"):
             return _from_registry(name, key, tower)
     except ConfigError as error:
         raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
@@ -322,7 +303,7 @@ def _tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     """Read the weights of a model of open_clip, timm or transformers."""
-    registry, model_name = registry_of(name), name.partition(":")[2]
+    registry, model_name = files.registry_of(name), name.partition(":")[2]
     trunk: Any = getattr(tower, "trunk", None)
     if registry == "open_clip":
         model, tag = model_name, None
@@ -465,7 +446,7 @@ def copy_checkpoint(
             "checkpoint before"
         )
     path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen_step is None else chosen_step)
-    if path is None or (chosen_step is not None and step_of(path) != chosen_step):
+    if path is None or (chosen_step is not None and files.step_of(path) != chosen_step):
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
             f"{number_of(equal, 'step')}, up to "
@@ -475,7 +456,7 @@ def copy_checkpoint(
         for name in RESUME_FILES:
             if (run / name).exists():
                 _copy(run / name, folder / name)
-        for file in (path, mark_of(path)):
+        for file in (path, files.mark_of(path)):
             # The mark is copied last: an interruption leaves an incomplete copy, which is replaced.
             target = io.below(folder, f"checkpoints/{file.name}")
             if target.is_dir():
@@ -486,7 +467,7 @@ def copy_checkpoint(
                 shutil.copytree(file, target, copy_function=_link)
             else:
                 _link(file, target)
-    say(f"{folder} continues from step {step_of(path)} of {run}")
+    say(f"{folder} continues from step {files.step_of(path)} of {run}")
 
 
 def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
@@ -512,7 +493,7 @@ def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Part
 def run_and_step(source: str) -> tuple[Path, int | None]:
     """Return the run directory, and the number of steps of its checkpoint if the source names one."""
     path = Path(with_variables(source))
-    return run_at(path, f"init.resume={source}"), step_of(path) if is_checkpoint(path) else None
+    return run_at(path, f"init.resume={source}"), files.step_of(path) if files.is_checkpoint(path) else None
 
 
 def _length(config: Mapping[str, Any]) -> Length:
@@ -559,7 +540,7 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
             "optim=adamw, and leave out average, tune and other sources of init"
         )
     new_scaler = torch.amp.GradScaler("cpu").state_dict()
-    content = {"scaler": new_scaler, **read_tensors(path, REMEDY)}
+    content = {"scaler": new_scaler, **files.read_tensors(path, REMEDY)}
     io.require_fields(path, content, {"epoch": int, "state_dict": dict, "optimizer": dict, "scaler": dict}, REMEDY)
     io.require_fields(path, content["scaler"], dict.fromkeys(new_scaler, (int, float)), REMEDY)
     weights, epochs = _tensors(content["state_dict"]), max(content["epoch"], 1)

@@ -61,12 +61,7 @@ VALUES = ("loss", "gradient_norm", "temperature")
 """Compared values of a step: the gradient norm before clipping, the temperature after the step."""
 BOUNDS = {"float32": 1e-6, "float64": 1e-12}
 """Largest relative difference of the losses of a step, by precision."""
-CURVES_BYTES = 2**28
 PAGES = "index.html", "twin.md"
-FLOOR = 1e-18
-"""Smaller relative differences are drawn here."""
-MOST_TENSORS = 20
-"""Tensors in the table of the first checkpoints that differ."""
 SETTINGS = io.read_yaml(Path(__file__).with_suffix(".yaml"))
 Curves = dict[str, list[float]]
 """Values of all steps by name."""
@@ -319,7 +314,7 @@ def write_page(folder: Path, options: Namespace) -> None:
     """Write the page of the curves in a folder. Raises TrainingError if a case that must agree does not."""
     results: list[dict[str, Any]] = []
     for ranks in options.ranks:
-        results += io.read_json(folder / f"curves_{ranks}.json", CURVES_BYTES, root=list)
+        results += io.read_json(folder / f"curves_{ranks}.json", 256 * io.MB, root=list)
     rows, failures, steps = [], [], range(1, options.steps + 1)
     losses: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
     distances: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
@@ -389,7 +384,7 @@ def picture(
     figure, axes = panels(3.4 * columns, 2.4 * rows, rows, columns)
     for panel, (name, lines) in zip(axes, curves.items(), strict=False):
         for number, (text, values) in enumerate(lines.items()):
-            shown = np.maximum(values, FLOOR) if logarithmic else values
+            shown = np.maximum(values, 1e-18) if logarithmic else values  # a logarithmic axis has no 0
             panel.plot(steps, shown, color=colour(number), linewidth=1 if number or logarithmic else 3, label=text)
         if logarithmic:
             panel.set_yscale("log")
@@ -452,7 +447,7 @@ def compare_runs(options: Namespace) -> None:
             findings.insert(0, f"{tensors[0][0]} in the checkpoints of step {step}, by {tensors[0][-1]}")
             heads = ["tensor", "shape", *names, "relative difference"]
             title = f"Tensors that differ at step {step}: {len(tensors)}, the first of them"
-            tables.append(text_table(heads, tensors[:MOST_TENSORS], left=2, title=title))
+            tables.append(text_table(heads, tensors[:20], left=2, title=title))
             break
         equal = step
     text: list[Text] = [f"The runs differ in {finding}." for finding in findings] or ["The runs are equal."]

@@ -58,8 +58,6 @@ LEAD = (
     "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
     "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
 )
-MOST_ROWS = 30
-"""Trials that the terminal shows."""
 
 
 def write_report(run: Path, record: RunRecord | None = None) -> Path:
@@ -486,7 +484,7 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     Without a finished trial there is no page.
     """
     page_trials = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
-    table = f"\n{render.terminal(trial_table(page_trials, MOST_ROWS))}\n\n{page_trials.summary}"
+    table = f"\n{render.terminal(trial_table(page_trials, most=30))}\n\n{page_trials.summary}"
     folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
     if not page_trials.finished or not folders:
         missing = "run of the search is left" if page_trials.finished else "trial of the search is finished"

@@ -412,7 +412,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
         if not shown_keys.intersection(column.keys) and not absent_datasets.intersection(column.datasets):
             lines.setdefault(column, (None, ""))
     tables = []
-    for heading in dict.fromkeys(published.HEADINGS.values()):
+    for heading in dict.fromkeys(published.layout()["headings"].values()):
         part = {column: line for column, line in lines.items() if column.heading == heading}
         labels = ["dataset", "ours"]
         if any(number for number, _ in part.values()):

@@ -70,8 +70,6 @@ KINDS = {
 """Type annotations by key of a lab's YAML file."""
 TRAIN, VALIDATION, TEST = range(3)
 """Numbers of the splits' random streams."""
-POLL_SECONDS = 2.0
-"""Seconds between two checks of the trainings of other processes."""
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -329,7 +327,7 @@ def run_lab(lab: LabSettings, root: Path) -> None:
     io.write_json(root / MANIFEST, {**manifest, **lab.said})
     while not all(cell.is_done() for cell in all_cells):
         if not any(cell.work() for cell in all_cells):
-            time.sleep(POLL_SECONDS)
+            time.sleep(2.0)  # other processes train the rest
 
 
 def cells(lab: LabSettings, root: Path) -> list[Cell]:

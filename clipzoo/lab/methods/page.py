@@ -245,9 +245,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
         level=3,
     )  # fmt: skip
 
-    rows = [
-        [method.name, *(f"{np.mean(method.values(key, 'start')):.3g}" for key in START)] for method in methods
-    ]  # fmt: skip
+    rows = [[method.name, *(f"{np.mean(method.values(key, 'start')):.3g}" for key in START)] for method in methods]
     yield Section(
         "Scores before the first step",
         ["Logits of a batch of training pairs: their mean and standard deviation, and the standard deviation of what "
