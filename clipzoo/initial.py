@@ -424,33 +424,29 @@ def copy_checkpoint(
     configuration of the new run. parts: parts of the new run, with an open dataset.
     Raises ConfigError if there is no checkpoint, or a run of this configuration would not have reached it.
     """
-    run, chosen_step = run_and_step(source)
+    place, (run, chosen_step) = f"init.resume={source}", run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
     different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
     if different:
         changes = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
         raise ConfigError(
-            f"init.resume={source} is a run of another configuration ({changes}): only its length and its schedule may "
-            "differ"
+            f"{place} is a run of another configuration ({changes}): only its length and its schedule may differ"
         )
     if parts.objective.depends_on_length and _length(stored) != _length(plain):
         raise ConfigError(
-            f"init.resume={source}: the steps of this objective depend on the length of the training: train from the "
-            "first step"
+            f"{place}: the steps of this objective depend on the length of the training: train from the first step"
         )
     equal = equal_steps(stored, plain, parts, trust)
     if chosen_step is not None and chosen_step > equal:
         raise ConfigError(
-            f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
-            "checkpoint before"
+            f"{place}: the learning rates of the two runs differ after step {equal}: give the run, or a checkpoint before"
         )
     path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen_step is None else chosen_step)
     if path is None or (chosen_step is not None and files.step_of(path) != chosen_step):
         raise ConfigError(
-            f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
-            f"{number_of(equal, 'step')}, up to "
-            "which the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
+            f"{place}: {run / 'checkpoints'} has no valid checkpoint of at most {number_of(equal, 'step')}, up to which "
+            "the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
         )
     with io.explained(folder):
         for name in RESUME_FILES:

@@ -330,9 +330,8 @@ def write_page(folder: Path, options: Namespace) -> None:
         losses[name] = {side: result[side]["loss"] for side in (OPEN_CLIP, "clipzoo")}
         distances[name][f"{precision}, {ranks}"] = differences[0].tolist()
     heads = ("case", "precision", "ranks", "losses", "first step above the bound", *VALUES, "weights", "statistics")
-    table = text_table(
-        heads, rows, left=4, title="Largest relative difference of a step, and of the final image towers"
-    )
+    title = "Largest relative difference of a step, and of the final image towers"
+    table = text_table(heads, rows, left=4, title=title)
     facts: dict[str, Text] = {
         "command": Span(shlex.join(["clipzoo", *sys.argv[1:]]), "code"),
         "steps": f"{options.steps} of {options.batch} samples",

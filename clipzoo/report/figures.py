@@ -93,6 +93,14 @@ def colour(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
+def as_numbers(values: Sequence[object]) -> list[float] | None:
+    """Return the values as numbers; None if a value is not a number."""
+    try:
+        return [float(str(value)) for value in values]
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True)
 class Curve:
     """Values of one quantity over training steps. unit: empty for a number without one."""
@@ -595,10 +603,7 @@ def sweep_figure(rows: pd.DataFrame, metric: str, best: int) -> Figure:
     keys = list(rows["swept"].iloc[0])
     first_key, other_keys = (keys or ["seed"])[0], keys[1:]
     labels = list(dict.fromkeys(swept.get(first_key, "") for swept in rows["swept"]))
-    try:
-        positions = {label: float(label) for label in labels}
-    except ValueError:
-        positions = {label: float(index) for index, label in enumerate(labels)}
+    positions = dict(zip(labels, as_numbers(labels) or range(len(labels)), strict=True))
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
     x = rows["swept"].map(lambda swept: positions[swept.get(first_key, "")])

@@ -312,9 +312,8 @@ def remarks(filled: FilledTable) -> list[str]:
         lines.append(f"No published numbers: {table.without_numbers}.")
     for column in table.columns:
         # Means over several datasets are skipped: the columns of their datasets give the reason.
-        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (
-            reason := published.not_measured(column.keys[0])
-        ):
+        is_single = len({(key.task, key.dataset) for key in column.keys}) == 1
+        if is_single and (reason := published.not_measured(column.keys[0])):
             lines.append(f"{column.label}, {column.heading}: not measured; {reason}.")
     tests = []
     for row in table.rows:
