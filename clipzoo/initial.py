@@ -19,33 +19,18 @@ from torch import Tensor, nn
 
 from clipzoo import io
 from clipzoo.build import build_part
-from clipzoo.config.schema import is_open
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower, shown
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.exports.open_clip import from_open_clip, with_plain_towers
-from clipzoo.io.weights import (
-    FORMS_ON_DISK,
-    RANDOM,
-    REGISTRIES,
-    from_hub,
-    is_checkpoint,
-    is_of_other_program,
-    is_sharded,
-    mark_of,
-    read_tensors,
-    registry_of,
-    run_of,
-    step_of,
-    weights_file,
-)
+from clipzoo.io import weights as files
 from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.directory import LENGTH, config_of
-from clipzoo.runs.identity import differing, identity, with_variables
+from clipzoo.runs.directory import LENGTH, config_of, run_at
+from clipzoo.runs.identity import differing, flat, identity, with_variables
 from clipzoo.training import checkpoint_files
 from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length
@@ -103,7 +88,7 @@ def initialise(
         return []
     if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
         return []
-    if source is not None and is_of_other_program(Path(with_variables(source))):
+    if source is not None and files.is_of_other_program(Path(with_variables(source))):
         return world.run_on_first(lambda: convert_checkpoint(source, folder, model, plain, parts))
     rows: list[Row] = []
     if has_weights:
@@ -163,7 +148,7 @@ class InitialWeights(Part):
     ) -> None:
         self._sources: dict[str, tuple[str, str]] = {}
         for part, name in (("image", image), ("text", text), ("head", head)):
-            if (source := name or weights) is not None and source != RANDOM:
+            if (source := name or weights) is not None and source != files.RANDOM:
                 self._sources[part] = f"init.{part if name else 'weights'}", source
         self._leave_out = leave_out
 
@@ -180,7 +165,7 @@ class InitialWeights(Part):
         for part, (key, name) in self._sources.items():
             tower = model.encoder.towers.get(part)
             # "timm" without a name means the weights of this tower.
-            shared = part if name in REGISTRIES else name
+            shared = part if name in files.REGISTRIES else name
             place = f"{key}={name}"
             if part in TOWERS and tower is None:
                 raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
@@ -220,18 +205,13 @@ def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: 
     """Raise ConfigError if weights were trained with other settings. `from_model:NAME` equals every value."""
     if source is None:
         return
-    encoders = [with_plain_towers(nodes["encoder"]) for nodes in (source, config)]
+    before, now = (flat(with_plain_towers(nodes["encoder"])) for nodes in (source, config))
+    changed = differing(before, now)
     for key in SAME[part]:
-        values: list[Any] = []
-        for node in encoders:
-            value: Any = node
-            for name in key.split("."):
-                value = value.get(name) if isinstance(value, Mapping) else None
-            values.append(None if is_open(value) else value)
-        if None not in values and values[0] != values[1]:
+        if key in changed and before.get(key) is not None and now.get(key) is not None:
             raise ConfigError(
-                f"{place} was trained with encoder.{key}={values[0]}, this run has {values[1]}: give "
-                f"encoder.{key}={values[0]}"
+                f"{place} was trained with encoder.{key}={before[key]}, this run has {now[key]}: give "
+                f"encoder.{key}={before[key]}"
             )
 
 
@@ -243,7 +223,7 @@ def _unused(source: Source, model: Model) -> Iterator[str]:
         common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
     )
     # A source that fills one tower may also contain the other tower, under another prefix.
-    other_tower_hints = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
+    other_hints = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
     towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
     is_of_clipzoo = any(name.startswith("encoder.") for name in source.state)
@@ -254,13 +234,8 @@ def _unused(source: Source, model: Model) -> Iterator[str]:
             is_of_head = name.startswith(("head.", "objective."))
         else:
             is_of_head = any(name in names for names in COUNTERPARTS.values())
-        if is_of_head:
-            is_needed = "head" in filled
-        elif len(filled) == 3:
-            is_needed = True
-        else:
-            is_needed = name.startswith(prefixes) and not any(hint in name for hint in other_tower_hints)
-        if is_needed:
+        is_of_tower = len(filled) == 3 or (name.startswith(prefixes) and not any(hint in name for hint in other_hints))
+        if (is_of_head and "head" in filled) or (not is_of_head and is_of_tower):
             yield name
 
 
@@ -298,21 +273,21 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
     Raises ConfigError if there are no such weights, or the file contains objects other than tensors.
     """
     try:
-        if registry_of(name) is None:
-            path = weights_file(name, key)
-            if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
+        if files.registry_of(name) is None:
+            path = files.weights_file(name, key)
+            if files.is_sharded(path) or (files.is_checkpoint(path) and (files.run_of(path) / "config.yaml").exists()):
                 model = load(path, trust=tuple(trust))
                 objective = checkpoint_files.read(path, without=("optimizer", "model")).get("objective", {})
                 named = {f"objective.{name}": value for name, value in objective.items()}
                 learned = {name: value for name, value in named.items() if name in COUNTERPARTS}
                 return Source(model.state_dict() | learned, model.config)
-            content = read_tensors(path)
+            content = files.read_tensors(path)
             for wrapper in ("state_dict", "model"):
                 if isinstance(content.get(wrapper), dict):
                     content = content[wrapper]
             return Source(_tensors(content))
         place = name.partition(":")[2].removeprefix("local-dir:") or name
-        with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
+        with files.from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {files.FORMS_ON_DISK}"):
             return _from_registry(name, key, tower)
     except ConfigError as error:
         raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
@@ -328,7 +303,7 @@ def _tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     """Read the weights of a model of open_clip, timm or transformers."""
-    registry, model_name = registry_of(name), name.partition(":")[2]
+    registry, model_name = files.registry_of(name), name.partition(":")[2]
     trunk: Any = getattr(tower, "trunk", None)
     if registry == "open_clip":
         model, tag = model_name, None
@@ -449,39 +424,35 @@ def copy_checkpoint(
     configuration of the new run. parts: parts of the new run, with an open dataset.
     Raises ConfigError if there is no checkpoint, or a run of this configuration would not have reached it.
     """
-    run, chosen_step = run_and_step(source)
+    place, (run, chosen_step) = f"init.resume={source}", run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
     different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
     if different:
         changes = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
         raise ConfigError(
-            f"init.resume={source} is a run of another configuration ({changes}): only its length and its schedule may "
-            "differ"
+            f"{place} is a run of another configuration ({changes}): only its length and its schedule may differ"
         )
     if parts.objective.depends_on_length and _length(stored) != _length(plain):
         raise ConfigError(
-            f"init.resume={source}: the steps of this objective depend on the length of the training: train from the "
-            "first step"
+            f"{place}: the steps of this objective depend on the length of the training: train from the first step"
         )
     equal = equal_steps(stored, plain, parts, trust)
     if chosen_step is not None and chosen_step > equal:
         raise ConfigError(
-            f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
-            "checkpoint before"
+            f"{place}: the learning rates of the two runs differ after step {equal}: give the run, or a checkpoint before"
         )
     path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen_step is None else chosen_step)
-    if path is None or (chosen_step is not None and step_of(path) != chosen_step):
+    if path is None or (chosen_step is not None and files.step_of(path) != chosen_step):
         raise ConfigError(
-            f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
-            f"{number_of(equal, 'step')}, up to "
-            "which the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
+            f"{place}: {run / 'checkpoints'} has no valid checkpoint of at most {number_of(equal, 'step')}, up to which "
+            "the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
         )
     with io.explained(folder):
         for name in RESUME_FILES:
             if (run / name).exists():
                 _copy(run / name, folder / name)
-        for file in (path, mark_of(path)):
+        for file in (path, files.mark_of(path)):
             # The mark is copied last: an interruption leaves an incomplete copy, which is replaced.
             target = io.below(folder, f"checkpoints/{file.name}")
             if target.is_dir():
@@ -492,7 +463,7 @@ def copy_checkpoint(
                 shutil.copytree(file, target, copy_function=_link)
             else:
                 _link(file, target)
-    say(f"{folder} continues from step {step_of(path)} of {run}")
+    say(f"{folder} continues from step {files.step_of(path)} of {run}")
 
 
 def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
@@ -518,12 +489,7 @@ def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Part
 def run_and_step(source: str) -> tuple[Path, int | None]:
     """Return the run directory, and the number of steps of its checkpoint if the source names one."""
     path = Path(with_variables(source))
-    run = run_of(path)
-    if not (run / "config.yaml").exists():
-        raise ConfigError(f"init.resume={source} is not a run: there is no {run / 'config.yaml'}")
-    if not path.exists():
-        raise ConfigError(f"init.resume={source} does not exist: the run's checkpoints are in {run / 'checkpoints'}")
-    return run, step_of(path) if is_checkpoint(path) else None
+    return run_at(path, f"init.resume={source}"), files.step_of(path) if files.is_checkpoint(path) else None
 
 
 def _length(config: Mapping[str, Any]) -> Length:
@@ -570,7 +536,7 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
             "optim=adamw, and leave out average, tune and other sources of init"
         )
     new_scaler = torch.amp.GradScaler("cpu").state_dict()
-    content = {"scaler": new_scaler, **read_tensors(path, REMEDY)}
+    content = {"scaler": new_scaler, **files.read_tensors(path, REMEDY)}
     io.require_fields(path, content, {"epoch": int, "state_dict": dict, "optimizer": dict, "scaler": dict}, REMEDY)
     io.require_fields(path, content["scaler"], dict.fromkeys(new_scaler, (int, float)), REMEDY)
     weights, epochs = _tensors(content["state_dict"]), max(content["epoch"], 1)

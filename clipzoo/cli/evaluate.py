@@ -24,7 +24,7 @@ from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
-from clipzoo.runs.directory import config_of, is_finished
+from clipzoo.runs.directory import config_of, is_finished, run_at
 from clipzoo.runs.identity import with_variables
 from clipzoo.runs.record import AVERAGE, TASKS, RunRecord, of_average, parsed, results
 from clipzoo.runs.remote import local_copy, write_back
@@ -72,7 +72,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         if (plain["run"] is None) == (plain["model"] is None):
             raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
         if plain["mix_with"] is not None:
-            _stored_config(plain["mix_with"], "mix_with")
+            config_of(run_at(Path(plain["mix_with"]), f"mix_with={plain['mix_with']}"))
             if not plain["mix"]:
                 raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
         if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
@@ -82,7 +82,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
                 raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
             require_row(plain["row"])
         if plain["run"] is not None:
-            _stored_config(plain["run"])
+            config_of(run_at(Path(plain["run"]), f"run={plain['run']}"))
         own_name = f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
         numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
         if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
@@ -139,16 +139,6 @@ def _composed(overrides: list[str], encoder: Mapping[str, Any]) -> dict[str, Any
     return with_variables(compose(overrides, "eval", nodes={"encoder": node}))
 
 
-def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
-    """Return the configuration of a run directory, or of the run that a checkpoint belongs to."""
-    folder = run_of(Path(path))
-    if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{key}={path} is not a run: there is no {folder / 'config.yaml'}")
-    if not Path(path).exists():
-        raise ConfigError(f"{key}={path} does not exist: the run's checkpoints are in {folder / 'checkpoints'}")
-    return config_of(folder)
-
-
 def _require_agreement(compared: Mapping[str, Any]) -> None:
     """Raise TrainingError if a published number is outside the interval of the measured one."""
     from clipzoo.report.render import terminal
@@ -190,7 +180,7 @@ def _write(
     if is_finished(folder):
         record = RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics), folder)
     elif not (folder / "config.yaml").exists():
-        row = plain["row"] if plain["run"] is None else _stored_config(plain["run"])["row"]
+        row = plain["row"] if plain["run"] is None else config_of(run_of(Path(plain["run"])))["row"]
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
         record = results(folder, facts, None, overrides, {"steps": 0}, metrics)
     record = record and replace(record, published={**record.published, **compared})

@@ -27,8 +27,6 @@ PROGRAMS = {
 }
 """Flags in migrate.yaml -> the word of a command that names the program."""
 TITLES = {"same": "No override needed", "none": "No counterpart", "differs": "Different by design"}
-TASKS = {"zeroshot_classification": "zero_shot", "zeroshot_retrieval": "retrieval", "linear_probe": "linear_probe"}
-"""Tasks of CLIP_benchmark -> keys of eval."""
 
 
 def migrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -358,23 +356,23 @@ def model_config(name: str) -> dict[str, Any]:
 
 def evaluation(given: Given) -> None:
     """Set the overrides and the commands, one for each model, for a command of CLIP_benchmark."""
-    values, folder = given.values, given.values["dataset_root"]
+    values, folder, tasks = given.values, given.values["dataset_root"], TABLE["tasks"]
     if folder.startswith(("http:", "https:")):
         raise ConfigError(f"--dataset_root {folder}: download the datasets, and give their folder")
-    names: dict[str, list[str]] = {task: [] for task in TASKS.values()}
+    names: dict[str, list[str]] = {task: [] for task in tasks.values()}
     roots = set()
     for dataset in values["dataset"]:
         name, is_in_tars = dataset.removeprefix("wds/"), dataset.startswith("wds/")
         default = "zeroshot_retrieval" if name in TABLE["retrieval"] else "zeroshot_classification"
         task = default if values["task"] == "auto" else values["task"]
-        if task not in TASKS or name.startswith(("sugar_crepe", "winoground")):
-            given.notes["none"].append(f"--dataset {dataset} --task {task}: tasks are {', '.join(TASKS)}")
+        if task not in tasks or name.startswith(("sugar_crepe", "winoground")):
+            given.notes["none"].append(f"--dataset {dataset} --task {task}: tasks are {', '.join(tasks)}")
             continue
         # The folder of one dataset in tars; or a folder that has those of our catalogue.
         path = Path(folder.replace("{dataset}", name).replace("{dataset_cleaned}", name.replace("/", "-")))
         is_own = is_in_tars or "{" in folder
         roots.add(str(path.parent if is_own else path))
-        names[TASKS[task]].append(path.name if is_own else TABLE["datasets"].get(name, name.removeprefix("vtab/")))
+        names[tasks[task]].append(path.name if is_own else TABLE["datasets"].get(name, name.removeprefix("vtab/")))
     if len(roots) != 1:
         raise ConfigError(f"the datasets have {len(roots) or 'no'} parent folders: give those of one folder")
     is_in_tars = all(dataset.startswith("wds/") for dataset in values["dataset"])

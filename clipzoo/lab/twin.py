@@ -61,12 +61,7 @@ VALUES = ("loss", "gradient_norm", "temperature")
 """Compared values of a step: the gradient norm before clipping, the temperature after the step."""
 BOUNDS = {"float32": 1e-6, "float64": 1e-12}
 """Largest relative difference of the losses of a step, by precision."""
-CURVES_BYTES = 2**28
 PAGES = "index.html", "twin.md"
-FLOOR = 1e-18
-"""Smaller relative differences are drawn here."""
-MOST_TENSORS = 20
-"""Tensors in the table of the first checkpoints that differ."""
 SETTINGS = io.read_yaml(Path(__file__).with_suffix(".yaml"))
 Curves = dict[str, list[float]]
 """Values of all steps by name."""
@@ -179,13 +174,9 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
             results.append({"case": name, "precision": precision, "ranks": ranks, **curves})
             done += 1
             if world.is_first:
-                io.write_json(curves_file(folder, ranks), results)
+                io.write_json(folder / f"curves_{ranks}.json", results)
                 progress(done, len(options.cases) * len(options.precisions) * len(options.ranks))
     world.leave()
-
-
-def curves_file(folder: Path, ranks: int) -> Path:
-    return io.below(folder, f"curves_{ranks}.json")
 
 
 def train_both(
@@ -231,14 +222,9 @@ def train_both(
     curves = train_with_open_clip(peer, inputs, len(batches), flags, case.divides, world)
     micro_batch = flags.batch_size if flags.accum_freq > 1 else None
     schedule = Cosine(
-        flags.lr,
-        start=None,
-        end=0.0,
-        warmup_epochs=None,
-        warmup_steps=flags.warmup,
-        restart_epochs=None,
+        flags.lr, start=None, end=0.0, warmup_epochs=None, warmup_steps=flags.warmup, restart_epochs=None,
         per_epoch=False,
-    )
+    )  # fmt: skip
     result = train(
         model, objective, dataset, batch=len(batches[0]) * world.size, steps=len(batches),
         optimizer=AdamW((flags.beta1, flags.beta2), flags.eps, flags.wd, schedule),
@@ -321,11 +307,9 @@ class Recorder(torch.amp.GradScaler):
 
 def write_page(folder: Path, options: Namespace) -> None:
     """Write the page of the curves in a folder. Raises TrainingError if a case that must agree does not."""
-    results = [
-        result
-        for ranks in options.ranks
-        for result in io.read_json(curves_file(folder, ranks), CURVES_BYTES, root=list)
-    ]
+    results: list[dict[str, Any]] = []
+    for ranks in options.ranks:
+        results += io.read_json(folder / f"curves_{ranks}.json", 256 * io.MB, root=list)
     rows, failures, steps = [], [], range(1, options.steps + 1)
     losses: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
     distances: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
@@ -341,9 +325,8 @@ def write_page(folder: Path, options: Namespace) -> None:
         losses[name] = {side: result[side]["loss"] for side in (OPEN_CLIP, "clipzoo")}
         distances[name][f"{precision}, {ranks}"] = differences[0].tolist()
     heads = ("case", "precision", "ranks", "losses", "first step above the bound", *VALUES, "weights", "statistics")
-    table = text_table(
-        heads, rows, left=4, title="Largest relative difference of a step, and of the final image towers"
-    )
+    title = "Largest relative difference of a step, and of the final image towers"
+    table = text_table(heads, rows, left=4, title=title)
     facts: dict[str, Text] = {
         "command": Span(shlex.join(["clipzoo", *sys.argv[1:]]), "code"),
         "steps": f"{options.steps} of {options.batch} samples",
@@ -395,7 +378,7 @@ def picture(
     figure, axes = panels(3.4 * columns, 2.4 * rows, rows, columns)
     for panel, (name, lines) in zip(axes, curves.items(), strict=False):
         for number, (text, values) in enumerate(lines.items()):
-            shown = np.maximum(values, FLOOR) if logarithmic else values
+            shown = np.maximum(values, 1e-18) if logarithmic else values  # a logarithmic axis has no 0
             panel.plot(steps, shown, color=colour(number), linewidth=1 if number or logarithmic else 3, label=text)
         if logarithmic:
             panel.set_yscale("log")
@@ -458,7 +441,7 @@ def compare_runs(options: Namespace) -> None:
             findings.insert(0, f"{tensors[0][0]} in the checkpoints of step {step}, by {tensors[0][-1]}")
             heads = ["tensor", "shape", *names, "relative difference"]
             title = f"Tensors that differ at step {step}: {len(tensors)}, the first of them"
-            tables.append(text_table(heads, tensors[:MOST_TENSORS], left=2, title=title))
+            tables.append(text_table(heads, tensors[:20], left=2, title=title))
             break
         equal = step
     text: list[Text] = [f"The runs differ in {finding}." for finding in findings] or ["The runs are equal."]
@@ -472,11 +455,8 @@ def compare_runs(options: Namespace) -> None:
             text.append(Span(f"{command} runs={parent / 'every_step'} name={run.resolve().name} {every}", "command"))
     tables.append(text_table(["key", *names], changed, left=3, title="Settings that differ", wrap=True))
     facts = {"runs": " and ".join(names), "tolerance": f"{options.tolerance:g}"}
-    page = write(
-        "Two runs step by step",
-        [folder / name for name in PAGES],
-        [Section(facts=facts, text=text, tables=tables, figures=pictures)],
-    )
+    section = Section(facts=facts, text=text, tables=tables, figures=pictures)
+    page = write("Two runs step by step", [folder / name for name in PAGES], [section])
     print("\n".join([*(span.text if isinstance(span, Span) else str(span) for span in text), str(page)]))
     if findings:
         raise TrainingError(f"the runs differ in {', '.join(findings)}")

@@ -93,6 +93,14 @@ def colour(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
+def as_numbers(values: Sequence[object]) -> list[float] | None:
+    """Return the values as numbers; None if a value is not a number."""
+    try:
+        return [float(str(value)) for value in values]
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True)
 class Curve:
     """Values of one quantity over training steps. unit: empty for a number without one."""
@@ -120,23 +128,20 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     """Return a curve per varying number of metrics.jsonl, the loss first."""
     units = UNITS | dict.fromkeys(LOSSES, loss_unit)
     names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
-    curves = [
-        _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, ""))
-        for name in [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]
-    ]
-    plotted = []
-    for curve in curves:
-        if curve.name not in FIRST and (curve.name in HIDDEN or len(set(curve.values)) < 2):
+    curves = []
+    for name in [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]:
+        curve = _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, ""))
+        if name not in FIRST and (name in HIDDEN or len(set(curve.values)) < 2):
             continue
         # Running totals, such as the number of transparent images, are drawn per step. They are the only integers of
         # the log that never fall.
         values, steps = np.array([0, *curve.values]), np.array([0.0, *curve.steps])
         rises = np.diff(values)
-        if curve.name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
+        if name not in FIRST and all(value.is_integer() for value in curve.values) and (rises >= 0).all():
             rates = (rises / np.maximum(1.0, np.diff(steps))).tolist()
             curve = replace(curve, unit="samples per step", values=tuple(rates))
-        plotted.append(curve)
-    return plotted
+        curves.append(curve)
+    return curves
 
 
 def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
@@ -598,10 +603,7 @@ def sweep_figure(rows: pd.DataFrame, metric: str, best: int) -> Figure:
     keys = list(rows["swept"].iloc[0])
     first_key, other_keys = (keys or ["seed"])[0], keys[1:]
     labels = list(dict.fromkeys(swept.get(first_key, "") for swept in rows["swept"]))
-    try:
-        positions = {label: float(label) for label in labels}
-    except ValueError:
-        positions = {label: float(index) for index, label in enumerate(labels)}
+    positions = dict(zip(labels, as_numbers(labels) or range(len(labels)), strict=True))
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
     x = rows["swept"].map(lambda swept: positions[swept.get(first_key, "")])

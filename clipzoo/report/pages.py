@@ -58,8 +58,6 @@ LEAD = (
     "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
     "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
 )
-MOST_ROWS = 30
-"""Trials that the terminal shows."""
 
 
 def write_report(run: Path, record: RunRecord | None = None) -> Path:
@@ -322,10 +320,9 @@ def write_pages(
     default_names = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
     filled = [frames.fill(table(name), runs) for name in names or default_names]
     filled = [part for part in filled if names or part.is_measured]
-    scales = []
-    for scale in runs.loc[runs["scale"] != frames.PAPER, "scale"].unique():
-        if len(rows := frames.scale_rows(runs, scale)):
-            scales.append(frames.Comparison(rows, damage, scale))
+    other_scales = runs.loc[runs["scale"] != frames.PAPER, "scale"].unique()
+    by_scale = {scale: frames.scale_rows(runs, scale) for scale in other_scales}
+    scales = [frames.Comparison(rows, damage, scale) for scale, rows in by_scale.items() if len(rows)]
     logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
     content = [section for axis, curves in fits.items() for section in _scaling_sections(curves, axis, output)]
@@ -336,11 +333,9 @@ def write_pages(
         content += parts.comparison_sections(compared, logs, damage, bool(scales or filled), tested)
     lines = [line for part in (*scales, compared) if part for line in parts.comparison_lines(part)]
     lines += [line for part in filled for line in parts.table_lines(part)]
+    faults = {"unfinished": len(unfinished), "damaged files": len(damage.faults)}
     facts: dict[str, Text] = {"finished runs": str(frame["run"].nunique())}
-    if unfinished:
-        facts["unfinished"] = str(len(unfinished))
-    if damage.faults:
-        facts["damaged files"] = str(len(damage.faults))
+    facts |= {name: str(count) for name, count in faults.items() if count}
     facts |= {f"rows at scale={part.scale}": str(part.frame["group"].nunique()) for part in scales}
     if filled:
         rows = [bool(len(part.ours(row))) for part in filled for row in part.table.rows]
@@ -489,7 +484,7 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     Without a finished trial there is no page.
     """
     page_trials = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
-    table = f"\n{render.terminal(trial_table(page_trials, MOST_ROWS))}\n\n{page_trials.summary}"
+    table = f"\n{render.terminal(trial_table(page_trials, most=30))}\n\n{page_trials.summary}"
     folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
     if not page_trials.finished or not folders:
         missing = "run of the search is left" if page_trials.finished else "trial of the search is finished"

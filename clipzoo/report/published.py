@@ -25,18 +25,6 @@ from clipzoo.runs.sweep import searched
 
 FOLDER, OPEN_CLIP = (Path(__file__).parent / name for name in ("papers", "open_clip"))
 PAPERS = {"wpse": "WPSE", "kme": "KME-CLIP", "cloob": "CLOOB", "nuclr": "NUCLR"}
-HEADINGS = {
-    "zero_shot_classification": "zero-shot",
-    "linear_classification": "linear probe after projection",
-    "linear_classification_before_projection": "linear probe before projection",
-    "linear_probing": "linear probe",
-    "retrieval_image_to_text": "image to text",
-    "retrieval_text_to_image": "text to image",
-    "retrieval": "retrieval, both directions",
-    "retrieval_mean_of_directions": "retrieval, both directions",
-    "mean_of_four": "mean",
-    "cost": "cost",
-}
 COSTS = {
     "training_time_s_per_epoch": ("seconds per epoch", "seconds_per_epoch"),
     "gpus_for_training": ("GPUs", "ranks"),
@@ -82,7 +70,7 @@ class PaperColumn:
 
     @property
     def is_cost(self) -> bool:
-        return self.heading == HEADINGS["cost"]
+        return self.heading == layout()["headings"]["cost"]
 
     def value(self, metrics: Metrics) -> float | None:
         """The column's number, or None unless all of its metrics are measured."""
@@ -266,7 +254,7 @@ def expected_numbers(given: str | None, own: str, prompts: str | None) -> tuple[
 def _column(cell: Mapping[str, Any]) -> PaperColumn:
     """The column of a cell's task, metric and dataset; the mean over datasets where there are several."""
     task, metric, datasets = cell["task"], cell["metric"], cell["dataset"]
-    heading = HEADINGS[task]
+    heading = layout()["headings"][task]
     if metric in COSTS:
         label, cost = COSTS[metric]
         return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else ())

@@ -29,11 +29,8 @@ COMPUTE, SAMPLES, WIDTH = "compute", "samples", "width"
 LABELS = {COMPUTE: "FLOPs of the training", SAMPLES: "samples seen", WIDTH: "encoder.image_width"}
 GROUPS = {COMPUTE: ("encoder", "head.embed_width", "trainer", "optim", "data"), SAMPLES: ("trainer", "optim", "data")}
 """By axis, keys whose numbers may differ along a curve. For a configuration key: its group and the schedule."""
-FLOOR_RESAMPLES = 300
 FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
-MOST_KEYS = 2
-"""Largest number of keys in the name of a method, besides classes."""
 LAST = 0.1
 """Share of the training whose logged losses are averaged."""
 NATS = re.compile("loss|PMI")
@@ -151,7 +148,7 @@ def axis_label(axis: str) -> str:
 
 
 def _names(methods: Sequence[str]) -> list[str]:
-    """Name methods by the classes and options in which they differ, and by other keys if these are the same."""
+    """Name methods by the classes and options in which they differ, and by two other keys if these are the same."""
     if len(methods) == 1:
         return [""]
     settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
@@ -161,7 +158,7 @@ def _names(methods: Sequence[str]) -> list[str]:
     names = [", ".join(str(options.get(key)).rpartition(".")[2] for key in class_keys) for options in settings]
     if len(set(names)) == len(names):
         return names
-    other_keys = [key for key in keys if key not in class_keys][:MOST_KEYS]
+    other_keys = [key for key in keys if key not in class_keys][:2]
     return [", ".join([name] * bool(name) + [f"{key}={options.get(key)}" for key in other_keys])
             for name, options in zip(names, settings, strict=True)]  # fmt: skip
 
@@ -192,7 +189,7 @@ def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCu
     # A law with a floor is fitted iteratively, so with fewer resamples.
     laws = [fit_power_law(x, y)]
     if len(fitted_scales) > FEWEST:
-        laws.append(fit_power_law(x, y, with_floor=True, resamples=FLOOR_RESAMPLES))
+        laws.append(fit_power_law(x, y, with_floor=True, resamples=300))
     dropped = tuple(scale for scale in scales if scale not in fitted_scales)
     return ScalingCurve("", quantity, tuple(fitted_scales), dropped, held_out, tuple(laws))
 

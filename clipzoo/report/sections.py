@@ -20,7 +20,7 @@ from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
 from clipzoo.report.frame import COSTS, Comparison, FilledTable, cell, cost_of, differing_keys, mean_text, setting_text
-from clipzoo.report.published import Metrics, PaperColumn, PaperNumber
+from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.directory import is_finished
@@ -55,7 +55,6 @@ CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
 )
-DIRECTIONS = ("image_to_text", "text_to_image")
 CUTOFFS = (1, 5, 10)
 ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
 SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
@@ -313,9 +312,8 @@ def remarks(filled: FilledTable) -> list[str]:
         lines.append(f"No published numbers: {table.without_numbers}.")
     for column in table.columns:
         # Means over several datasets are skipped: the columns of their datasets give the reason.
-        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (
-            reason := published.not_measured(column.keys[0])
-        ):
+        is_single = len({(key.task, key.dataset) for key in column.keys}) == 1
+        if is_single and (reason := published.not_measured(column.keys[0])):
             lines.append(f"{column.label}, {column.heading}: not measured; {reason}.")
     tests = []
     for row in table.rows:
@@ -413,7 +411,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
         if not shown_keys.intersection(column.keys) and not absent_datasets.intersection(column.datasets):
             lines.setdefault(column, (None, ""))
     tables = []
-    for heading in dict.fromkeys(published.HEADINGS.values()):
+    for heading in dict.fromkeys(published.layout()["headings"].values()):
         part = {column: line for column, line in lines.items() if column.heading == heading}
         labels = ["dataset", "ours"]
         if any(number for number, _ in part.values()):

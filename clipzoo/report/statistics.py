@@ -106,11 +106,9 @@ def over_samples(
     outcomes = np.asarray(values, dtype=np.float64)
     if outcomes.ndim != 1 or not len(outcomes):
         raise ValueError(f"per-sample outcomes form one dimension of at least one sample, not shape {outcomes.shape}")
-    sums: np.ndarray = outcomes
-    sizes: np.ndarray = np.ones(len(outcomes))
-    if clusters is not None:
-        cluster_indices = np.unique(np.asarray(clusters), return_inverse=True)[1]
-        sums, sizes = np.bincount(cluster_indices, outcomes), np.bincount(cluster_indices, sizes)
+    samples = np.arange(len(outcomes)) if clusters is None else np.asarray(clusters)
+    cluster_indices = np.unique(samples, return_inverse=True)[1]
+    sums, sizes = np.bincount(cluster_indices, outcomes), np.bincount(cluster_indices)
     generator, means = np.random.default_rng(seed), np.empty(resamples)
     step = max(1, AT_ONCE // len(sums))
     for start in range(0, resamples, step):
@@ -139,9 +137,8 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
     if first_right.shape != second_right.shape:
         raise ValueError(f"McNemar's test pairs the same samples, not {len(first_right)} and {len(second_right)}")
     only_first, only_second = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
-    return (
-        float(scipy.stats.binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
-    )
+    count = only_first + only_second
+    return float(scipy.stats.binomtest(only_first, count).pvalue) if count else 1.0
 
 
 def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999, seed: int = 0) -> float:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
 from clipzoo.io.text import shorten
-from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, label, panels
+from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, as_numbers, label, panels
 from clipzoo.report.render import Cell, Picture, Section, Table, text_table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import RunRecord, TrainingLog
@@ -163,14 +163,6 @@ def groups(values: Sequence[object]) -> list[int]:
         return [distinct.index(value) for value in values]
     ordered = sorted(numbers)
     return [ordered.index(number) * MOST_GROUPS // len(ordered) for number in numbers]
-
-
-def as_numbers(values: Sequence[object]) -> list[float] | None:
-    """Return the values as numbers; None if a value is not a number."""
-    try:
-        return [float(str(value)) for value in values]
-    except ValueError:
-        return None
 
 
 def trial_sections(shown: Trials, title: str) -> list[Section]:

@@ -17,7 +17,7 @@ from clipzoo.config.compose import NOT_SETTINGS
 from clipzoo.config.trust import is_within, read
 from clipzoo.errors import ConfigError, TrainingError, masked
 from clipzoo.io import folder_name
-from clipzoo.io.weights import is_of_other_program, weights_digest
+from clipzoo.io.weights import is_of_other_program, run_of, weights_digest
 from clipzoo.runs.identity import (
     DATASET_FILE,
     HARMLESS,
@@ -83,6 +83,16 @@ def find_run(plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fi
 
 def is_finished(folder: Path) -> bool:
     return (folder / "results.json").exists()
+
+
+def run_at(path: Path, place: str) -> Path:
+    """Return the directory of a run or of the run of a checkpoint. place: key and value, for the ConfigError."""
+    folder = run_of(path)
+    if not (folder / CONFIG).exists():
+        raise ConfigError(f"{place} is not a run: there is no {folder / CONFIG}")
+    if not path.exists():
+        raise ConfigError(f"{place} does not exist: the run's checkpoints are in {folder / 'checkpoints'}")
+    return folder
 
 
 def config_of(folder: Path) -> dict[str, Any]:

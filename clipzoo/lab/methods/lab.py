@@ -70,8 +70,6 @@ KINDS = {
 """Type annotations by key of a lab's YAML file."""
 TRAIN, VALIDATION, TEST = range(3)
 """Numbers of the splits' random streams."""
-POLL_SECONDS = 2.0
-"""Seconds between two checks of the trainings of other processes."""
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -329,7 +327,7 @@ def run_lab(lab: LabSettings, root: Path) -> None:
     io.write_json(root / MANIFEST, {**manifest, **lab.said})
     while not all(cell.is_done() for cell in all_cells):
         if not any(cell.work() for cell in all_cells):
-            time.sleep(POLL_SECONDS)
+            time.sleep(2.0)  # other processes train the rest
 
 
 def cells(lab: LabSettings, root: Path) -> list[Cell]:
@@ -401,40 +399,38 @@ class Cell:
         """Raise ConfigError if the configuration of a trial is not valid, or names a class that is not trusted."""
         settings_of(self.space.corner_lines()[0], self.lab.trust)
 
-    def trial(self, number: int) -> Path:
-        return self.folder / f"trial-{number}"
-
-    def seed(self, seed: int) -> Path:
-        return self.folder / f"seed-{seed}"
+    @property
+    def trials(self) -> list[Path]:
+        return [self.folder / f"trial-{number}" for number in range(len(self.points))]
 
     @property
-    def seeds(self) -> range:
-        return range(SEARCH_SEED + 1, SEARCH_SEED + 1 + self.lab.seeds)
+    def seeds(self) -> dict[int, Path]:
+        """Run directories of the winner by fresh seed."""
+        seeds = range(SEARCH_SEED + 1, SEARCH_SEED + 1 + self.lab.seeds)
+        return {seed: self.folder / f"seed-{seed}" for seed in seeds}
 
     def work(self) -> bool:
         """Do one training that no other process is doing; return False if there is none."""
-        for number, values in enumerate(self.points):
+        for number, (run, values) in enumerate(zip(self.trials, self.points, strict=True)):
             title = f"trial {number + 1} of {len(self.points)}"
-            if self._train(self.trial(number), title, values, SEARCH_SEED, partial(self._passes, number)):
+            if self._train(run, title, values, SEARCH_SEED, partial(self._passes, number)):
                 return True
         winner = self._winner() if self._is_searched() else None
         return winner is not None and any(
-            self._train(self.seed(seed), f"seed {seed}", self.points[winner], seed) for seed in self.seeds
+            self._train(run, f"seed {seed}", self.points[winner], seed) for seed, run in self.seeds.items()
         )
 
     def is_done(self) -> bool:
         """Return True if nothing is left to train."""
-        return self._is_searched() and (
-            self._winner() is None or all(is_finished(self.seed(seed)) for seed in self.seeds)
-        )
+        return self._is_searched() and (self._winner() is None or all(map(is_finished, self.seeds.values())))
 
     def _is_searched(self) -> bool:
-        return all(is_finished(self.trial(number)) for number in range(len(self.points)))
+        return all(map(is_finished, self.trials))
 
     def _winner(self) -> int | None:
         """Return the number of the trial with the best validation accuracy; None if no trial is whole."""
-        records = {number: read_run(self.trial(number)) for number in range(len(self.points))}
-        reached = {number: record.metrics[BEST] for number, record in records.items() if is_whole(record)}
+        records = enumerate(map(read_run, self.trials))
+        reached = {number: record.metrics[BEST] for number, record in records if is_whole(record)}
         return max(reached, key=lambda number: (reached[number], -number), default=None)
 
     def _passes(self, number: int, share: float, accuracy: float) -> bool:
@@ -442,8 +438,7 @@ class Cell:
         rungs = {rung: value for rung, value in enumerate(self.lab.search.rungs) if abs(value - share) < 1e-9}
         places = [round(rung * self.lab.evaluations) - 1 for rung in self.lab.search.rungs]
         others = []
-        for other in range(len(self.points)):
-            run = self.trial(other)
+        for other, run in enumerate(self.trials):
             if not run.exists():
                 continue
             # The accuracy at each rung that the other trial has reached, from its log and its results.

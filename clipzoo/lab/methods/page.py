@@ -85,7 +85,7 @@ def write_page(
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
     facts, world = lab.facts, lab.comparisons[0].facts
-    records = lab.records
+    records = [seed.record for part in lab.comparisons for method in part.methods for seed in method.seeds]
     stopped = ", stopped early at rungs" if facts.get("rungs", True) else ""
     lead = [
         f"Every method has the same search: {facts['trials']} points of its ranges{stopped}, "
@@ -245,9 +245,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
         level=3,
     )  # fmt: skip
 
-    rows = [
-        [method.name, *(f"{np.mean(method.values(key, 'start')):.3g}" for key in START)] for method in methods
-    ]  # fmt: skip
+    rows = [[method.name, *(f"{np.mean(method.values(key, 'start')):.3g}" for key in START)] for method in methods]
     yield Section(
         "Scores before the first step",
         ["Logits of a batch of training pairs: their mean and standard deviation, and the standard deviation of what "
@@ -372,11 +370,6 @@ class Lab:
 
     facts: Mapping[str, Any]
     comparisons: tuple[Compared, ...]
-
-    @property
-    def records(self) -> list[RunRecord]:
-        """Records of all finished trainings of winners."""
-        return [seed.record for part in self.comparisons for method in part.methods for seed in method.seeds]
 
 
 def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:

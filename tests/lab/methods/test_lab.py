@@ -88,7 +88,7 @@ def test_a_lab_whose_process_changes_after_every_training_has_the_trainings_of_o
     assert one_cell(lab, tmp_path / "many").is_done()
     assert len(list((tmp_path / "many").rglob("seed-*/results.json"))) == 1
     # Trainings are ordinary run directories.
-    for run in (cell.trial(0), cell.seed(1)):
+    for run in (cell.trials[0], cell.seeds[1]):
         assert config_of(run)["data"]["shapes"] == 2 and is_finished(run)
         assert len(TrainingLog.read(run).evaluations) == lab.evaluations
         assert results_of(run)["training/steps"] == 4
@@ -262,7 +262,7 @@ def test_the_remedies_are_off_by_default():
 @pytest.mark.medium
 def test_a_training_that_another_process_holds_is_left_to_it(lab, tmp_path):
     cell = one_cell(lab, tmp_path)
-    held = Process(hold, cell.trial(0), tmp_path / "held", log=tmp_path / "log")
+    held = Process(hold, cell.trials[0], tmp_path / "held", log=tmp_path / "log")
     while not (tmp_path / "held").exists():
         time.sleep(0.05)
     assert not cell.work() and not cell.is_done()
@@ -288,9 +288,9 @@ def test_a_trial_goes_on_past_a_rung_among_the_best_that_reached_it(lab, tmp_pat
         (0, {}, {"validation/accuracy": 90.0}),
         (1, {"ended_early": "stopped early"}, {"validation/accuracy": 20.0}),
     ):
-        cell.trial(number).mkdir(parents=True)
+        cell.trials[number].mkdir(parents=True)
         content = {"training": training, "metrics": metrics}
-        (cell.trial(number) / "results.json").write_text(json.dumps(content))
-    (cell.trial(0) / "metrics.jsonl").write_text(f"{log}\n")
+        (cell.trials[number] / "results.json").write_text(json.dumps(content))
+    (cell.trials[0] / "metrics.jsonl").write_text(f"{log}\n")
     assert not cell._passes(2, 0.25, 29.0) and cell._passes(2, 0.25, 31.0)
     assert cell._passes(2, 0.5, 1.0) and cell._passes(2, 0.75, 1.0)
