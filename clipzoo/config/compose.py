@@ -104,9 +104,8 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
 
     trust: classes and packages that the command line trusts; see `trusted_names`. name: as for `compose`.
 
-    Raises:
-        ConfigError: names every unknown key, wrong value and, if `complete`, missing value; or else every relation that
-            does not hold.
+    Raises ConfigError, which names every unknown key, wrong value and, if `complete`, missing value; or else every
+    relation that does not hold.
     """
     try:
         missing_keys = sorted(OmegaConf.missing_keys(config))

@@ -207,8 +207,7 @@ def kind_of(annotation: Any) -> Kind:
 
     A class that YAML cannot write, such as `Kernel`, admits a mapping with `_target_`, and objects in Python.
 
-    Raises:
-        UncheckableError: the annotation has none of the forms below.
+    Raises UncheckableError if the annotation has none of the forms below.
     """
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
@@ -369,8 +368,7 @@ class Argument:
 def constructor_arguments(target: str) -> dict[str, Argument]:
     """Return the arguments of the class or function with the dotted name `target`.
 
-    Raises:
-        LookupError, ImportError: there is no such module or name.
+    Raises LookupError or ImportError if there is no such module or name.
     """
     module, node = _definition(target)
     if isinstance(node, ast.FunctionDef):
@@ -523,8 +521,7 @@ def has_open(plain: Any) -> bool:
 def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:
     """Return the configuration with values taken from the model's facts; with null in their place without facts.
 
-    Raises:
-        ConfigError: the model has no value of this name.
+    Raises ConfigError if the model has no value of this name.
     """
 
     def value(text: str) -> Any:

@@ -28,8 +28,7 @@ _SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
 def read(text: str) -> Override:
     """Parse one override. `input_line` of the result is the text in Hydra's grammar: shard ranges in quotes.
 
-    Raises:
-        ConfigError: `text` is not an override, or names no option of a group.
+    Raises ConfigError if `text` is not an override, or names no option of a group.
     """
     parser = OverridesParser.create()
     try:
@@ -90,8 +89,7 @@ def require_values(override: Override, is_sweep: bool) -> None:
 def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
     """Return the packages of `trust=` and the classes that the command line names with `_target_=`.
 
-    Raises:
-        ConfigError: `trust` is not a name or a list of names.
+    Raises ConfigError if `trust` is not a name or a list of names.
     """
     names: set[str] = set()
     for override in map(read, overrides):

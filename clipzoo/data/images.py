@@ -216,8 +216,7 @@ def decode(encoded: bytes) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert the current frame of a PIL image of any mode to RGB; an RGB image is returned unchanged.
 
-    Raises:
-        BadSampleError: floating-point pixels, or integers that exceed 16 bits.
+    Raises BadSampleError for floating-point pixels, and for integers that exceed 16 bits.
     """
     if image.mode == "F":
         raise BadSampleError("undecodable_image", "floating-point pixels have no stated range")

@@ -263,9 +263,8 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
     """Return timm's model without its classifier; see `TimmTower`. name: in timm's registry, "hf-hub:OWNER/MODEL" or
     "local-dir:FOLDER".
 
-    Raises:
-        ConfigError: timm has no such model, refuses the size, or cannot download the weights; an option, or an argument
-            in the model's config.json, is not in OPTIONS.
+    Raises ConfigError if timm has no such model, refuses the size, or cannot download the weights, or if an option, or
+    an argument in the model's config.json, is not in OPTIONS.
     """
     import timm
 

@@ -20,16 +20,11 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
-    """Write the low-rank adapters of a run's newest checkpoint to <folder>/image and <folder>/text.
+    """Write the low-rank adapters of a run's newest checkpoint to <folder>/image and <folder>/text; return the folders.
 
     Names of modules are those of the tower's trunk: a model of timm, transformers or open_clip. peft does
     not fully support `MultiheadAttention`, as in open_clip: peft 0.21 adds the adapter of `out_proj` twice.
-
-    Returns:
-        The folders written, one for each tower with adapters.
-
-    Raises:
-        ConfigError: the run has no checkpoint or no adapters.
+    Raises ConfigError if the run has no checkpoint or no adapters.
     """
     newest = checkpoint_files.load_newest(Path(run) / "checkpoints")
     if newest is None:

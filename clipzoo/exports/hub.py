@@ -66,8 +66,7 @@ def export(
     three graphs, see `clipzoo.exports.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on the
     Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
 
-    Raises:
-        ConfigError: the format cannot represent the model, or the folder has files. Nothing is written then.
+    Raises ConfigError if the format cannot represent the model, or the folder has files. Nothing is written then.
     """
     if to not in FORMATS:
         raise ConfigError(f"to={to} is not a format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")

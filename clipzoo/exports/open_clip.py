@@ -264,10 +264,8 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
     """Return an open_clip model by name and tag or checkpoint file, or from an exported folder "local-dir:FOLDER".
 
-    The weights must be on this machine, or open_clip downloads them.
-
-    Raises:
-        ConfigError: open_clip has no such model or weights, or no encoder here can represent it.
+    The weights must be on this machine, or open_clip downloads them. Raises ConfigError if open_clip has no such model
+    or weights, or no encoder here can represent it.
     """
     import open_clip
     from open_clip import factory

@@ -64,8 +64,7 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
 def from_transformers(folder: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
     """Return the CLIPModel or SiglipModel of transformers in a folder: config.json, model.safetensors, preprocessing.
 
-    Raises:
-        ConfigError: the folder holds another kind of model, or one that no encoder here can represent.
+    Raises ConfigError if the folder holds another kind of model, or one that no encoder here can represent.
     """
     folder = Path(folder)
     path = folder / _MODEL

@@ -71,11 +71,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def with_variables(plain: Any) -> Any:
-    """Return plain values with the environment variables in them, `${oc.env:NAME}`, resolved.
-
-    Raises:
-        ConfigError: a variable is not set.
-    """
+    """Resolve the environment variables in plain values, `${oc.env:NAME}`. Raises ConfigError if one is not set."""
 
     def resolved(text: str) -> Any:
         try:

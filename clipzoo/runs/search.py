@@ -124,8 +124,7 @@ class Search:
 def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
     """Return the search that a command line asks for, None for a plain sweep.
 
-    Raises:
-        ConfigError: its settings or ranges are invalid or not compatible.
+    Raises ConfigError if its settings or ranges are invalid or not compatible.
     """
     hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
     parsed = [read(line) for line in overrides if line not in hydra]
@@ -291,10 +290,8 @@ class Space:
 def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     """Return the space of a command line. searched: swept overrides of its `search=`, which the command line replaces.
 
-    The last override of a key counts, as elsewhere on the command line.
-
-    Raises:
-        ConfigError: a range is invalid, or there is none.
+    The last override of a key counts, as elsewhere on the command line. Raises ConfigError if a range is invalid, or
+    there is none.
     """
     parsed = [read(line) for line in overrides if not is_setting(line)]
     last = {override.get_key_element(): override for override in parsed}

@@ -100,20 +100,12 @@ class Store:
         return self._repeated(read, None)
 
     def write(self, name: str, content: bytes, is_new: bool = False) -> None:
-        """Write a small file. is_new: only if it does not exist, which most stores check atomically.
-
-        Raises:
-            FileExistsError: it exists.
-        """
+        """Write a small file. is_new: raise FileExistsError if it exists, which most stores check atomically."""
         mode = {"mode": "create"} if is_new else {}
         self._write(name, lambda filesystem, path: filesystem.pipe_file(path, content, **mode))
 
     def upload(self, file: Path, name: str) -> str:
-        """Write a file, read it back, and return its SHA-256.
-
-        Raises:
-            TruncatedError: the store holds other bytes than were sent.
-        """
+        """Write a file, read it back, and return its SHA-256. Raises TruncatedError if other bytes were read back."""
         sent, stored = io.digest_of(file), hashlib.sha256()
         self._write(name, lambda filesystem, path: filesystem.put_file(str(file), path))
         for content in self._content(name, file.stat().st_size):
@@ -125,8 +117,7 @@ class Store:
     def download(self, name: str, size: int, target: Path) -> str:
         """Copy a file of `size` bytes to `target`, completely or not at all; return its SHA-256.
 
-        Raises:
-            ChangedError: it has another size.
+        Raises ChangedError if it has another size.
         """
 
         def copy(filesystem: Any, root: str) -> str:
@@ -415,11 +406,7 @@ class Mirror:
         threading.Thread(target=self._run, name="mirror", daemon=True).start()
 
     def finish(self) -> None:
-        """Wait until the store has all files, then stop.
-
-        Raises:
-            TrainingError: the store lacks files after `patience` seconds.
-        """
+        """Wait until the store has all files, then stop. Raises TrainingError after `patience` seconds."""
         self._final.set()
         end = time.monotonic() + self._patience
         while not self._complete.wait(0.05) and time.monotonic() < end and self.failure is None:

@@ -35,10 +35,8 @@ class Point:
 def points(overrides: Sequence[str]) -> list[Point]:
     """Return every combination of the values `key=a,b,c`; the values of the last key change fastest.
 
-    The values of a `search=` come first.
-
-    Raises:
-        ConfigError: the overrides are invalid, or all points would have one name.
+    The values of a `search=` come first. Raises ConfigError if the overrides are invalid, or all points would have one
+    name.
     """
     choices: list[list[tuple[str, str | None]]] = []
     for override in map(read, [*of_search_option(overrides), *overrides]):

@@ -194,8 +194,7 @@ def read(
     parts: keys that it must have. layout: the parts of tensors that this rank needs; None for whole tensors. without:
     keys to leave out. verified: the digests of the shards have been checked. mapped: see `read_tensors`.
 
-    Raises:
-        DamagedFileError: a file is missing or damaged, or holds objects other than tensors and plain values.
+    Raises DamagedFileError if a file is missing or damaged, or holds objects other than tensors and plain values.
     """
     if is_sharded(path):
         if not verified:

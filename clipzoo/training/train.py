@@ -99,9 +99,8 @@ def train(
     folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
     log_every, save_every: intervals in steps. quiet: print no progress.
 
-    Raises:
-        ConfigError: the parts are not compatible, or the dataset cannot supply this batch or length.
-        TrainingError: the loss diverged.
+    Raises ConfigError if the parts are not compatible, or the dataset cannot supply this batch or length; TrainingError
+    if the loss diverged.
     """
     base.require(model.head, objective)
     folder = None if folder is None else Path(folder)
