@@ -340,7 +340,7 @@ def write_page(folder: Path, options: Namespace) -> None:
         reasons += [f"{title}: {text}" for title, text in notes.items() if text]
         words = [Span(shlex.join(words), "code") for words in (case.all_flags, case.all_overrides)]
         commands.append((f"{name}: ", words[0], " and ", words[1]))
-    pictures = [picture("losses", steps, losses), picture("relative difference of the losses", steps, distances, True)]
+    pictures = [picture("losses", steps, losses), picture("largest difference of the losses", steps, distances, True)]
     sections = [
         Section(facts=facts, text=[SETTINGS["description"]], tables=[table]),
         Section("Reasons", items=reasons),
@@ -378,7 +378,8 @@ def picture(
     figure, axes = panels(3.4 * columns, 2.4 * rows, rows, columns)
     for panel, (name, lines) in zip(axes, curves.items(), strict=False):
         for number, (text, values) in enumerate(lines.items()):
-            shown = np.maximum(values, 1e-18) if logarithmic else values  # a logarithmic axis has no 0
+            # The largest value so far; a logarithmic axis has no 0.
+            shown = np.maximum.accumulate(np.maximum(values, 1e-18)) if logarithmic else values
             panel.plot(steps, shown, color=colour(number), linewidth=1 if number or logarithmic else 3, label=text)
         if logarithmic:
             panel.set_yscale("log")
@@ -425,7 +426,7 @@ def compare_runs(options: Namespace) -> None:
         at = [f"{log[int(first)][name]!r}" if first else "" for log in logs]
         rows.append([name, f"{len(steps)}", first, *at, above, f"{differences.max():.1e}"])
         if name == "loss":
-            title = "relative difference of the losses"
+            title = "largest difference of the losses"
             pictures = [picture("losses", steps, {"": dict(zip(names, curves, strict=True))})]
             pictures.append(picture(title, steps, {"": {"": differences.tolist()}}, True))
     heads = ["value", "steps", "first difference", *names, "first above the tolerance", "largest relative difference"]
