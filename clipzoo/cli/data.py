@@ -323,21 +323,14 @@ def make_dataset(options: argparse.Namespace) -> None:
         refuse(options, ("--label", "--template", "--metric"), "is for a dataset with classes, not with captions")
     own.require_free(options.output)
     progress = Progress("evaluation dataset", "images")
+    columns = options.image, options.caption or options.label, options.split
     if has_captions:
-        content = (
-            own.captioned_folder(source)
-            if is_folder
-            else own.table_of_captions(source, options.image, options.caption, options.split)
-        )
+        content = own.captioned_folder(source) if is_folder else own.table_of_captions(source, *columns)
         data = own.make_retrieval(content, options.output, options.processes, progress)
     else:
         if not is_folder and not options.label:
             raise ConfigError(f"give the column of {source} with classes, --label COLUMN, or --caption COLUMN")
-        content = (
-            own.class_folders(source)
-            if is_folder
-            else own.table_of_classes(source, options.image, options.label, options.split)
-        )
+        content = own.class_folders(source) if is_folder else own.table_of_classes(source, *columns)
         templates = options.template or ["a photo of a {c}."]
         data = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
 

@@ -48,13 +48,12 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace) -> None:
     from clipzoo.exports import hub
-    from clipzoo.exports.hub import export
     from clipzoo.loading import load
 
     if options.upload is not None:
         hub.require_token()
     model = load(options.model, trust=options.trust, average=options.average)
-    export(model, options.output, options.to, options.licence, options.data_licence)
+    hub.export(model, options.output, options.to, options.licence, options.data_licence)
     print(f"wrote {options.output}: {', '.join(sorted(path.name for path in options.output.iterdir()))}")
     if options.upload is not None:
         print(f"uploaded to {hub.upload(options.output, options.upload)}")
@@ -112,9 +111,8 @@ def search(options: argparse.Namespace) -> None:
     from clipzoo.explore.index import SearchIndex
 
     index = SearchIndex(options.index, trust=options.trust)
-    for caption, matches in zip(
-        options.captions, index.search(options.captions, options.count, options.candidates), strict=True
-    ):
+    results = index.search(options.captions, options.count, options.candidates)
+    for caption, matches in zip(options.captions, results, strict=True):
         print(caption)
         for rank, match in enumerate(matches, start=1):
             print(f"{rank:4d}  {match.score:8.3f}  {match.name}")

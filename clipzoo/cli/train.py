@@ -60,12 +60,6 @@ class CommandLine:
     configurations: list[dict[str, Any]]
 
     @property
-    def needs_hydra(self) -> bool:
-        """True for a plain sweep, Hydra's information options, and settings of Hydra itself."""
-        is_set = any(line.lstrip("+~").startswith("hydra") for line in self.lines)
-        return self.options.multirun or shows(self.options) or is_set
-
-    @property
     def hydra_arguments(self) -> list[str]:
         """The command line as Hydra reads it: options first, shard ranges in quotes."""
         from clipzoo.runs.remote import runs_of
@@ -88,7 +82,9 @@ def main(arguments: list[str]) -> None:
         from clipzoo.cli.trials import run_search
 
         return run_search(*line.search)
-    if not line.needs_hydra:
+    # Hydra runs plain sweeps, prints information, and reads its own settings.
+    sets_hydra = any(override.lstrip("+~").startswith("hydra") for override in line.lines)
+    if not (line.options.multirun or shows(line.options) or sets_hydra):
         experiments = [entry.value() for entry in map(overrides.read, line.lines) if entry.key_or_group == "experiment"]
         experiment = None if not experiments or experiments[-1] is None else str(experiments[-1])
         return train(line.configurations[0], line.lines, experiment)

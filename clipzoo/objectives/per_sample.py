@@ -45,7 +45,7 @@ class PerSampleObjective(Objective):
 
     def allocate(self, samples: int) -> None:
         self.samples = samples
-        first, end = self._own
+        first, end = self._world.share(self.samples)
         for name, value in self.initial_state(end - first).items():
             setattr(self, name, value)
 
@@ -55,13 +55,8 @@ class PerSampleObjective(Objective):
     def shares(self) -> Mapping[str, StateShare]:
         if self._world.size == 1:
             return {}
-        first, end = self._own
+        first, end = self._world.share(self.samples)
         return {name: ((2, self.samples), (0, first), (2, end - first)) for name in self._initial}
-
-    @property
-    def _own(self) -> tuple[int, int]:
-        """First sample whose state this rank holds, and the end of these samples."""
-        return self._world.share(self.samples)
 
     def rows(self, batch: Batch, world: World) -> SampleRows:
         """Return the rows of all ranks' samples. Raises ConfigError if a sample id is repeated or out of range."""
@@ -85,7 +80,7 @@ class PerSampleObjective(Objective):
         # State is whole in a single process, and in `value_of_unseen` even if training divides it.
         if 1 in (self._world.size, world.size):
             return SampleRows(ids, local_slice)
-        first, end = self._own
+        first, end = self._world.share(self.samples)
         rows = ((ids >= first) & (ids < end)).nonzero().flatten()
         return SharedRows(ids, local_slice, world, rows, ids[rows] - first)
 

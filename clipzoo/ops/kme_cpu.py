@@ -49,12 +49,7 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...
 
 
 def kme_backward(
-    left: Packed,
-    right: Packed,
-    gamma: Tensor,
-    normaliser: Tensor,
-    gradient: Tensor,
-    first_tile: Tensor | None = None,
+    left: Packed, right: Packed, gamma: Tensor, normaliser: Tensor, gradient: Tensor, first_tile: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of both sides' points and log-weights and of gamma, from S's normaliser and gradient, both [n, k].
 
