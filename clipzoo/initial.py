@@ -440,13 +440,14 @@ def copy_checkpoint(
     equal = equal_steps(stored, plain, parts, trust)
     if chosen_step is not None and chosen_step > equal:
         raise ConfigError(
-            f"{place}: the learning rates of the two runs differ after step {equal}: give the run, or a checkpoint before"
+            f"{place}: the learning rates of the two runs differ after step {equal}: give the run, or a checkpoint "
+            "before"
         )
     path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen_step is None else chosen_step)
     if path is None or (chosen_step is not None and files.step_of(path) != chosen_step):
         raise ConfigError(
-            f"{place}: {run / 'checkpoints'} has no valid checkpoint of at most {number_of(equal, 'step')}, up to which "
-            "the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
+            f"{place}: {run / 'checkpoints'} has no valid checkpoint of at most {number_of(equal, 'step')}, up to "
+            "which the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
         )
     with io.explained(folder):
         for name in RESUME_FILES:
