@@ -343,9 +343,7 @@ _SIMPLE: dict[Any, Kind] = {
     dict: Kind("dict", lambda value: isinstance(value, Mapping)),
     collections.abc.Mapping: Kind("Mapping", lambda value: isinstance(value, Mapping)),
 }  # fmt: skip
-_COMPOUND = (
-    typing.Union, types.UnionType, list, collections.abc.Sequence, tuple, dict, collections.abc.Mapping,
-)  # fmt: skip
+_COMPOUND = (typing.Union, types.UnionType, list, collections.abc.Sequence, tuple, dict, collections.abc.Mapping)
 
 
 # Constructor arguments and constants of the classes that a configuration names.

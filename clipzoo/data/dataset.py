@@ -129,9 +129,8 @@ class ShardDataset(Part):
     def repeats(self, view: Literal["image", "text"]) -> bool:
         """Return True if a sample's image or caption is the same in every epoch, up to rare exceptions."""
         transform = self._transform
-        return view == "text" or (
-            transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
-        )
+        is_fixed = transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
+        return view == "text" or is_fixed
 
     def leave_out_images(self, stored_keys: StoredKeys) -> None:
         """Do not decode images whose features are stored: batches have `image_key`, and such images are black.

@@ -92,9 +92,7 @@ class Prefetcher:
             self._queue.put(None)
 
     def _download(self) -> None:
-        while (request := self._queue.get()) is not None:
-            if self._closed:
-                return
+        while (request := self._queue.get()) is not None and not self._closed:
             location, size = request
             # The reader of the shard reports the error.
             with contextlib.suppress(OSError, ConfigError, TrainingError):

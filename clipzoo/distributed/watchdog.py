@@ -171,15 +171,14 @@ class Watchdog:
             return
         heartbeats = board.heartbeats()
         most_collectives = max(heartbeat.collectives for heartbeat in heartbeats.values())
-        late_ranks = [rank for rank, heartbeat in heartbeats.items() if heartbeat.collectives < most_collectives]
         positions = [
-            f"rank {rank} is at step {heartbeats[rank].step}, {heartbeats[rank].activity}" for rank in late_ranks[:8]
+            f"rank {rank} is at step {heartbeat.step}, {heartbeat.activity}"
+            for rank, heartbeat in heartbeats.items()
+            if heartbeat.collectives < most_collectives
         ]
-        cause = (
-            f"{'; '.join(positions)}; the others wait for it"
-            if late_ranks
-            else "all ranks have entered the same collectives: check the network"
-        )
+        cause = "all ranks have entered the same collectives: check the network"
+        if positions:
+            cause = f"{'; '.join(positions[:8])}; the others wait for it"
         board.report(FAILED, f"clipzoo: {symptom}: {cause}")
 
     def _report_lost_ranks(self, board: MessageBoard) -> bool:

@@ -40,27 +40,26 @@ SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 class Suite(Part):
     """Evaluates a model on datasets under `root`; finished datasets are cached, so that an evaluation can resume.
 
-    Args:
-        root: folder of the datasets.
-        zero_shot, linear_probe, retrieval: names of the datasets for each task.
-        tokenizer, image_size: those of the model's encoder.
-        interpolation, resize_mode: resizing of images, see `Transform`.
-        prompts: class names and templates of "slip" or "clip", or the dataset's own, see datasets/benchmarks.py.
-        missing: raise an error for missing datasets, or report them.
-        probe_resize: shorter side before the probe's central crop, as a multiple of image_size (other tasks: 1).
-        probe_validation: share of train on which the probe chooses C if a dataset has no validation split.
-        batch_size: images or captions per batch on one rank.
-        workers: processes per rank that decode images.
-        precision: precision of the encoders.
-        draws: number of draws of random features, for heads that have them.
-        paired: measure the paired recall of KME-CLIP too.
-        every_epochs: epochs between evaluations during training; None evaluates only at its end.
-        seed: seeds the draw of the train samples on which the linear probe chooses C.
-        keep_features: keep the probe's features on disk.
-        at_start: evaluate before the first step too, such as the initial weights of fine-tuning.
-        validation: shards of held-out pairs, on which recall is measured, and during training also the objective's
-            loss, validation/loss.
-        caption_key, index_folder: as data.caption_key and data.index_folder, for the validation shards.
+    root: folder of the datasets.
+    zero_shot, linear_probe, retrieval: names of the datasets for each task.
+    tokenizer, image_size: those of the model's encoder.
+    interpolation, resize_mode: resizing of images, see `Transform`.
+    prompts: class names and templates of "slip" or "clip", or the dataset's own, see datasets/benchmarks.py.
+    missing: raise an error for missing datasets, or report them.
+    probe_resize: shorter side before the probe's central crop, as a multiple of image_size (other tasks: 1).
+    probe_validation: share of train on which the probe chooses C if a dataset has no validation split.
+    batch_size: images or captions per batch on one rank.
+    workers: processes per rank that decode images.
+    precision: precision of the encoders.
+    draws: number of draws of random features, for heads that have them.
+    paired: measure the paired recall of KME-CLIP too.
+    every_epochs: epochs between evaluations during training; None evaluates only at its end.
+    seed: seeds the draw of the train samples on which the linear probe chooses C.
+    keep_features: keep the probe's features on disk.
+    at_start: evaluate before the first step too, such as the initial weights of fine-tuning.
+    validation: shards of held-out pairs, on which recall is measured, and during training also the objective's
+        loss, validation/loss.
+    caption_key, index_folder: as data.caption_key and data.index_folder, for the validation shards.
     """
 
     def __init__(

@@ -113,12 +113,10 @@ def below(folder: Path, name: object, links: bool = False) -> Path:
         if fault:
             break
         path = path / part
-        if (
-            not links
-            and path.is_symlink()
-            and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-        ):
-            fault = f"{path} is a link that leads out of the folder"
+        if not links and path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not target.is_relative_to(os.path.realpath(folder)):
+                fault = f"{path} is a link that leads out of the folder"
     if fault:
         raise DamagedFileError(folder, f"cannot hold a file called {shortened(name)}: {fault}")
     return path

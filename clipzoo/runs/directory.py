@@ -68,9 +68,7 @@ def find_run(plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fi
     """Return the run directory of a configuration, which need not exist.
 
     overrides: for the name of a new run. fingerprint: returns the fingerprint of the configured dataset, which
-    identifies a run whose dataset was moved.
-
-    Raises ConfigError if the directory has a run of another configuration.
+    identifies a run whose dataset was moved. Raises ConfigError if the directory has a run of another configuration.
     """
     folder = run_folder(plain, overrides)
     if not plain["name"] and not folder.exists():
@@ -131,10 +129,9 @@ def created(folder: Path, is_first: bool) -> Iterator[None]:
     is_new = not folder.exists()
     if is_first:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            with io.explained(folder, only_full_disks=True):
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if error.errno in io.NO_SPACE:
-                raise io.write_error(folder, error) from None
             raise ConfigError(
                 f"the run directory {folder} cannot be made ({error.strerror}): give another runs=..."
             ) from None

@@ -63,13 +63,12 @@ TWO_LISTS = ("imagenet", "imagenet_v2", "imagenet_r")
 class MetricKey:
     """Name of one number in results.json, written as "zero_shot/cifar10/top1".
 
-    Args:
-        task: "zero_shot", "linear_probe", "retrieval", "validation", "training", or the name of a custom evaluator.
-        dataset: name of the evaluation dataset; empty for "training" and "validation".
-        protocol: "before" or "after" (projection) for linear probes; "image_to_text", "text_to_image" or
-            "paired_image_to_text" for retrieval; empty otherwise.
-        metric: "top1", "recall_at_5", in percent; "loss" of "validation"; the deviation over draws of random features
-            ends in "_std".
+    task: "zero_shot", "linear_probe", "retrieval", "validation", "training", or the name of a custom evaluator.
+    dataset: name of the evaluation dataset; empty for "training" and "validation".
+    protocol: "before" or "after" (projection) for linear probes; "image_to_text", "text_to_image" or
+        "paired_image_to_text" for retrieval; empty otherwise.
+    metric: "top1", "recall_at_5", in percent; "loss" of "validation"; the deviation over draws of random features
+        ends in "_std".
 
     `parse(str(key)) == key`, and `str(parse(text)) == text` for every text without empty segments.
     """
@@ -157,18 +156,17 @@ def protocol_settings(evaluation: Mapping[str, Setting], task: str, dataset: str
 class RunRecord:
     """Content of results.json, which is written last: a run directory that has the file is finished.
 
-    Args:
-        experiment: name of the experiment, as in `experiment=`; None without one.
-        row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
-        overrides: the command line. config_dir: the folder of `--config-dir`, relative to the working directory if it
-            is inside.
-        versions: versions of Python and the main packages, by name.
-        revision: git revision of the code; see `revision`.
-        training: steps, seconds, samples per second and other costs of the training, by name.
-        protocol: evaluation settings of the metrics, by task and dataset ("zero_shot/imagenet").
-        metrics: results of the evaluation, in percent but for losses.
-        not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before").
-        published: by written metric, the published number and the comparison with it: see PUBLISHED.
+    experiment: name of the experiment, as in `experiment=`; None without one.
+    row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
+    overrides: the command line. config_dir: the folder of `--config-dir`, relative to the working directory if it
+        is inside.
+    versions: versions of Python and the main packages, by name.
+    revision: git revision of the code; see `revision`.
+    training: steps, seconds, samples per second and other costs of the training, by name.
+    protocol: evaluation settings of the metrics, by task and dataset ("zero_shot/imagenet").
+    metrics: results of the evaluation, in percent but for losses.
+    not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before").
+    published: by written metric, the published number and the comparison with it: see PUBLISHED.
     """
 
     experiment: str | None = None
@@ -193,11 +191,16 @@ class RunRecord:
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
         io.require_fields(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_numbers(path, values["metrics"], REMEDY)
-        for name, comparison in values.get("published", {}).items():
-            io.require_fields(path, {name: comparison}, {name: dict}, REMEDY)
-            io.require_fields(path, comparison, PUBLISHED, REMEDY)
-        for name, kinds in (("protocol", dict), ("training", (int, float, str)), ("versions", (str, type(None)))):
+        entries = (
+            ("protocol", dict),
+            ("training", (int, float, str)),
+            ("versions", (str, type(None))),
+            ("published", dict),
+        )
+        for name, kinds in entries:
             io.require_fields(path, values.get(name, {}), dict.fromkeys(values.get(name, {}), kinds), REMEDY)
+        for comparison in values.get("published", {}).values():
+            io.require_fields(path, comparison, PUBLISHED, REMEDY)
         for name in ("overrides", "not_converged"):
             texts = {f"{name}.{number}": text for number, text in enumerate(values.get(name, ()))}
             io.require_fields(path, texts, dict.fromkeys(texts, str), REMEDY)

@@ -19,6 +19,7 @@ import importlib.util
 import itertools
 import json
 import math
+import operator
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,15 +78,14 @@ JOURNAL_BYTES = 256 * io.MB
 class Search:
     """Settings of a search.
 
-    Args:
-        sampler: draws the points; None: a plain sweep over all combinations of lists.
-        trials: number of points to draw; None: all combinations, for "grid".
-        maximize, minimize: metrics, in this order; pruning uses the first one.
-        seed: seeds the draws, which are a function of this seed, the number of the trial and the earlier results.
-        startup: number of random points before "tpe" models the results.
-        rungs: shares of the training after which trials are compared; empty: no pruning.
-        keep: share of the trials that continue at a rung.
-        launcher: prefix of the command of a trial, which starts its ranks.
+    sampler: draws the points; None: a plain sweep over all combinations of lists.
+    trials: number of points to draw; None: all combinations, for "grid".
+    maximize, minimize: metrics, in this order; pruning uses the first one.
+    seed: seeds the draws, which are a function of this seed, the number of the trial and the earlier results.
+    startup: number of random points before "tpe" models the results.
+    rungs: shares of the training after which trials are compared; empty: no pruning.
+    keep: share of the trials that continue at a rung.
+    launcher: prefix of the command of a trial, which starts its ranks.
     """
 
     sampler: Literal["tpe", "quasi_random", "random", "grid"] | None
@@ -331,14 +331,13 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
 class Trial:
     """A point of a search.
 
-    Args:
-        number: counted from 0 in the order of the draws.
-        values: value of each searched key.
-        state: "running" also for a trial whose process has been killed; "not started" only for points of a sweep.
-        overrides: command line of its run. run: its run directory, if it has ended.
-        results: values of the metrics, if it is finished.
-        rungs: first metric at each rung that it has reached. pruned_at: the rung that it did not pass.
-        reason: cause of a failure.
+    number: counted from 0 in the order of the draws.
+    values: value of each searched key.
+    state: "running" also for a trial whose process has been killed; "not started" only for points of a sweep.
+    overrides: command line of its run. run: its run directory, if it has ended.
+    results: values of the metrics, if it is finished.
+    rungs: first metric at each rung that it has reached. pruned_at: the rung that it did not pass.
+    reason: cause of a failure.
     """
 
     number: int
@@ -373,14 +372,11 @@ def front(trials: Sequence[Trial], directions: Sequence[str]) -> list[Trial]:
     signs = [1 if direction == "maximize" else -1 for direction in directions]
     finished = [trial for trial in trials if trial.state == "finished"]
     points = [tuple(sign * value for sign, value in zip(signs, trial.results, strict=True)) for trial in finished]
-    return [
-        trial
-        for trial, point in zip(finished, points, strict=True)
-        if not any(
-            other != point and all(value >= least for value, least in zip(other, point, strict=True))
-            for other in points
-        )
-    ]
+
+    def surpassed(point: tuple[float, ...]) -> bool:
+        return any(other != point and all(map(operator.ge, other, point)) for other in points)
+
+    return [trial for trial, point in zip(finished, points, strict=True) if not surpassed(point)]
 
 
 def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[str, Value] | None:

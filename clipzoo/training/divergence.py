@@ -73,11 +73,8 @@ class DivergenceCheck:
     def check(self, step: int, sample_id: Tensor, loss: Tensor, gradient_norm: Tensor, check_gradient: bool) -> Tensor:
         """Settle the previous step and check this one.
 
-        sample_id: [b]. loss, gradient_norm: 0-d. check_gradient: an infinite gradient counts as divergence too.
-
-        Returns:
-            0-d bool on the device, True if the step has diverged on any rank, or is a spike, and must not change the
-            weights.
+        sample_id: [b]. loss, gradient_norm: 0-d. check_gradient: an infinite gradient counts as divergence too. Returns
+        a 0-d bool on the device: the step has diverged on any rank, or is a spike, and must not change the weights.
         """
         self.settle()
         loss, gradient_norm = loss.detach(), gradient_norm.detach()
@@ -176,10 +173,8 @@ class Spikes(Hook):
         """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
 
         loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite is not
-        added, and does not count as a spike: it has diverged.
-
-        Returns:
-            0-d bool on the device, and [2], the largest loss and gradient norm of an ordinary step.
+        added, and does not count as a spike: it has diverged. Returns a 0-d bool on the device, and [2], the largest
+        loss and gradient norm of an ordinary step.
         """
         values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
         median = self._values.median(dim=0).values

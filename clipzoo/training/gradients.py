@@ -76,15 +76,12 @@ class GradientCache:
         diagnose: bool = False,
         train_encoder: bool = True,
     ) -> Loss:
-        """Add the gradient of `scale` times the batch's loss, averaged over ranks, to all parameters.
+        """Add the gradient of `scale` times the batch's loss, averaged over ranks, to all parameters; return the loss.
 
         batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done, and
         with OWN_PASSES and OTHER_RANKS around waits for other ranks.
         diagnose: also log the diagnostics of similarities and embeddings.
-        train_encoder: False to train only head and objective.
-
-        Returns:
-            The loss, without the scale.
+        train_encoder: False to train only head and objective. The returned loss is without the scale.
         """
         self._mark = mark or _no_mark
         micro_batches = batch.split(self._micro_batch or len(batch))

@@ -250,9 +250,8 @@ class TrackioLogger(MetricLogger):
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         import trackio
 
-        settings = {
-            key: value for key, value in flat(dict(config)).items() if not key.rpartition(".")[2].startswith("_")
-        }
+        values = flat(dict(config))
+        settings = {key: value for key, value in values.items() if not key.rpartition(".")[2].startswith("_")}
         self._run = trackio.init(
             project=self._project, name=folder.name, space_id=self._space_id, config=settings, resume="allow"
         )

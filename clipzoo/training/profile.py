@@ -32,9 +32,7 @@ MOST_ALLOCATIONS = 200_000
 """Largest number of allocations and releases in the snapshot of a GPU's memory."""
 STEP = "step"
 """Range of a whole step."""
-PARTS = (
-    "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
-)  # fmt: skip
+PARTS = ("data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication")
 """Ranges inside a step, by their names in the trace. The rest of a step is "other"."""
 OTHER = "other"
 LAUNCHES = ("cuda_runtime", "cuda_driver")

@@ -126,11 +126,9 @@ class Computation:
                 return "bf16" if is_fast_in_bf16(world.device) else "float32"
             precision: Precision = recorded or self.precision
             if precision == "bf16" and world.device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
-                cause, fix = (
-                    ("the run's checkpoints were trained in bf16", "")
-                    if recorded
-                    else ("trainer.precision=bf16", ": give trainer.precision=auto or float32")
-                )
+                cause, fix = "trainer.precision=bf16", ": give trainer.precision=auto or float32"
+                if recorded:
+                    cause, fix = "the run's checkpoints were trained in bf16", ""
                 log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
             return precision
 
@@ -170,9 +168,7 @@ class Computation:
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     def tile_size(self, global_batch: int, world: World) -> int | None:
-        if self.tile == "auto":
-            return automatic_tile(global_batch // world.size, global_batch)
-        return self.tile
+        return automatic_tile(global_batch // world.size, global_batch) if self.tile == "auto" else self.tile
 
 
 @checked

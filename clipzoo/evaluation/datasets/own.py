@@ -246,10 +246,7 @@ def _usable(
 ) -> tuple[list[OwnImage], list[LeftOut]]:
     """Return the images that can be decoded, and all files that are left out."""
     paths = list(dict.fromkeys(image.path for image in source.images))
-    if processes > 1 and len(paths) > CHUNK:
-        faults = map_in_children(fault, paths, min(processes, -(-len(paths) // CHUNK)), CHUNK)
-    else:
-        faults = map(fault, paths)
+    faults = map_in_children(fault, paths, min(processes, -(-len(paths) // CHUNK)), CHUNK)
     faulty: dict[Path, LeftOut] = {}
     for done, (path, left_out) in enumerate(zip(paths, faults, strict=True), start=1):
         if left_out is not None:

@@ -23,7 +23,6 @@ from clipzoo.io import MB, below, read_lines
 FOLDER_EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
 REMEDY = "download it again"
 
-
 ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
 """Class names of the dataset, in the order of its labels, and the splits train, optionally val, and test."""
 RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
