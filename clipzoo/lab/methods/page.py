@@ -85,7 +85,7 @@ def write_page(
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
     facts, world = lab.facts, lab.comparisons[0].facts
-    records = [seed.record for part in lab.comparisons for method in part.methods for seed in method.seeds]
+    records = lab.records
     stopped = ", stopped early at rungs" if facts.get("rungs", True) else ""
     lead = [
         f"Every method has the same search: {facts['trials']} points of its ranges{stopped}, "
@@ -370,6 +370,11 @@ class Lab:
 
     facts: Mapping[str, Any]
     comparisons: tuple[Compared, ...]
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Records of all finished trainings of winners."""
+        return [seed.record for part in self.comparisons for method in part.methods for seed in method.seeds]
 
 
 def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
