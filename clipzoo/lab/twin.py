@@ -174,7 +174,7 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
             results.append({"case": name, "precision": precision, "ranks": ranks, **curves})
             done += 1
             if world.is_first:
-                io.write_json(folder / f"curves_{ranks}.json", results)
+                io.write_json(io.below(folder, f"curves_{ranks}.json"), results)
                 progress(done, len(options.cases) * len(options.precisions) * len(options.ranks))
     world.leave()
 
@@ -309,7 +309,7 @@ def write_page(folder: Path, options: Namespace) -> None:
     """Write the page of the curves in a folder. Raises TrainingError if a case that must agree does not."""
     results: list[dict[str, Any]] = []
     for ranks in options.ranks:
-        results += io.read_json(folder / f"curves_{ranks}.json", 256 * io.MB, root=list)
+        results += io.read_json(io.below(folder, f"curves_{ranks}.json"), 256 * io.MB, root=list)
     rows, failures, steps = [], [], range(1, options.steps + 1)
     losses: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
     distances: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
