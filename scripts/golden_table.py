@@ -279,15 +279,15 @@ def nuclr(numbers: Numbers) -> Iterator[Comparison]:
     """Twice: as it is, compared with the paper's estimators, and with the released code's moving sum."""
     head = ClipHead(8, 8, 8, temperature=1.0, max_scale=1.0, learnable_temperature=False).to(numbers["script_image"])
     for config in ("script", "warm", "gamma", "vanilla", "frozen", "aligned"):
-        own = {name.removeprefix(f"{config}_"): value for name, value in numbers.items() if name.startswith(config)}
-        arguments = {name.removeprefix("arg_"): value.item() for name, value in own.items() if name.startswith("arg_")}
+        case = {name.removeprefix(f"{config}_"): value for name, value in numbers.items() if name.startswith(config)}
+        arguments = {name.removeprefix("arg_"): value.item() for name, value in case.items() if name.startswith("arg_")}
         tau = arguments["temperature"]
         # Text ids are a permutation of image ids in two configurations. Our batches have one id for both.
-        aligned = torch.equal(own["image_ids"], own["text_ids"])
+        aligned = torch.equal(case["image_ids"], case["text_ids"])
         order = torch.arange(40) if aligned else numbers["text_perm"]
-        own |= {name: value[:, order] for name, value in own.items() if name.endswith("_T") and value.dim() == 2}
+        case |= {name: value[:, order] for name, value in case.items() if name.endswith("_T") and value.dim() == 2}
         log_ratio = math.log((40 - 1) / (8 - 1))
-        both = {name: torch.stack([own[f"{name}_I"], own[f"{name}_T"]], dim=1) for name in ("s", "b", "exact_u")}
+        both = {name: torch.stack([case[f"{name}_I"], case[f"{name}_T"]], dim=1) for name in ("s", "b", "exact_u")}
         # u of the paper. The released code keeps it as a sum s and a shift b.
         log_u = {"": both["s"].log() + both["b"] / tau + log_ratio, "exact_": both["exact_u"] + log_ratio}
         for prefix in ("exact_", ""):
@@ -306,8 +306,8 @@ def nuclr(numbers: Numbers) -> Iterator[Comparison]:
                     # The released code multiplies a sum by exp(b_old - b_new), not exp((b_old - b_new) / tau).
                     shifted = log_u[""][step - 1] + (both["b"][step - 1] - both["b"][index]) * (1 - 1 / tau)
                     objective.log_u.copy_(shifted.where(objective.log_u != UNSET, UNSET))
-                image, text = leaves(own["image"][index], own["text"][index])
-                ids = own["image_ids"][index]
+                image, text = leaves(case["image"][index], case["text"][index])
+                ids = case["image_ids"][index]
                 loss = objective(head.similarity(image, text), Batch(ids, ids, ids), progress)
                 gradients = torch.autograd.grad(loss.total, [image, text])
                 values = {"loss": loss.total.detach(), "grad_image": gradients[0], "grad_text": gradients[1]}
@@ -329,26 +329,26 @@ def nuclr(numbers: Numbers) -> Iterator[Comparison]:
             if not prefix:
                 values |= {"eta_I": arguments["eta_I_ratio"] * ours["eta"], "eta_T": ours["eta"]}
             for name, value in values.items():
-                yield Comparison((f"{config}_{prefix}{name}",), value, own[prefix + name])
+                yield Comparison((f"{config}_{prefix}{name}",), value, case[prefix + name])
 
 
 def sogclr(numbers: Numbers) -> Iterator[Comparison]:
     """With two conventions of the released code: its first estimates, and the 1e-10 that it adds to its sums."""
     head = ClipHead(8, 8, 8, temperature=1.0, max_scale=1.0, learnable_temperature=False).to(numbers["script_image"])
     for config in ("script", "warm", "low"):
-        own = {name.removeprefix(f"{config}_"): value for name, value in numbers.items() if name.startswith(config)}
-        tau = own["temperature"].item()
-        both = {name: torch.stack([own[f"{name}_I"], own[f"{name}_T"]], dim=1) for name in ("s", "b", "log_u")}
-        objective = SogCLR(tau, own["gamma"].item(), positive_in_denominator=False).to(head.image_projection)
+        case = {name.removeprefix(f"{config}_"): value for name, value in numbers.items() if name.startswith(config)}
+        tau = case["temperature"].item()
+        both = {name: torch.stack([case[f"{name}_I"], case[f"{name}_T"]], dim=1) for name in ("s", "b", "log_u")}
+        objective = SogCLR(tau, case["gamma"].item(), positive_in_denominator=False).to(head.image_projection)
         objective.allocate(40)
         log_ratio = math.log((40 - 1) / (8 - 1))
         steps = defaultdict(list)
         for step, progress in enumerate(PROGRESS[:6]):
-            ids = own["ids"][step]
+            ids = case["ids"][step]
             # In epoch 0 the estimate of a batch replaces u; later the first visit of a sample averages it with 0.
             old = objective.log_u[:, ids]
             objective.log_u[:, ids] = UNSET if progress.completed() == 0 else old.where(old != UNSET, -math.inf)
-            image, text = leaves(own["image"][step], own["text"][step])
+            image, text = leaves(case["image"][step], case["text"][step])
             similarity = head.similarity(image, text)
             objective(similarity, Batch(ids, ids, ids), progress)
             log_u, shift = objective.log_u[:, ids] - log_ratio, both["b"][step][:, ids]
@@ -370,7 +370,7 @@ def sogclr(numbers: Numbers) -> Iterator[Comparison]:
             ratio = (ours["log_u"] - expected).nan_to_num(nan=0.0).exp()
             yield Comparison(tuple(f"{config}_{name}" for name in names), ratio, torch.ones_like(ratio))
         for name in ("loss", "grad_image", "grad_text"):
-            yield Comparison((f"{config}_{name}",), ours[name], own[name])
+            yield Comparison((f"{config}_{name}",), ours[name], case[name])
 
 
 # Inputs.

@@ -192,7 +192,7 @@ def train_both(
     from open_clip_train.params import parse_args
 
     flags = parse_args(case.all_flags)
-    # What open_clip's main adds to the flags.
+    # open_clip's main adds these values to the flags.
     flags.rank, flags.local_rank, flags.world_size, flags.distill, flags.wandb = world.rank, 0, world.size, False, False
     flags.batch_size = len(batches[0]) // flags.accum_freq
 
@@ -238,8 +238,8 @@ def train_both(
         squares = [[(ours[n] - theirs[n]).double().norm() ** 2, theirs[n].double().norm() ** 2] for n in names]
         distance, size = map(sum, zip(*squares, strict=True)) if squares else (0.0, 1.0)
         final[kind] = math.sqrt(distance / size)
-    own = {name: [line[name] for line in result.history] for name in VALUES}
-    return {"clipzoo": own, OPEN_CLIP: curves, "final": final}
+    our_curves = {name: [line[name] for line in result.history] for name in VALUES}
+    return {"clipzoo": our_curves, OPEN_CLIP: curves, "final": final}
 
 
 def train_with_open_clip(
@@ -379,8 +379,8 @@ def picture(
     for panel, (name, lines) in zip(axes, curves.items(), strict=False):
         for number, (text, values) in enumerate(lines.items()):
             # The largest value so far; a logarithmic axis has no 0.
-            shown = np.maximum.accumulate(np.maximum(values, 1e-18)) if logarithmic else values
-            panel.plot(steps, shown, color=colour(number), linewidth=1 if number or logarithmic else 3, label=text)
+            heights = np.maximum.accumulate(np.maximum(values, 1e-18)) if logarithmic else values
+            panel.plot(steps, heights, color=colour(number), linewidth=1 if number or logarithmic else 3, label=text)
         if logarithmic:
             panel.set_yscale("log")
         label(panel, name, "step", title, grid="y")
