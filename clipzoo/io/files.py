@@ -28,8 +28,7 @@ __all__ = [
     "ANY_SIZE", "DamageLog", "DamagedFileError", "JsonLines", "MB", "NO_SPACE", "WriteError", "below", "digest_of",
     "ensure_folder", "explained", "file_type", "folder_name", "make_folder", "new_folder", "publish_folder",
     "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text", "read_yaml", "readable",
-    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_json",
-    "write_whole",
+    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_json", "write_whole",
 ]  # fmt: skip
 log = logging.getLogger(__name__)
 
@@ -412,7 +411,7 @@ class JsonLines:
 
 @contextmanager
 def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
-    """Turn an error of the operating system while `path` is written into a WriteError with cause, free space and remedy.
+    """Turn an error of the operating system while `path` is written into a WriteError.
 
     only_full_disks: leave other errors as they are, because the block reads files too.
     """

@@ -311,9 +311,8 @@ class CallbackEvaluator:
     every_epochs: float | None
 
     def due(self, before: Progress, now: Progress) -> bool:
-        if self.function is None or self.every_epochs is None:
-            return False
-        return before.completed(self.every_epochs) < now.completed(self.every_epochs)
+        every = self.every_epochs
+        return self.function is not None and every is not None and before.completed(every) < now.completed(every)
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
