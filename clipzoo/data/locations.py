@@ -107,9 +107,7 @@ def _expand(pattern: str) -> list[str]:
         paths = list(braceexpand(pattern)) if "{" in pattern else [pattern]
     except ValueError as error:
         raise ConfigError(f"data.shards: {pattern}: {error}") from None
-    if pattern.startswith("pipe:"):
-        return paths
-    return [shard for path in paths for shard in _listed(path)]
+    return paths if pattern.startswith("pipe:") else [shard for path in paths for shard in _listed(path)]
 
 
 def _count(pattern: str) -> int:

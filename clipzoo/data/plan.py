@@ -115,9 +115,7 @@ class Mixture:
 
     def count(self, source: int, rows: int) -> int:
         """Return how many items of the source are among the first `rows` rows."""
-        if len(self.shares) == 1:
-            return rows
-        return bisect_left(range(rows), rows, key=partial(self.row, source))
+        return rows if len(self.shares) == 1 else bisect_left(range(rows), rows, key=partial(self.row, source))
 
 
 class Stream:

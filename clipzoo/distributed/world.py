@@ -88,8 +88,13 @@ class World:
             f"rank {environment.rank} did not meet all of {number_of(environment.world_size, 'rank')} at "
             f"{environment.address} within trainer.timeout={timeout:g} seconds"
         )
+
+        def give_up() -> None:
+            print(f"clipzoo: {failure}", file=sys.stderr, flush=True)
+            os._exit(2)
+
         # torch's own timeouts do not cover a store that accepts calls and never answers.
-        timer = threading.Timer(min(timeout + JOIN_GRACE, threading.TIMEOUT_MAX), _give_up, [failure])
+        timer = threading.Timer(min(timeout + JOIN_GRACE, threading.TIMEOUT_MAX), give_up)
         timer.daemon = True
         timer.start()
         on_gpu = chosen.type == "cuda"
@@ -231,12 +236,6 @@ class World:
             with self.counter.entering():
                 dist.all_reduce(copy, operation)
         return copy
-
-
-def _give_up(failure: str) -> None:
-    """End a process that has not joined the others in time."""
-    print(f"clipzoo: {failure}", file=sys.stderr, flush=True)
-    os._exit(2)
 
 
 class Rendezvous:

@@ -28,8 +28,7 @@ __all__ = [
     "ANY_SIZE", "DamageLog", "DamagedFileError", "JsonLines", "MB", "NO_SPACE", "WriteError", "below", "digest_of",
     "ensure_folder", "explained", "file_type", "folder_name", "make_folder", "new_folder", "publish_folder",
     "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text", "read_yaml", "readable",
-    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_error", "write_json",
-    "write_whole",
+    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_json", "write_whole",
 ]  # fmt: skip
 log = logging.getLogger(__name__)
 
@@ -421,26 +420,21 @@ def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
     except OSError as error:
         if only_full_disks and error.errno not in NO_SPACE:
             raise
-        raise write_error(path, error) from error
-
-
-def write_error(path: Path, error: OSError) -> WriteError:
-    """Describe an error while `path` was written: the cause, the free space, and the remedy."""
-    free, cause = "", error.strerror or str(error)
-    remedy = "Make the folder writable, or choose another one"
-    if error.errno in NO_SPACE:
-        remedy = "Free some space, then run the same command again"
-    for folder in path.parents:
-        try:
-            disk = os.statvfs(folder)
-        except OSError:
-            continue
-        count = disk.f_bavail * disk.f_frsize
-        free = f" ({f'{count / 1e9:.1f} GB' if count >= 1e9 else f'{count / 1e6:.1f} MB'} free on its disk)"
-        if error.errno in NO_SPACE and disk.f_files and not disk.f_favail:
-            cause, remedy = "the disk has no free inodes", "Remove files, then run the same command again"
-        break
-    return WriteError(f"could not write {path}: {cause}{free}. {remedy}")
+        free, cause = "", error.strerror or str(error)
+        remedy = "Make the folder writable, or choose another one"
+        if error.errno in NO_SPACE:
+            remedy = "Free some space, then run the same command again"
+        for folder in path.parents:
+            try:
+                disk = os.statvfs(folder)
+            except OSError:
+                continue
+            count = disk.f_bavail * disk.f_frsize
+            free = f" ({f'{count / 1e9:.1f} GB' if count >= 1e9 else f'{count / 1e6:.1f} MB'} free on its disk)"
+            if error.errno in NO_SPACE and disk.f_files and not disk.f_favail:
+                cause, remedy = "the disk has no free inodes", "Remove files, then run the same command again"
+            break
+        raise WriteError(f"could not write {path}: {cause}{free}. {remedy}") from error
 
 
 # Folders

@@ -191,16 +191,11 @@ class RunRecord:
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
         io.require_fields(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_numbers(path, values["metrics"], REMEDY)
-        entries = (
-            ("protocol", dict),
-            ("training", (int, float, str)),
-            ("versions", (str, type(None))),
-            ("published", dict),
-        )
-        for name, kinds in entries:
-            io.require_fields(path, values.get(name, {}), dict.fromkeys(values.get(name, {}), kinds), REMEDY)
-        for comparison in values.get("published", {}).values():
+        for name, comparison in values.get("published", {}).items():
+            io.require_fields(path, {name: comparison}, {name: dict}, REMEDY)
             io.require_fields(path, comparison, PUBLISHED, REMEDY)
+        for name, kinds in (("protocol", dict), ("training", (int, float, str)), ("versions", (str, type(None)))):
+            io.require_fields(path, values.get(name, {}), dict.fromkeys(values.get(name, {}), kinds), REMEDY)
         for name in ("overrides", "not_converged"):
             texts = {f"{name}.{number}": text for number, text in enumerate(values.get(name, ()))}
             io.require_fields(path, texts, dict.fromkeys(texts, str), REMEDY)

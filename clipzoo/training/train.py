@@ -97,10 +97,8 @@ def train(
     of the encoder train; None for all.
     world: `World.join(...)` for several ranks; None for a single process on `device`. seed: seeds all random numbers.
     folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
-    log_every, save_every: intervals in steps. quiet: print no progress.
-
-    Raises ConfigError if the parts are not compatible, or the dataset cannot supply this batch or length; TrainingError
-    if the loss diverged.
+    log_every, save_every: intervals in steps. quiet: print no progress. Raises ConfigError if the parts are not
+    compatible, or the dataset cannot supply this batch or length; TrainingError if the loss diverged.
     """
     base.require(model.head, objective)
     folder = None if folder is None else Path(folder)
@@ -313,9 +311,8 @@ class CallbackEvaluator:
     every_epochs: float | None
 
     def due(self, before: Progress, now: Progress) -> bool:
-        if self.function is None or self.every_epochs is None:
-            return False
-        return before.completed(self.every_epochs) < now.completed(self.every_epochs)
+        every = self.every_epochs
+        return self.function is not None and every is not None and before.completed(every) < now.completed(every)
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
