@@ -101,8 +101,10 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function of the leading dimension to all tensors."""
-        tensors = {name: function(value) if isinstance(value, Tensor) else value for name, value in vars(self).items()}
-        return Batch(**tensors)
+        tensors: dict[str, Any] = {
+            name: function(value) for name, value in vars(self).items() if torch.is_tensor(value)
+        }
+        return replace(self, **tensors)
 
     def to(self, device: torch.device) -> Batch:
         return replace(self.map(lambda tensor: tensor.to(device, non_blocking=True)), text_length=self.text_length)
