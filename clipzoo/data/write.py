@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import CaptionCounts, described, digest, has_text
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
@@ -287,7 +288,7 @@ class Inspection:
     """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers."""
 
     cache: ShardCache
-    caption_key: str | None
+    caption_key: CaptionKeys | None
     max_pixels: int
     decode: bool = True
 
