@@ -104,11 +104,13 @@ class ShardDataset(Part):
             raise ConfigError(f"data.views.hard={views.hard} needs data.hard_key, the key of the hard negatives")
         if views.boxes and box_key is None:
             raise ConfigError(f"data.views.boxes={views.boxes} needs data.box_key, the key of the regions")
-        if isinstance(caption_key, Mapping) and abs(sum(caption_key.values()) - 1) > 1e-6:
-            total = sum(caption_key.values())
-            raise ConfigError(f"data.caption_key={dict(caption_key)}: the probabilities sum to {total:g}, not to 1")
         if caption_key is not None and not caption_key:
             raise ConfigError(f"data.caption_key={caption_key!r} names no key")
+        if isinstance(caption_key, Mapping):
+            shares = caption_key.values()
+            if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+                message = f"the probabilities must be above 0 and sum to 1, not to {sum(shares):g}"
+                raise ConfigError(f"data.caption_key={dict(caption_key)}: {message}")
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
         # Plain tuples, because Hydra's lists are slow to index.
@@ -159,10 +161,12 @@ class ShardDataset(Part):
         return fingerprint(self._indexes, self._sources, self._window)
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample's image or caption is the same in every epoch, up to rare exceptions."""
-        transform = self._transform
+        """Return True if a sample has one image or caption, the same in every epoch up to rare exceptions."""
+        transform, views = self._transform, self._content.views
+        if view == "text":
+            return views.texts == 1
         is_fixed = transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
-        return view == "text" or (is_fixed and not self._content.views.crops)
+        return is_fixed and views.images == 1
 
     def leave_out_images(self, stored_keys: StoredKeys) -> None:
         """Do not decode images whose features are stored: batches have `image_key`, and such images are black.

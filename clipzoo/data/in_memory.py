@@ -50,8 +50,8 @@ class InMemoryDataset:
         return digest.hexdigest()
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True: a pair is the same in every epoch."""
-        return True
+        """Return True if a sample has one image or text: a pair is the same in every epoch."""
+        return (self._views.images if view == "image" else self._views.texts) == 1
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """No-op: nothing is decoded."""

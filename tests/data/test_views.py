@@ -233,7 +233,8 @@ def test_shards_of_a_folder_count_the_captions_of_the_first_key(folder):
     [
         ({"views": Views(hard=2)}, "data.views.hard=2 needs data.hard_key"),
         ({"views": Views(boxes=1)}, "data.views.boxes=1 needs data.box_key"),
-        ({"caption_key": {"a": 0.5, "b": 0.4}}, "probabilities sum to 0.9, not to 1"),
+        ({"caption_key": {"a": 0.5, "b": 0.4}}, "probabilities must be above 0 and sum to 1, not to 0.9"),
+        ({"caption_key": {"a": 0, "b": 1}}, "probabilities must be above 0"),
         ({"caption_key": []}, r"data.caption_key=\[\] names no key"),
         ({"caption_key": ["a", "a"]}, "caption_key"),
     ],
