@@ -34,7 +34,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     learnable_temperature: bool = False
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
-    """True if the score is the inner product of `search_factors`."""
+    """True if the score is the inner product of `search_factors`, or an increasing function of it."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()

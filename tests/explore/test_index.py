@@ -120,6 +120,18 @@ def test_the_factors_of_every_other_head_give_its_score(name):
     assert best.tolist() == head.score(image, text[:1].double())[:, 0].sort(descending=True).indices.tolist()
 
 
+@pytest.mark.parametrize("name", ["meru"])
+def test_a_distance_is_searched_by_the_inner_product_that_orders_it(name):
+    head = build_head(name).eval()
+    assert head.is_inner_product
+    with torch.no_grad():
+        image, text = head.embed_image(image_features(9)), head.embed_text(text_features(4))
+        left, right = head.search_factors(image, text)
+        assert torch.equal((left @ right.mT).argsort(dim=0), head.score(image, text).argsort(dim=0))
+        best = Candidates(head.float(), image.float()).best(text[:1].float(), 9)
+    assert best.tolist() == head.score(image, text[:1].double())[:, 0].sort(descending=True).indices.tolist()
+
+
 @pytest.mark.slow
 def test_an_interrupted_index_is_completed_and_equals_an_undisturbed_one(whole, gallery, published, tmp_path):
     folder = shutil.copytree(whole.folder, tmp_path / "part")
