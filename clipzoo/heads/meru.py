@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clipzoo.heads.base import FLOAT, Cost, Head, Paper, Shape, projections, transposed
 from clipzoo.heads.vector import projection
 from clipzoo.ops.features import squared_distances
-from clipzoo.types import Count, Features, OrderedPair, Positive, Scale, Weight, checked
+from clipzoo.types import Count, Features, OrderedPair, Positive, Scale, checked
 
 SMALLEST = 1e-8
 """Floor of norms, and of -c <x, y> - 1 at c = 1, as in the released code."""
