@@ -108,7 +108,7 @@ def test_recall_of_kme_rises_with_the_landmarks(monkeypatch):
     assert recalls[0] < recalls[2] and recalls[1] <= recalls[2] == 1.0
 
 
-@pytest.mark.parametrize("name", ["clip", "cloob", "cosine", "inner_product", "distance", "wpse"])
+@pytest.mark.parametrize("name", ["clip", "cloob", "cosine", "inner_product", "distance", "wpse", "prolip"])
 def test_the_factors_of_every_other_head_give_its_score(name):
     head = build_head(name).eval()
     with torch.no_grad():
