@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.base import FLOAT, Cost, Head, Paper, Shape, projections, transposed
-from clipzoo.heads.vector import projection
+from clipzoo.heads.vector import by_view, projection
 from clipzoo.ops.features import squared_distances
-from clipzoo.types import Count, Features, OrderedPair, Positive, Scale, checked
+from clipzoo.types import Count, Features, OrderedPair, Positive, Scale, Similarity, Term, Weight, checked
 
 SMALLEST = 1e-8
 """Floor of norms, and of -c <x, y> - 1 at c = 1, as in the released code."""
@@ -35,6 +35,8 @@ class MeruHead(Head[Tensor]):
     image_width, text_width: widths of the pooled features. embed_width: d.
     temperature: initial 1 / scale. max_scale: upper bound of the scale after every step.
     curvature: initial c. learnable_curvature: False fixes it. curvature_range: bounds of a learnable c.
+    entailment: weight of the terms of entailment, see `terms`.
+    between_aperture, within_aperture: factors of the cones of captions for images, and within a modality.
     """
 
     learnable_temperature = True
@@ -74,6 +76,9 @@ class MeruHead(Head[Tensor]):
         curvature: Positive,
         learnable_curvature: bool,
         curvature_range: OrderedPair,
+        entailment: Weight,
+        between_aperture: Positive,
+        within_aperture: Positive,
     ) -> None:
         super().__init__()
         self.image_projection = projection(image_width, embed_width)
@@ -84,6 +89,7 @@ class MeruHead(Head[Tensor]):
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self.log_curvature = nn.Parameter(torch.tensor(math.log(curvature)), requires_grad=learnable_curvature)
         self._max_scale, self._range = max_scale, curvature_range if learnable_curvature else (curvature, curvature)
+        self._entailment, self._between, self._within = entailment, between_aperture, within_aperture
         self.score_range = -max_scale * 2 * LARGEST_RADIUS / math.sqrt(self._range[0]), 0.0
 
     @classmethod
@@ -108,6 +114,28 @@ class MeruHead(Head[Tensor]):
         curvature = self.curvature
         heights = height(image, curvature) - height(text, curvature).mT
         return -self.log_scale.exp() * distance(excess(squared_distances(image, text), heights, curvature), curvature)
+
+    def terms(self, similarity: Similarity) -> Mapping[str, Term]:
+        """Angles by which images are outside of the cones of their captions.
+
+        With crops and boxes (HyCoCLIP) images are also in the cones of their crops, captions in those of their boxes,
+        and crops in those of their boxes, by place. The sum of several terms is halved, as in the released code.
+        """
+        if not self._entailment:
+            return {}
+        image, crops, captions, boxes = by_view(similarity)
+        pairs = {"image_in_caption": (captions, image, self._between)}
+        if crops.numel():
+            pairs["image_in_crop"] = crops, image, self._within
+        if boxes.numel():
+            pairs["caption_in_box"] = boxes[:, None], captions[:, :, None], self._within
+        if both := min(crops.shape[1], boxes.shape[1]):
+            pairs["crop_in_box"] = boxes[:, :both], crops[:, :both], self._between
+        weight = self._entailment / min(2, len(pairs))
+        return {
+            name: Term(weight, outside(apex, points, self.curvature, aperture))
+            for name, (apex, points, aperture) in pairs.items()
+        }
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] -> [1, d], the mean in the tangent space of the origin."""
@@ -144,19 +172,19 @@ class MeruHead(Head[Tensor]):
 
 def lift(vectors: Tensor, curvature: Tensor) -> Tensor:
     """Exponential map at the origin: tangent vectors [b, d] -> points [b, d]."""
-    radii = curvature.sqrt() * vectors.norm(dim=1, keepdim=True)
+    radii = curvature.sqrt() * vectors.norm(dim=-1, keepdim=True)
     return radii.clamp(SMALLEST, LARGEST_RADIUS).sinh() / radii.clamp(min=SMALLEST) * vectors
 
 
 def tangent(points: Tensor, curvature: Tensor) -> Tensor:
     """Logarithmic map at the origin, the inverse of `lift`: [b, d] -> [b, d]."""
-    radii = (curvature.sqrt() * points.norm(dim=1, keepdim=True)).clamp(min=SMALLEST)
+    radii = (curvature.sqrt() * points.norm(dim=-1, keepdim=True)).clamp(min=SMALLEST)
     return radii.asinh() / radii * points
 
 
 def height(points: Tensor, curvature: Tensor) -> Tensor:
-    """Points [b, d] -> t(x) - t(0), [b, 1], without the cancellation of the difference."""
-    squares = points.square().sum(dim=1, keepdim=True)
+    """Points [..., d] -> t(x) - t(0), [..., 1], without the cancellation of the difference."""
+    squares = points.square().sum(dim=-1, keepdim=True)
     return squares / ((1 / curvature + squares).sqrt() + curvature.rsqrt())
 
 
@@ -174,20 +202,28 @@ def distance(excess: Tensor, curvature: Tensor) -> Tensor:
 
 
 def half_aperture(apex: Tensor, curvature: Tensor) -> Tensor:
-    """Points [b, d] -> half of the angle of their cones of entailment, [b]."""
-    sine = 2 * CONE_RADIUS / (apex.norm(dim=1) * curvature.sqrt() + SMALLEST)
+    """Points [..., d] -> half of the angle of their cones of entailment, [...]."""
+    sine = 2 * CONE_RADIUS / (apex.norm(dim=-1) * curvature.sqrt() + SMALLEST)
     return sine.clamp(max=_below_one(sine)).asin()
 
 
 def exterior_angle(apex: Tensor, points: Tensor, curvature: Tensor) -> Tensor:
-    """b points and apexes, [b, d] -> angle [b] at the apex, from the ray away from the origin to the point."""
-    heights = (height(points, curvature) - height(apex, curvature))[:, 0]
-    difference = excess((points - apex).square().sum(dim=1), heights, curvature)
-    time = (1 / curvature + apex.square().sum(dim=1)).sqrt()
-    # c <x, y> = -1 - difference.
+    """Apexes and points [..., d] -> angle at the apex, from the ray away from the origin to the point, [...]."""
+    heights = (height(points, curvature) - height(apex, curvature)).squeeze(-1)
+    difference = excess((points - apex).square().sum(dim=-1), heights, curvature)  # c <apex, point> = -1 - difference
+    time = (1 / curvature + apex.square().sum(dim=-1)).sqrt()
     sine = (difference * (difference + 2)).clamp(min=SMALLEST).sqrt()
-    cosine = (heights - difference * time) / (apex.norm(dim=1) * sine + SMALLEST)
+    cosine = (heights - difference * time) / (apex.norm(dim=-1) * sine + SMALLEST)
     return cosine.clamp(-_below_one(cosine), _below_one(cosine)).acos()
+
+
+def outside(apex: Tensor, points: Tensor, curvature: Tensor, aperture: float) -> Tensor:
+    """Apexes and points [..., d] -> mean angle by which points are outside of the cones, [].
+
+    aperture: factor of the cones' half apertures.
+    """
+    angles = exterior_angle(apex, points, curvature)
+    return (angles - aperture * half_aperture(apex, curvature)).clamp(min=0).mean()
 
 
 def _below_one(values: Tensor) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Cost, Paper, Shape, cost_of_vectors, projections
-from clipzoo.heads.vector import UnitVectorHead, projection
-from clipzoo.types import Count, Features, Positive, Range, Scale, checked
+from clipzoo.heads.vector import UnitVectorHead, by_view, projection
+from clipzoo.types import Count, Features, Positive, Range, Scale, Similarity, Term, Weight, checked
 
 LOG_VARIANCES = -30.0, 10.0
 """Range of log variances: float32 holds their exponentials and the inverses of those."""
@@ -21,7 +21,7 @@ LOG_VARIANCES = -30.0, 10.0
 
 @checked
 class ProLipHead(UnitVectorHead):
-    """logits = exp(log_scale) * (mu.mu' - sum_d (sigma_d^2 + sigma'_d^2) / 2), of embeddings [mu, log sigma^2], [b, 2d].
+    """logits = exp(log_scale) * (mu.mu' - sum_d (sigma_d^2 + sigma'_d^2) / 2), embeddings [mu, log sigma^2], [b, 2d].
 
     mu = unit(x P), log sigma^2 = x V + v. The released encoders have an [UNC] token for the variances; here they are a
     second projection of the pooled features, which every encoder has.
@@ -29,6 +29,9 @@ class ProLipHead(UnitVectorHead):
     image_width, text_width: widths of the pooled features. embed_width: d.
     temperature: initial 1 / scale. max_scale: the scale is clamped to [1, max_scale] after every step.
     initial_log_variance: v at the start.
+    inclusion, part_inclusion, bottleneck: weights of the terms, see `terms`.
+    inclusion_scale, inclusion_log_factor: see `inclusion`. released_terms: terms as in the authors' code.
+    inclusion_limit, bottleneck_limit: values above which a term is dropped in a step; null: no limit.
     """
 
     learnable_temperature = True
@@ -56,6 +59,14 @@ class ProLipHead(UnitVectorHead):
         temperature: Scale,
         max_scale: Positive,
         initial_log_variance: Annotated[float, Range(at_least=-30, at_most=10)],
+        inclusion: Weight,
+        part_inclusion: Weight,
+        bottleneck: Weight,
+        inclusion_scale: Positive,
+        inclusion_log_factor: Annotated[float, Range(at_least=-50, at_most=10)],
+        released_terms: bool,
+        inclusion_limit: Positive | None,
+        bottleneck_limit: Positive | None,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
         self.image_variance = nn.Linear(image_width, embed_width)
@@ -65,6 +76,9 @@ class ProLipHead(UnitVectorHead):
             nn.init.constant_(layer.bias, initial_log_variance)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self._max_scale = max_scale
+        self._weights = inclusion, part_inclusion, bottleneck
+        self._inclusion, self._released = (inclusion_scale, inclusion_log_factor, released_terms), released_terms
+        self._limits = inclusion_limit, bottleneck_limit
         self.score_range = -math.inf, max_scale
 
     @classmethod
@@ -92,6 +106,29 @@ class ProLipHead(UnitVectorHead):
         left = torch.cat([left, of_left, torch.ones_like(of_left)], dim=1)
         return scale * left, torch.cat([right, torch.ones_like(of_right), of_right], dim=1)
 
+    def terms(self, similarity: Similarity) -> Mapping[str, Term]:
+        """Inclusion of images in their captions, of both in their crops and boxes if there are any, and a bottleneck.
+
+        The released code includes masked views; crops and boxes show less of an image or caption, too.
+        """
+        image, crops, captions, boxes = by_view(similarity)
+        whole, part, bottlenecks = self._weights
+        terms = {"image_in_caption": Term(whole, inclusion(image, captions, *self._inclusion))}
+        if crops.numel():
+            terms["image_in_crop"] = Term(part, inclusion(image, crops, *self._inclusion))
+        if boxes.numel():
+            terms["caption_in_box"] = Term(part, inclusion(captions[:, :, None], boxes[:, None], *self._inclusion))
+        terms["bottleneck"] = Term(
+            bottlenecks, bottleneck(image, self._released) + bottleneck(captions, self._released)
+        )
+
+        for name, (weight, value) in terms.items():
+            if (limit := self._limits[name == "bottleneck"]) is not None:
+                # One decision for all ranks: the mean over ranks is then the term of the global batch.
+                dropped = similarity.world.mean(value.detach()) > limit
+                terms[name] = Term(weight, value.masked_fill(dropped, 0.0))
+        return terms
+
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, 2d] -> [1, 2d], the normalised mean of the means, and the mean of the variances."""
         means, log_variances = prompts.chunk(2, dim=1)
@@ -110,7 +147,7 @@ class ProLipHead(UnitVectorHead):
         return {"temperature": (-self.log_scale.detach()).exp()}
 
 
-# Relations of Gaussians, given as [mu, log sigma^2], [b, 2d].
+# Relations of Gaussians, given as [mu, log sigma^2], [..., 2d].
 
 
 def inclusion(inner: Tensor, outer: Tensor, scale: float, log_factor: float, released: bool = False) -> Tensor:
@@ -119,22 +156,21 @@ def inclusion(inner: Tensor, outer: Tensor, scale: float, log_factor: float, rel
     H(1, 2) = log int p1^2 p2 in each dimension, of inverse variances times exp(log_factor), without a constant.
     released: H takes the log variance for the log of the deviation, as the authors' code.
     """
-    difference = _log_overlap(inner, outer, log_factor, released) - _log_overlap(outer, inner, log_factor, released)
+    difference = log_overlap(inner, outer, log_factor, released) - log_overlap(outer, inner, log_factor, released)
     return -functional.logsigmoid(scale * difference).mean()
 
 
-def _log_overlap(first: Tensor, second: Tensor, log_factor: float, released: bool) -> Tensor:
-    (mean, log_variance), (other_mean, other_log_variance) = first.chunk(2, dim=1), second.chunk(2, dim=1)
-    inverse, other_inverse = (log_factor - log_variance).exp(), (log_factor - other_log_variance).exp()
-    squared = inverse + other_inverse / 2
-    linear = 2 * mean * inverse + other_mean * other_inverse
-    constant = mean.square() * inverse + other_mean.square() * other_inverse / 2
+def log_overlap(first: Tensor, second: Tensor, log_factor: float, released: bool = False) -> Tensor:
+    """Return H(first, second), [..., d]."""
+    (mean, log_variance), (other_mean, other_log_variance) = first.chunk(2, dim=-1), second.chunk(2, dim=-1)
+    # The integrand is exp(-a (x - mean)^2 - b (x - other_mean)^2), times a norm.
+    a, b = (log_factor - log_variance).exp(), (log_factor - other_log_variance).exp() / 2
     norm = (log_variance + other_log_variance / 2) * (2 if released else 1)
-    return linear.square() / (4 * squared) - constant - squared.log() / 2 - norm
+    return -a * b / (a + b) * (mean - other_mean).square() - (a + b).log() / 2 - norm
 
 
 def bottleneck(gaussians: Tensor, released: bool = False) -> Tensor:
     """Return the mean over elements of KL(N(mu, sigma^2) || N(0, 1)), []. released: with log sigma for log sigma^2."""
-    means, log_variances = gaussians.chunk(2, dim=1)
+    means, log_variances = gaussians.chunk(2, dim=-1)
     log_variances = log_variances / 2 if released else log_variances
     return (log_variances.exp() + means.square() - 1 - log_variances).mean() / 2
