@@ -76,7 +76,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         views: images and texts of a sample.
         """
         images, texts = self.embed_image(image), self.embed_text(text)
-        return replace(self.similarity(images, texts, world, tile), image=images, text=texts)
+        return replace(self.similarity(images, texts, world, tile), image=images, text=texts, views=views)
 
     def similarity(
         self, image: EmbeddingKind, text: EmbeddingKind, world: World = World(), tile: int | None = None

@@ -120,7 +120,7 @@ def test_the_factors_of_every_other_head_give_its_score(name):
     assert best.tolist() == head.score(image, text[:1].double())[:, 0].sort(descending=True).indices.tolist()
 
 
-@pytest.mark.parametrize("name", ["meru"])
+@pytest.mark.parametrize("name", ["meru", "hycoclip"])
 def test_a_distance_is_searched_by_the_inner_product_that_orders_it(name):
     head = build_head(name).eval()
     assert head.is_inner_product
