@@ -24,6 +24,7 @@ OBJECTIVES = [
     *config_names("objective"),
     "siglip objective.initial_scale=10.0",
     "cyclip objective.learnable_temperature=true",
+    "hardness objective.learnable_temperature=true",
     "mmd_conditional objective.exclude_diagonal=true",
     "sogclr objective.positive_in_denominator=true",
     "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.temperature=0.2",
