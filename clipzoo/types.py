@@ -295,6 +295,11 @@ class Progress:
         """Return the number of completed periods of `epochs` epochs."""
         return math.floor(self.step / self.steps(epochs))
 
+    @property
+    def begins_epoch(self) -> bool:
+        """True for the first step and for those that complete an epoch."""
+        return self.step == 0 or self.completed() > replace(self, step=self.step - 1).completed()
+
 
 def decimal(number: float) -> Fraction:
     """Return the number as written in decimal: 0.1 is 1/10, not the nearest binary fraction."""
