@@ -31,7 +31,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine 
 PAIRS = [
     *((head, "infonce") for head in (*config_names("head"), "clip in tiles", "cloob in tiles")),
     *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
-    *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr", "hardness")),
+    *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
+    *(("cosine", name) for name in ("hardness", "amorlip", "neuclip")),
     *(("clip", name) for name in ("rince", "sinkhorn")),
 ]
 """Every head and every objective."""
