@@ -329,6 +329,7 @@ class Similarity:
     image, text: embeddings of all local images and texts (see `Views`), for terms; None if they were not kept.
     further: scores of rows that are no columns: crops with all captions, and boxes with all images.
     teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
+    prefixes: similarities of the embeddings' prefixes, by width (see `Head.matryoshka`).
     """
 
     image_to_text: Scores
@@ -340,6 +341,7 @@ class Similarity:
     text: Embedding | None = None
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
+    prefixes: Mapping[int, Similarity] = field(default_factory=dict)
 
     @property
     def directions(self) -> tuple[Scores, Scores]:
