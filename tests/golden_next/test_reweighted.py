@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo.heads.scores import DenseScores, tiled_scores
+from clipzoo.heads.vector import ClipHead
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.hardness import Hardness
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.rince import RINCE
 from clipzoo.objectives.sinkhorn import Sinkhorn
-from clipzoo.types import Similarity
+from clipzoo.types import Features, Similarity, Views
 from tests.support.objectives import batch, progress, random_cosines, similarity
 
 FOLDER = Path(__file__).parent
@@ -87,6 +89,28 @@ def test_hardness_weighting_is_that_of_sentence_transformers(alpha, scale, tile)
     for place, key in ((0, "loss"), (2, "grad_query"), (3, "grad_doc")):
         close(ours[place], arrays[f"in_batch_negatives_q2d_{name}_{key}"])
         close((ours[place] + plain[place]) / 2, arrays[f"in_batch_negatives_sym_{name}_{key}"])
+
+
+@in_tiles
+@pytest.mark.parametrize("weighted", ["all", "other", "own"])
+def test_hardness_weighting_of_hard_captions_is_that_of_sentence_transformers(weighted, tile):
+    arrays, names = read("hardness"), ("query", "doc", "hard1", "hard2")
+    leaves = [arrays[name].clone().requires_grad_() for name in names]
+    head = ClipHead(6, 6, 6, 1.0, 1.0, False).double()
+    for matrix in (head.image_projection, head.text_projection):
+        matrix.data.copy_(torch.eye(6))
+    views, texts = Views(hard=2), torch.stack(leaves[1:], dim=1).flatten(0, 1)
+    of = replace(batch(list(range(7)), text=torch.zeros(7, 3, 1, dtype=torch.int64)), views=views)
+    prefix = {"all": "all_negatives", "other": "in_batch_negatives", "own": "hard_negatives"}[weighted]
+    for alpha, scale in ((5, 20), (9, 50)):
+        objective = Hardness(1 / scale, False, 100.0, alpha, 1.0, 0.0, weighted).double()
+        objective.scale.log_scale.fill_(math.log(scale))
+        similarity = head(Features(leaves[0]), Features(texts), tile=tile, views=views)
+        loss = objective(similarity, of, progress()).total
+        name = f"{prefix}_q2d_docs3_alpha{alpha}_scale{scale}"
+        close(loss.detach(), arrays[f"{name}_loss"])
+        for ours, view in zip(torch.autograd.grad(loss, leaves), names, strict=True):
+            close(ours, arrays[f"{name}_grad_{view}"])
 
 
 @in_tiles
