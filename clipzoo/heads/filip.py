@@ -11,10 +11,9 @@ from torch.nn import functional
 
 from clipzoo.heads.base import FLOAT, Cost, Head, Paper, ScoreParts, Shape, projections, transposed
 from clipzoo.heads.points import leading_tokens, weighted_sum
-from clipzoo.heads.scores import DenseScores
 from clipzoo.heads.vector import projection
 from clipzoo.ops.filip import filip_scores
-from clipzoo.types import Count, Features, PointSet, Positive, Scale, Similarity, World, checked, gather_embedding
+from clipzoo.types import Count, Features, PointSet, Positive, Scale, checked
 
 
 @checked
@@ -75,14 +74,9 @@ class FilipHead(Head[PointSet]):
     def embed_text(self, features: Features) -> PointSet:
         return _unit_points(features, self.text_projection)
 
-    def similarity(
-        self, image: PointSet, text: PointSet, world: World = World(), tile: int | None = None
-    ) -> Similarity:
-        all_texts = gather_embedding(text, world, world.gather_dtype)
-        # One pass over local images and all texts gives both matrices; ranks exchange the second for the texts' rows.
-        to_text, to_image = (self.log_scale.exp() * cosines for cosines in _cosines(image, all_texts))
-        first = world.rank * len(image)
-        return Similarity(DenseScores(to_text, first), DenseScores(world.transpose(to_image), first), world=world)
+    def both_scores(self, image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
+        to_text, to_image = _cosines(image, text)
+        return self.log_scale.exp() * to_text, self.log_scale.exp() * to_image
 
     def score(self, image: PointSet, text: PointSet) -> Tensor:
         """image_to_text; for an ensemble the mean over its prompts."""

@@ -3,9 +3,8 @@
     image_to_text[a, c] = mean over a's points i of max over c's points j of x_i . y_j
     text_to_image[a, c] = mean over c's points j of max over a's points i of x_i . y_j
 
-Inner products are in memory one tile at a time. For the gradient the positions of the maxima are kept, one byte each for
-sets of up to 256 points; inner products are not computed again. The reference implementation is
-`filip_scores_reference`.
+Inner products are in memory one tile at a time. The positions of the maxima are kept for the gradient, a byte each for
+sets of up to 256 points; inner products are not computed again. The slow twin is `filip_scores_reference`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ LONGEST_CAPTION = 512
 
 @triton.jit
 def largest_kernel(
-    x_ptr, y_ptr, x_starts_ptr, y_starts_ptr, block_starts_ptr, to_text_ptr, to_image_ptr, best_text_ptr, best_image_ptr,
-    blocks, captions, tokens,
+    x_ptr, y_ptr, x_starts_ptr, y_starts_ptr, block_starts_ptr,
+    to_text_ptr, to_image_ptr, best_text_ptr, best_image_ptr, blocks, captions, tokens,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, CAPTIONS: tl.constexpr,
 ):  # fmt: skip

@@ -58,7 +58,10 @@ def _interpreted() -> dict[str, list[dict[str, Any]]]:
             single = tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in sets)
             scores, gradients = differentiated(filip_scores, single)
             score = max(float((left - right).abs().max()) for left, right in zip(scores, exact, strict=True))
-            error = max(float((left - right).norm() / right.norm()) for left, right in zip(gradients, exact_gradients, strict=True))
+            error = max(
+                float((left - right).norm() / right.norm())
+                for left, right in zip(gradients, exact_gradients, strict=True)
+            )
             cases.append({"precision": precision, "shape": shape, "score": score, "gradients": error})
     torch.set_float32_matmul_precision("highest")
     return {"cases": cases, "special": [_special()]}
