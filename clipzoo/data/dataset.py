@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from PIL.Image import Image, fromarray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -17,7 +19,7 @@ from clipzoo.config.schema import checked
 from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Pixels, Probability, Range, Share, Side, Workers
 from clipzoo.data.captions import CaptionCounts
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
-from clipzoo.data.images import ImageTransform
+from clipzoo.data.images import ImageTransform, read_header
 from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
@@ -139,6 +141,10 @@ class ShardDataset(Part):
         """
         self._stored_keys = stored_keys
 
+    def shards(self) -> list[tuple[str, str, int]]:
+        """Return name, digest and number of samples of each shard, in the order of the sample ids."""
+        return [(shard.name, shard.digest, shard.count) for index in self._indexes for shard in index.shards]
+
     def captions(self) -> CaptionCounts:
         """Return how often captions repeat over all sources, regardless of their weights. Reads only the index."""
         if len(self._indexes) == 1:
@@ -187,6 +193,11 @@ class ShardDataset(Part):
         reader = self._reader(seed=0)
         samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
         return [(image, caption) for image, caption, *_ in samples if image is not None]
+
+    def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
+        """Return the whole image and all captions of each sample, or of its replacement."""
+        reader = self._reader(seed=0)
+        return [reader.whole(sample_id) for sample_id in sample_ids]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
         """Shard and key of each sample, such as "00003.tar 000031415"."""
@@ -305,6 +316,16 @@ class SampleReader:
             f"{' '.join(_name(index, *address))} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
+
+    def whole(self, sample_id: int) -> tuple[Image, list[str]]:
+        """Return the whole image and all captions of a sample, or of the one that `read` returns in its place."""
+        index, *address = self.locate(sample_id)
+        for shard, position in _candidates(index, *address):
+            with suppress(BadSampleError):
+                captions = self._shards.captions(index, shard, position)
+                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
+                return fromarray(header.decode(1)), captions
+        raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""

@@ -35,6 +35,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
     """True if the score is the inner product of `search_factors`."""
+    needs_teacher: bool = False
+    """True if `terms` reads `Similarity.teacher`."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()

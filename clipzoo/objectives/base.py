@@ -40,6 +40,8 @@ class Objective(nn.Module):
     """Log key of the objective's value; not "loss" if the loss is a surrogate, correct only in its gradient."""
     reads_views: bool = False
     """True if the objective reads the raw images and captions of the batch, and not only their similarities."""
+    needs_teacher: bool = False
+    """True if the loss reads `Similarity.teacher`."""
     citations: tuple[Paper, ...] = ()
     """Papers that define the objective."""
 
@@ -130,6 +132,11 @@ class Objective(nn.Module):
 
     def require_value_of_unseen(self) -> None:
         """Raise ConfigError if the objective cannot be evaluated on embeddings only."""
+        if self.needs_teacher:
+            raise ConfigError(
+                f"objective {self.name} reads a teacher, which has no scores of held-out pairs, so it has no validation "
+                "loss: give eval.validation=null"
+            )
         if self.reads_views:
             raise ConfigError(
                 f"objective {self.name} compares raw images and captions, which an evaluation does not keep, so it has "
