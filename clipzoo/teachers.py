@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,18 +27,18 @@ from clipzoo.config.vocabulary import Range
 from clipzoo.data.captions import digest
 from clipzoo.data.dataset import ShardDataset
 from clipzoo.data.loader import iterate
-from clipzoo.data.tokenizer import caption_lengths, trim_padding
+from clipzoo.data.tokenizer import trim_padding
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder, no_tokenizer
 from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.encoder import PRECISIONS, Precision, Transform
+from clipzoo.evaluation.encoder import PRECISIONS, Precision
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
 from clipzoo.exports.open_clip import from_open_clip
 from clipzoo.exports.transformers import from_transformers
 from clipzoo.heads.base import Head
-from clipzoo.io.weights import read_tensors
+from clipzoo.io.weights import read_tensors, registry_of
 from clipzoo.loading import LoadedModel, load
 from clipzoo.model import Model
 from clipzoo.runs.directory import FEATURES
@@ -107,13 +106,11 @@ class FrozenTeacher(Part):
         lengths = student.encoder.context_length, self.model.encoder.context_length
         if self.needs_padding and lengths[0] != lengths[1]:
             raise ConfigError(
-                f"{self._place} pads captions to {lengths[1]} tokens, the student to encoder.context_length={lengths[0]}: "
-                f"give encoder.context_length={lengths[1]}. Or: {STORED}"
+                f"{self._place} pads captions to {lengths[1]} tokens, the student has encoder.context_length={lengths[0]}: "
+                f"give {lengths[1]}. Or: {STORED}"
             )
 
-    def begin(
-        self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None
-    ) -> None:
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         dataset, settings, self._gradients = parts.dataset, parts.settings, gradients
         self.model.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
         self._encoder = PairEncoder(self.model, settings.autocast_dtype, settings.compile)
@@ -173,6 +170,19 @@ def require_same_ids(student: Encoder, teacher: Encoder, place: str) -> None:
             )
 
 
+def load_model(name: str, trust: Collection[str] = (), average: bool = False) -> LoadedModel:
+    """Load "open_clip:NAME/TAG", "huggingface:FOLDER", or a model as `clipzoo.load` names it, with its arguments."""
+    registry, place = registry_of(name), name.partition(":")[2]
+    if registry is None:
+        return load(name, trust=tuple(trust), average=average)
+    if average or registry not in ("open_clip", "huggingface"):
+        raise ConfigError(f"{name} has no averaged weights" if average else f"{name} has no text tower")
+    if registry == "huggingface":
+        return from_transformers(place)
+    model, _, tag = (place, "", "") if place.startswith(("local-dir:", "hf-hub:")) else place.partition("/")
+    return from_open_clip(model, tag or None)
+
+
 @checked
 class RunTeacher(FrozenTeacher):
     """The model of a run.
@@ -187,7 +197,7 @@ class RunTeacher(FrozenTeacher):
         self._path, self._average, self._place = path, average, f"teacher.path={path}"
 
     def load(self, trust: Collection[str]) -> Model:
-        return load(self._path, trust=tuple(trust), average=self._average)
+        return load_model(self._path, trust, self._average)
 
 
 @checked
@@ -237,9 +247,7 @@ class Ensemble(Part):
         for teacher in self._teachers:
             teacher.open(parts, student, trust)
 
-    def begin(
-        self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None
-    ) -> None:
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         for number, teacher in enumerate(self._teachers):
             teacher.begin(parts, gradients, average, folder and folder / str(number))
 
@@ -297,15 +305,15 @@ class StoredTeacher(Part):
         state = read_tensors(self._folder / HEAD, REMEDY)
         with one_message(f"{self._folder / HEAD} does not fit the head of {FACTS}", REMEDY):
             with torch.device("meta"):
-                shapes = {name: value.shape for name, value in build_part(facts["head"], trust, Head).state_dict().items()}
+                shapes = {
+                    name: value.shape for name, value in build_part(facts["head"], trust, Head).state_dict().items()
+                }
             if shapes != {name: value.shape for name, value in state.items()}:
                 raise ConfigError("its tensors have other names or shapes")
             self._head: Head[Any] = build_part(facts["head"], trust, Head)
             self._head.load_state_dict(state)
 
-    def begin(
-        self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None
-    ) -> None:
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         self._gradients = gradients
         self._head.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
@@ -313,7 +321,9 @@ class StoredTeacher(Part):
     def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
         gradients, views = self._gradients, micro_batches[0].views
         if views.crops or views.boxes:
-            raise ConfigError(f"teacher.path={self._folder} has no features of further crops and boxes: give teacher=run")
+            raise ConfigError(
+                f"teacher.path={self._folder} has no features of further crops and boxes: give teacher=run"
+            )
         ids = torch.cat([batch.sample_id for batch in micro_batches]).cpu()
         given = [batch.caption_key for batch in micro_batches if batch.caption_key is not None]
         keys = torch.cat(given).cpu().view(len(ids), -1) if given else None
@@ -352,8 +362,8 @@ class StoredTeacher(Part):
         if (found < 0).any():
             sample = int(rows[(found < 0).any(dim=1)][0])
             raise ConfigError(
-                f"{self._files[shard]} has no embedding of a text of sample {sample} of its shard: it holds one of each "
-                "caption under data.caption_key; hard captions have none"
+                f"{self._files[shard]} has no embedding of a text of sample {sample}: it holds one for each caption of "
+                "data.caption_key, and none of hard captions"
             )
         return _embedding(tensors, "image", rows), _embedding(tensors, "text", found.flatten())
 
@@ -361,14 +371,16 @@ class StoredTeacher(Part):
         """Return the tensors of a shard's file; their values are read when they are used. Raises DamagedFileError."""
         path, count = self._files[shard], self._counts[shard]
         tensors = read_tensors(path, REMEDY)
-        first, captions = tensors.get("first"), tensors.get("captions")
-        sizes = {"image": count, "text": -1 if captions is None else len(captions)}
-        values = [value for name, value in tensors.items() if name.partition(".")[0] in sizes]
+        first, captions = (tensors.get(name, torch.zeros(0, dtype=torch.int64)) for name in ("first", "captions"))
+        rows = {name: len(value) for name, value in tensors.items() if name not in ("first", "captions")}
+        expected = {name: count if name.startswith("image") else len(captions) for name in rows}
         if (
-            first is None or len(first) != count + 1 or first[0] != 0 or first[-1] != sizes["text"]
-            or not (first.diff() >= 1).all() or len(values) + 2 != len(tensors)
-            or any(len(value) != sizes[name.partition(".")[0]] for name, value in tensors.items() if name not in ("first", "captions"))
-        ):  # fmt: skip
+            len(first) != count + 1
+            or first[0]
+            or first[-1] != len(captions)
+            or (first.diff() < 1).any()
+            or rows != expected
+        ):
             raise io.DamagedFileError(path, f"does not hold the embeddings of {number_of(count, 'sample')}", REMEDY)
         return tensors
 

@@ -185,11 +185,11 @@ class AverageTeacher(Part):
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         if parts.averaging is None:
-            raise ConfigError("teacher=average is the average of the student's weights: give average=ema or average=swa")
+            raise ConfigError(
+                "teacher=average is the average of the student's weights: give average=ema or average=swa"
+            )
 
-    def begin(
-        self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None
-    ) -> None:
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         self._gradients, self._average = gradients, average
 
     @torch.no_grad()

@@ -8,16 +8,20 @@ at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from clipzoo.distillation import Distillation
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
+from clipzoo.training.parts import Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, View
 from clipzoo.types import Batch, Features, Loss, Progress
 
@@ -30,7 +34,7 @@ class GradientCache:
     micro-batch by itself and counts it once in its running statistics.
     tile: see Head.forward. autocast, compile: see PairEncoder.
     caches: feature caches of frozen towers, by view. parallel: how ranks share the model's weights; None for
-    a copy on every rank.
+    a copy on every rank. distill: adds terms to the loss. teacher: gives `Similarity.teacher`; None for none.
 
     A tower without a parameter that trains is encoded once, without a graph, and has no backward pass.
     """
@@ -46,26 +50,29 @@ class GradientCache:
         compile: bool = False,
         caches: Mapping[View, FeatureCache] | None = None,
         parallel: Parallel[Model] | None = None,
+        distill: Distillation | None = None,
     ) -> None:
         self.tile, self.autocast = tile, autocast
-        self._parallel = Parallel(model, world) if parallel is None else parallel
-        self._model, self.objective, self._world = self._parallel.trained, objective, world
+        self.parallel = Parallel(model, world) if parallel is None else parallel
+        self.model, self.objective, self.world = self.parallel.trained, objective, world
+        self.distill, self.teacher = distill, cast(Teacher | None, None)
         self._micro_batch = micro_batch
-        self._encoder = PairEncoder(self._model, autocast, compile)
+        self.encoder = PairEncoder(self.model, autocast, compile)
         self._caches = caches or {}
-        for cache in self._caches.values() if self._parallel.equal_passes else ():
-            cache.any_rank = self._parallel.any_rank
+        for cache in self._caches.values() if self.parallel.equal_passes else ():
+            cache.any_rank = self.parallel.any_rank
         self._trained = []
         for view in VIEWS:
             # An encoder without towers is one tower.
-            parameters = list(self._model.encoder.towers.get(view, self._model.encoder).parameters())
+            parameters = list(self.model.encoder.towers.get(view, self.model.encoder).parameters())
             if not parameters or any(parameter.requires_grad for parameter in parameters):
                 self._trained.append(view)
-        self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
+        others = [model.head, objective, *filter(None, [distill])]
+        self._others = [p for module in others for p in module.parameters() if p.requires_grad]
         world.broadcast_(parameter.detach() for parameter in self._others)
-        self._shared = self._parallel.wrap(self._encoder, self._encoder.blocks())
+        self._shared = self.parallel.wrap(self.encoder, self.encoder.blocks())
         self._mark: Mark = _no_mark
-        self._parallel.time_passes(lambda part: self._mark(part))
+        self.parallel.time_passes(lambda part: self._mark(part))
 
     def __call__(
         self,
@@ -88,10 +95,12 @@ class GradientCache:
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
         constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
+        with step_part("teacher"):
+            teacher = None if self.teacher is None else self.teacher(micro_batches, constant)
         random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
-            features = _encode(self._shared, batch, trained)
+            features = encode(self._shared, batch, trained)
         elif trained:
             # The first pass has no graph. The second one restores the random state before each micro-batch.
             encoded = []
@@ -100,8 +109,8 @@ class GradientCache:
                 on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
                 random_states.append((torch.get_rng_state(), on_gpu))
                 with torch.no_grad():
-                    encoded.append(_encode(self._encoder, micro_batch, trained))
-            features = [_concatenate(parts) for parts in zip(*encoded, strict=True)]
+                    encoded.append(encode(self.encoder, micro_batch, trained))
+            features = [joined(parts) for parts in zip(*encoded, strict=True)]
         # Detached copies, the leaves of a new graph.
         leaves = {
             view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
@@ -110,12 +119,24 @@ class GradientCache:
         head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
         with step_part("head"):
-            similarity = self._model.compare(head_inputs["image"], head_inputs["text"], self._world, self.tile)
+            similarity = self.model.compare(*map(head_inputs.__getitem__, VIEWS), self.world, self.tile, batch.views)
         with step_part("objective"):
+            similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
             loss = self.objective(similarity, batch, progress)
+            terms = {**self.model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}
+            if self.distill is not None:
+                terms |= self.distill.terms(similarity, batch, progress)
+                loss = replace(loss, total=self.distill.objective_weight * loss.total)
+            if terms:
+                total = loss.total + sum(term.weight * term.value for term in terms.values())
+                logs = {f"term_{name}": term.value.detach() for name, term in terms.items()}
+                loss = Loss(total, {**loss.logs, **logs})
         if diagnose:
             with torch.no_grad():
-                image, text = self._model.embed(*(head_inputs[view].first(diagnostics.ROWS) for view in VIEWS))
+                image, text = self.model.embed(
+                    head_inputs["image"].first(diagnostics.ROWS, batch.views.images),
+                    head_inputs["text"].first(diagnostics.ROWS, batch.views.texts),
+                )
             logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
             loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")
@@ -130,7 +151,7 @@ class GradientCache:
                 _backward(features, gradients)
             elif trained:
                 self._replay(micro_batches, trained, random_states, gradients)
-            self._parallel.end_step()
+            self.parallel.end_step()
         self._mark("backward")
         return loss
 
@@ -138,11 +159,11 @@ class GradientCache:
     def _constant_features(self, view: View, micro_batches: Sequence[Batch]) -> Features:
         """Return the features of a view that does not train in this step, from its cache if it has one."""
 
-        def encode(batch: Batch) -> Features:
-            return _encode(self._encoder, batch, [view])[0]
+        def computed(batch: Batch) -> Features:
+            return encode(self.encoder, batch, [view])[0]
 
         cache = self._caches.get(view)
-        return _concatenate([encode(batch) if cache is None else cache(batch, encode) for batch in micro_batches])
+        return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
 
     def _replay(
         self,
@@ -153,24 +174,26 @@ class GradientCache:
     ) -> None:
         """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
         device = micro_batches[0].image.device
-        buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
-        split = [gradient.split(len(micro_batches[0])) for gradient in gradients]
+        buffers = [(buffer, buffer.clone()) for buffer in self.encoder.buffers()]
+        # A sample may have several rows.
+        samples = sum(map(len, micro_batches))
+        split = [gradient.split(len(gradient) // samples * len(micro_batches[0])) for gradient in gradients]
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             for index, (micro_batch, (on_cpu, on_gpu)) in enumerate(zip(micro_batches, states, strict=True)):
                 torch.set_rng_state(on_cpu)
                 if on_gpu is not None:
                     torch.cuda.set_rng_state(on_gpu, device)
-                with self._parallel.accumulating(last=index == len(micro_batches) - 1):
-                    _backward(_encode(self._shared, micro_batch, views), [parts[index] for parts in split])
+                with self.parallel.accumulating(last=index == len(micro_batches) - 1):
+                    _backward(encode(self._shared, micro_batch, views), [parts[index] for parts in split])
         for buffer, value in buffers:
             buffer.copy_(value)
 
     def _average_others(self) -> None:
         """Average the gradients of head and objective over ranks; `parallel` averages those of the encoder."""
         gradients = [parameter.grad for parameter in self._others if parameter.grad is not None]
-        if self._world.size == 1 or not gradients:
+        if self.world.size == 1 or not gradients:
             return
-        mean = self._world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
+        mean = self.world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
         for gradient, part in zip(gradients, mean.split([len(g.flatten()) for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
@@ -179,7 +202,8 @@ def _no_mark(part: str) -> None:
     pass
 
 
-def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
+def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
+    """Return the features of the views. encoder: a PairEncoder, or the module that ranks call in its place."""
     return [Features(*tensors) for tensors in encoder(batch, views)]
 
 
@@ -195,7 +219,8 @@ def _tensors(features: Iterable[Features]) -> list[Tensor]:
     return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
 
 
-def _concatenate(parts: Sequence[Features]) -> Features:
+def joined(parts: Sequence[Features]) -> Features:
+    """Return the features of micro-batches as those of one batch."""
     columns = zip(*((part.pooled, part.tokens, part.mask) for part in parts), strict=True)
     pooled, tokens, mask = (None if column[0] is None else torch.cat(column) for column in columns)
     assert pooled is not None
@@ -228,10 +253,10 @@ class PairEncoder(nn.Module):
             for view in views:
                 with step_part(f"{view} tower"):
                     if view == "image":
-                        features.append(self._image(batch.image))
+                        features.append(self._image(batch.images))
                     else:
-                        text, length = batch.text, batch.text_length
-                        features.append(encode_by_length(self._text, text, length, self._needs_tokens))
+                        text, lengths = batch.texts, batch.text_lengths
+                        features.append(encode_by_length(self._text, text, lengths, self._needs_tokens))
         if not self._needs_tokens:
             return [(view.pooled, None, None) for view in features]
         return [(view.pooled, view.tokens, view.mask) for view in features]

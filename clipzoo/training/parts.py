@@ -14,8 +14,8 @@ from clipzoo.data.captions import CaptionCounts
 from clipzoo.distillation import Distillation
 from clipzoo.distributed.launch import say
 from clipzoo.encoders.tuning import Tuning
-from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -78,7 +78,7 @@ class Dataset(Protocol):
         [b] int64; 0 for other samples."""
 
     def shards(self) -> Sequence[tuple[str, str, int]]:
-        """Return name, digest and number of samples of each shard, in the order of the sample ids; empty without shards."""
+        """Return name, digest and number of samples of each shard in the order of sample ids; empty without shards."""
         return []
 
 
@@ -132,10 +132,8 @@ class Teacher(Protocol):
         parts: with an open dataset. trust: as in `clipzoo.load`.
         """
 
-    def begin(
-        self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None
-    ) -> None:
-        """Prepare for the steps. gradients: computes those of the student. folder: for cached features; None for none."""
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
+        """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
 
     def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
         """Return the similarities of a rank's batch, without gradient; called before the student's forward pass.
@@ -256,6 +254,8 @@ class Parts:
         readers = [f"objective {self.objective.name}"] * self.objective.needs_teacher
         readers += [f"distillation {self.distill.name}"] if self.distill is not None else []
         if readers and self.teacher is None:
-            raise ConfigError(f"{' and '.join(readers)} compares the model with a teacher: give teacher=run teacher.path=RUN")
+            raise ConfigError(
+                f"{' and '.join(readers)} compares the model with a teacher: give teacher=run teacher.path=RUN"
+            )
         if self.teacher is not None and not readers and not self.head.needs_teacher:
             raise ConfigError("no part of the loss reads the teacher: give distill=open_clip, or leave teacher out")
