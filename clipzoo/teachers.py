@@ -106,7 +106,7 @@ class FrozenTeacher(Part):
         lengths = student.encoder.context_length, self.model.encoder.context_length
         if self.needs_padding and lengths[0] != lengths[1]:
             raise ConfigError(
-                f"{self._place} pads captions to {lengths[1]} tokens, the student has encoder.context_length={lengths[0]}: "
+                f"{self._place} pads captions to {lengths[1]} tokens, not to encoder.context_length={lengths[0]}: "
                 f"give {lengths[1]}. Or: {STORED}"
             )
 

@@ -101,7 +101,9 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function of the leading dimension to all tensors."""
-        tensors = {name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {
+            name: function(value) for name, value in vars(self).items() if torch.is_tensor(value)
+        }
         return replace(self, **tensors)
 
     def to(self, device: torch.device) -> Batch:

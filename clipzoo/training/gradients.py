@@ -119,7 +119,8 @@ class GradientCache:
         head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
         with step_part("head"):
-            similarity = self.model.compare(*map(head_inputs.__getitem__, VIEWS), self.world, self.tile, batch.views)
+            image, text = (head_inputs[view] for view in VIEWS)
+            similarity = self.model.compare(image, text, self.world, self.tile, batch.views)
         with step_part("objective"):
             similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
             loss = self.objective(similarity, batch, progress)
@@ -133,11 +134,13 @@ class GradientCache:
                 loss = Loss(total, {**loss.logs, **logs})
         if diagnose:
             with torch.no_grad():
-                image, text = self.model.embed(
-                    head_inputs["image"].first(diagnostics.ROWS, batch.views.images),
-                    head_inputs["text"].first(diagnostics.ROWS, batch.views.texts),
+                of_pairs = diagnostics.embedding_diagnostics(
+                    *self.model.embed(
+                        image.first(diagnostics.ROWS, batch.views.images),
+                        text.first(diagnostics.ROWS, batch.views.texts),
+                    )
                 )
-            logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
+            logs = {**diagnostics.similarity_diagnostics(similarity), **of_pairs}
             loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")
         with step_part("backward"):
