@@ -227,11 +227,14 @@ def _with_teacher_digests(node: Any) -> Any:
         return node
     node = {key: _with_teacher_digests(value) for key, value in node.items()}
     if (path := with_variables(node.get("path"))) is not None:
-        features = Path(path) / FEATURES
-        return {**node, "digest": digest_of(features) if features.exists() else weights_digest(path, "teacher.path")}
-    if "name" in node:
-        name = "/".join(filter(None, (node["name"], with_variables(node.get("pretrained")))))
-        registry = "open_clip" if "pretrained" in node else "huggingface"
+        if "average" in node:
+            return {**node, "digest": weights_digest(path, "teacher.path")}
+        if not (features := Path(path) / FEATURES).exists():
+            raise ConfigError(f"teacher.path={path} has no {FEATURES}: make it with clipzoo features MODEL data=...")
+        return {**node, "digest": digest_of(features)}
+    if "library" in node:
+        name = "/".join(filter(None, (node["name"], with_variables(node["pretrained"]))))
+        registry = node["library"].replace("transformers", "huggingface")
         return {**node, "digest": weights_digest(f"{registry}:{name}", "teacher.name")}
     return node
 

@@ -20,9 +20,9 @@ from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
 from clipzoo.training.gradients import GradientCache, encode, joined
-from clipzoo.training.parts import Averaging, Hook, Parts, Step
+from clipzoo.training.parts import Averaging, Hook, Parts, Step, Teacher
 from clipzoo.training.schedules import in_steps
-from clipzoo.training.tuned import VIEWS, FeatureCache, View
+from clipzoo.training.tuned import VIEWS, View
 from clipzoo.types import (
     Batch,
     Count,
@@ -177,11 +177,8 @@ class WeightAverage(Hook):
             average.copy_(old)
 
 
-class AverageTeacher(Part):
+class AverageTeacher(Teacher):
     """The running average of the student as its own teacher; the student itself until the average begins."""
-
-    needs_padding = False
-    readers: Sequence[Mapping[View, FeatureCache]] = ()
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         if parts.averaging is None:

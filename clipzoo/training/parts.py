@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.settings import Settings
-from clipzoo.types import Batch, Features, Loss, Progress, Similarity, World
+from clipzoo.types import Batch, Features, Loss, Part, Progress, Similarity, World
 
 if TYPE_CHECKING:
     from clipzoo.training.averaging import WeightAverage
@@ -115,19 +116,18 @@ class Averaging(Protocol):
         """
 
 
-class Teacher(Protocol):
-    """A second model, whose similarities of the student's batches stand next to the student's."""
+class Teacher(Part):
+    """A second model, whose similarities of the student's batches stand next to the student's.
 
-    @property
-    def needs_padding(self) -> bool:
-        """True if the padding of captions changes the result: captions are then not trimmed."""
+    needs_padding: True if the padding of captions changes the result; captions are then not trimmed.
+    readers: the feature caches of each model that reads the batch's images; empty if none does.
+    """
 
-    @property
-    def readers(self) -> Sequence[Mapping[View, FeatureCache]]:
-        """The feature caches of each model that reads the batch's images; empty if none does."""
+    needs_padding: bool = False
+    readers: Sequence[Mapping[View, FeatureCache]] = ()
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
-        """Load what the teacher needs. Raises ConfigError if it cannot, or if it cannot read the student's batches.
+        """Load what the teacher needs. Raises ConfigError if it cannot, or cannot read the student's batches.
 
         parts: with an open dataset. trust: as in `clipzoo.load`.
         """
@@ -135,6 +135,7 @@ class Teacher(Protocol):
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
 
+    @abstractmethod
     def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
         """Return the similarities of a rank's batch, without gradient; called before the student's forward pass.
 

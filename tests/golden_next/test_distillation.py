@@ -16,13 +16,14 @@ from clipzoo.heads.scores import DenseScores, tiled_scores
 from clipzoo.types import Batch, Progress, Similarity, Views
 
 NUMBERS = {
-    name: torch.from_numpy(np.asarray(value))
-    for name, value in np.load(Path(__file__).parent / "distill.npz").items()
+    name: torch.from_numpy(np.asarray(value)) for name, value in np.load(Path(__file__).parent / "distill.npz").items()
 }
 PROGRESS = Progress(0, 1, 8, 8)
 
 
-def scored(image: Tensor, text: Tensor, scale: Tensor | float, tile: int | None = None, captions: int = 1) -> Similarity:
+def scored(
+    image: Tensor, text: Tensor, scale: Tensor | float, tile: int | None = None, captions: int = 1
+) -> Similarity:
     """text: [8 * captions, d], the captions of an image in sequence."""
     if tile is not None:
         return Similarity(*tiled_scores(scale * image, text, tile), image=image, text=text)
