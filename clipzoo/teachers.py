@@ -201,7 +201,7 @@ class Ensemble(Teacher):
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         for number, teacher in enumerate(self._teachers):
-            teacher.begin(parts, gradients, average, folder and folder / str(number))
+            teacher.begin(parts, gradients, average, folder and io.below(folder, str(number)))
 
     def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
         *others, last = [teacher(micro_batches, constant) for teacher in self._teachers]
@@ -221,7 +221,8 @@ VERSION, OPEN_SHARDS, PREFETCH = 1, 64, 2
 
 def shard_file(folder: Path, key: str, digest: str) -> Path:
     """Return the file of a shard. key: that of features.json. digest: of the shard's samples, from its index."""
-    return folder / HEAD.with_stem(hashlib.sha256(f"{key} {digest}".encode()).hexdigest()[:32])
+    name = hashlib.sha256(f"{key} {digest}".encode()).hexdigest()[:32]
+    return io.below((folder / HEAD).parent, f"{name}.safetensors")
 
 
 @checked
