@@ -44,12 +44,8 @@ def teachers_of(similarity: Similarity) -> list[Similarity]:
 
 def cross_entropy(scores: Scores, teachers: Sequence[Scores]) -> Tensor:
     """Return -mean_i sum_j p_ij log softmax(scores)_ij, where p is the mean of the teachers' softmaxes."""
-    expectations = [expectation(scores, teacher) for teacher in teachers]
+    expectations = [scores.expectation(teacher) for teacher in teachers]
     return (scores.log_sum_exp() - torch.stack(expectations).mean(dim=0)).mean()
-
-
-def expectation(scores: Scores, other: Scores) -> Tensor:
-    return (other.dense().softmax(dim=1) * scores.dense()).sum(dim=1)
 
 
 def both_directions(similarity: Similarity) -> Tensor:
@@ -99,7 +95,7 @@ class DataCompDR(Distillation):
         self._weight, self.objective_weight = weight, 1 - weight
 
     def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
-        captions, columns = batch.views.captions, batch.views.captions + batch.views.hard
+        captions, columns = similarity.views.captions, similarity.views.captions + similarity.views.hard
         if captions == 1:
             return {"distill": Term(self._weight, both_directions(similarity))}
         # [b, N * columns] and [b * captions, N], texts of a sample in sequence -> [b, N] for each caption.
@@ -153,12 +149,14 @@ class ClipKD(Distillation):
         teacher, terms = similarity.teacher, dict[str, Term]()
         assert teacher is not None
         if self._relations:
-            entropies = [(scores.log_sum_exp() - expectation(scores, scores)).mean() for scores in teacher.directions]
+            entropies = [(scores.log_sum_exp() - scores.expectation(scores)).mean() for scores in teacher.directions]
             kl = both_directions(similarity) - torch.stack(entropies).mean()
             terms["relations"] = Term(self._relations, kl)
         if self._features or self._interactive:
-            image, teacher_image = self._mapped(similarity.image, teacher.image, self.image_map, batch.views.images)
-            text, teacher_text = self._mapped(similarity.text, teacher.text, self.text_map, batch.views.texts)
+            image, teacher_image = self._mapped(
+                similarity.image, teacher.image, self.image_map, similarity.views.images
+            )
+            text, teacher_text = self._mapped(similarity.text, teacher.text, self.text_map, similarity.views.texts)
             if self._features:
                 differences = functional.mse_loss(image, teacher_image) + functional.mse_loss(text, teacher_text)
                 terms["features"] = Term(self._features, differences)

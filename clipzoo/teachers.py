@@ -38,6 +38,7 @@ from clipzoo.exports.files import save_weights
 from clipzoo.exports.open_clip import from_open_clip
 from clipzoo.exports.transformers import from_transformers
 from clipzoo.heads.base import Head
+from clipzoo.heads.pairs import Pairing
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import LoadedModel, load
 from clipzoo.model import Model
@@ -111,7 +112,9 @@ class FrozenTeacher(Teacher):
             self._caches |= feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
 
     @torch.no_grad()
-    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
+    def __call__(
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+    ) -> Similarity:
         features, gradients, views = [], self._gradients, micro_batches[0].views
         for view in VIEWS:
 
@@ -120,7 +123,7 @@ class FrozenTeacher(Teacher):
 
             cache = self._caches.get(view) if views == Views() else None
             features.append(joined([cache(b, computed) if cache is not None else computed(b) for b in micro_batches]))
-        return self.model.compare(*features, gradients.world, gradients.tile, views)
+        return self.model.compare(*features, gradients.world, gradients.tile, views, pairing)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
@@ -203,8 +206,10 @@ class Ensemble(Teacher):
         for number, teacher in enumerate(self._teachers):
             teacher.begin(parts, gradients, average, folder and io.below(folder, str(number)))
 
-    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
-        *others, last = [teacher(micro_batches, constant) for teacher in self._teachers]
+    def __call__(
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+    ) -> Similarity:
+        *others, last = [teacher(micro_batches, constant, pairing) for teacher in self._teachers]
         for similarity in reversed(others):
             last = replace(similarity, teacher=last)
         return last
@@ -259,7 +264,9 @@ class StoredTeacher(Teacher):
         self._head.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
     @torch.no_grad()
-    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
+    def __call__(
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+    ) -> Similarity:
         views, images, texts = micro_batches[0].views, list[Embedding](), list[Embedding]()
         if views.crops or views.boxes:
             raise ConfigError(f"teacher.path={self._folder} has no features of crops and boxes: give teacher=run")
@@ -283,8 +290,7 @@ class StoredTeacher(Teacher):
             map_embedding(lambda t: t.to(gradients.world.device, gradients.model.dtype), e) for e in (image, text)
         )
         with torch.autocast(gradients.world.device.type, enabled=False):
-            similarity = self._head.similarity(image, text, gradients.world, gradients.tile)
-        return replace(similarity, image=image, text=text)
+            return self._head.compare(image, text, gradients.world, gradients.tile, views, pairing)
 
     def _read(self, number: int) -> tuple[dict[str, Tensor], dict[tuple[int, int], int]]:
         """Return the tensors of a shard, and the rows of its texts by the sample and the digest of the caption."""

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from clipzoo.distributed.parallel import by_kind
 from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
+from clipzoo.heads.pairs import Pairing
 from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
 from clipzoo.training.gradients import GradientCache, encode, joined
@@ -190,7 +191,9 @@ class AverageTeacher(Teacher):
         self._gradients, self._average = gradients, average
 
     @torch.no_grad()
-    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features]) -> Similarity:
+    def __call__(
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+    ) -> Similarity:
         gradients, average = self._gradients, self._average
         model, views = gradients.model, [view for view in VIEWS if view not in constant]
         modes = [(module, module.training) for module in model.modules()]
@@ -202,7 +205,12 @@ class AverageTeacher(Teacher):
                 parts = [encode(gradients.encoder, batch, views) for batch in micro_batches]
                 features = {**constant, **dict(zip(views, map(joined, zip(*parts, strict=True)), strict=True))}
                 similarity = model.compare(
-                    *map(features.__getitem__, VIEWS), gradients.world, gradients.tile, micro_batches[0].views
+                    features["image"],
+                    features["text"],
+                    gradients.world,
+                    gradients.tile,
+                    micro_batches[0].views,
+                    pairing,
                 )
         finally:
             gradients.parallel.end_step()
