@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from clipzoo.config.schema import checked as checked
 from clipzoo.config.vocabulary import *  # noqa: F403 (all annotations)
+from clipzoo.config.vocabulary import Count as Count, NonNegativeCount as NonNegativeCount
 from clipzoo.distributed.world import World as World
 from clipzoo.errors import ConfigError
 
@@ -33,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Part):
     """Images and captions of a sample in a step, in the order of a batch; by default one image and one caption.
 
     captions: captions of the image. hard: captions that are wrong for it, negatives of every image.
@@ -41,10 +42,10 @@ class Views:
     Columns of the scores are images, captions and hard captions; boxes and crops are rows only.
     """
 
-    captions: int = 1
-    hard: int = 0
-    boxes: int = 0
-    crops: int = 0
+    captions: Count = 1
+    hard: NonNegativeCount = 0
+    boxes: NonNegativeCount = 0
+    crops: NonNegativeCount = 0
 
     @property
     def images(self) -> int:
