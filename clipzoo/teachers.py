@@ -268,8 +268,8 @@ class StoredTeacher(Teacher):
         self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
     ) -> Similarity:
         views, images, texts = micro_batches[0].views, list[Embedding](), list[Embedding]()
-        if views.crops or views.boxes:
-            raise ConfigError(f"teacher.path={self._folder} has no features of crops and boxes: give teacher=run")
+        if views.crops:
+            raise ConfigError(f"teacher.path={self._folder} has no features of further crops: give teacher=run")
         for batch in micro_batches:
             assert batch.caption_key is not None
             for sample, keys in zip(
@@ -281,8 +281,8 @@ class StoredTeacher(Teacher):
                 for key in keys:
                     if (position, key) not in rows:
                         raise ConfigError(
-                            f"{self._files[number]} has no embedding of a text of sample {position}: it has one for "
-                            "each caption of data.caption_key, and none for hard captions"
+                            f"{self._files[number]} has no embedding of a text of sample {position}: it has those of the "
+                            "data.caption_key, hard_key and box_key that clipzoo features was given"
                         )
                     texts.append(_embedding(tensors, "text", [rows[position, key]]))
         gradients, (image, text) = self._gradients, (concatenate(images), concatenate(texts))

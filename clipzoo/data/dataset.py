@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-=======
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
->>>>>>> D36
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,11 +30,7 @@ from clipzoo.config.vocabulary import (
 )
 from clipzoo.data.captions import CaptionCounts, Item, SampleTexts, Setting, chosen, digest
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
-<<<<<<< HEAD
-from clipzoo.data.images import ImageTransform, read_header
-=======
-from clipzoo.data.images import WHOLE, ImageTransform, Region
->>>>>>> D36
+from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
@@ -241,7 +233,7 @@ class ShardDataset(Part):
         return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
 
     def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
-        """Return the whole image and all captions of each sample, or of its replacement."""
+        """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
         reader = self._reader(seed=0)
         return [reader.whole(sample_id) for sample_id in sample_ids]
 
@@ -398,17 +390,6 @@ class SampleReader:
             "it: check data.shards and data.caption_key"
         )
 
-<<<<<<< HEAD
-    def whole(self, sample_id: int) -> tuple[Image, list[str]]:
-        """Return the whole image and all captions of a sample, or of the one that `read` returns in its place."""
-        index, *address = self.locate(sample_id)
-        for shard, position in _candidates(index, *address):
-            with suppress(BadSampleError):
-                captions = self._shards.captions(index, shard, position)
-                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
-                return fromarray(header.decode(1)), captions
-        raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
-=======
     def _texts(
         self, source: SampleTexts, random: Callable[..., np.random.Generator]
     ) -> tuple[list[str], list[Region], int, dict[str, str]]:
@@ -431,7 +412,19 @@ class SampleReader:
         regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
         group = 0 if content.group_key is None else source.group(content.group_key)
         return texts + [text for text, _ in boxes], regions, group, notes
->>>>>>> D36
+
+    def whole(self, sample_id: int) -> tuple[Image, list[str]]:
+        """Return the whole image and all texts of a sample, or of the one that `read` returns in its place."""
+        index, *address = self.locate(sample_id)
+        for shard, position in _candidates(index, *address):
+            with suppress(BadSampleError):
+                source, content = self._shards.texts(index, shard, position), self.content
+                texts = source.captions(content.caption_key)[0]
+                texts += [] if content.hard_key is None else source.texts(content.hard_key, "hard")
+                texts += [] if content.box_key is None else [text for text, _ in source.regions(content.box_key)]
+                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
+                return fromarray(header.decode(1)), texts
+        raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""
