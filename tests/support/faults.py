@@ -7,7 +7,9 @@ import signal
 import sys
 import time
 
+from clipzoo.objectives.amorlip import AmorLIP
 from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.objectives.neuclip import NeuCLIP
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.types import Batch, Loss, Progress, Similarity
 
@@ -52,4 +54,12 @@ class FaultyInfoNCE(Faults, InfoNCE):
 
 
 class FaultyNUCLR(Faults, NUCLR):
+    pass
+
+
+class FaultyAmorLIP(Faults, AmorLIP):
+    pass
+
+
+class FaultyNeuCLIP(Faults, NeuCLIP):
     pass
