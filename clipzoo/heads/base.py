@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -35,9 +35,11 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     learnable_temperature: bool = False
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
-    """True if the score is the inner product of `search_factors`."""
+    """True if the score is the inner product of `search_factors`, or an increasing function of it."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
+    matryoshka: Sequence[int] = ()
+    """Widths of the prefixes of an embedding that are trained as embeddings too (Matryoshka, Kusupati et al. 2022)."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) with which papers train this head."""
     citations: tuple[Paper, ...] = ()
@@ -84,6 +86,23 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         captions; None: a sample's own captions are its positives.
         """
         images, texts = self.embed_image(image), self.embed_text(text)
+        similarity = self.of_views(images, texts, world, tile, views, pairing)
+        prefixes = {
+            width: self.of_views(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
+            for width in self.matryoshka
+        }
+        return replace(similarity, prefixes=prefixes)
+
+    def of_views(
+        self,
+        images: EmbeddingKind,
+        texts: EmbeddingKind,
+        world: World,
+        tile: int | None,
+        views: Views,
+        pairing: Pairing | None,
+    ) -> Similarity:
+        """Embeddings of all local images and texts -> similarities; arguments as for `forward`."""
         plain, columns, crops, boxes = split_views(images, texts, views)
         if pairing is None and views.captions + views.hard > 1:
             pairing = samples_pairing(len(plain), views, world)
@@ -95,7 +114,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
                 further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
             if views.boxes:
                 further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
-        return replace(similarity, image=images, text=texts, further=(*similarity.further, *further))
+        return replace(similarity, image=images, text=texts, further=(*similarity.further, *further), views=views)
 
     def similarity(
         self,
@@ -148,6 +167,10 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
         """Return parts of the loss that the head adds to any objective, by name; each is logged as `term_NAME`."""
         return {}
+
+    def prefix(self, embedding: EmbeddingKind, width: int) -> EmbeddingKind:
+        """Return the embeddings made of the first `width` coordinates, for the widths of `matryoshka`."""
+        raise NotImplementedError
 
     def resample(self, index: int) -> None:
         """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.

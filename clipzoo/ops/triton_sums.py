@@ -14,12 +14,23 @@ import triton.language as tl
 from torch import Tensor
 
 from clipzoo.ops.sums_cpu import Pair, Side
-from clipzoo.ops.triton_tiles import ABSENT, current_tiles, gradients, narrow_tiles, negative, store_tile, tile_scores
+from clipzoo.ops.tiles import LeftOut
+from clipzoo.ops.triton_tiles import (
+    ABSENT,
+    Tiles,
+    current_tiles,
+    gradients,
+    narrow_tiles,
+    negative,
+    store_tile,
+    tile_scores,
+)
 
 
 @triton.jit
 def log_sum_exps_kernel(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns, first,
+    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +38,9 @@ def log_sum_exps_kernel(
     row_tile, column_tile, row, column, exponents = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
+    exponents = tl.where(
+        negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED), exponents, ABSENT
+    )
     row_sums = _exponents_to_log2_sum(exponents, 1)
     tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, row_sums, mask=row < rows)
     if WITH_COLUMNS:
@@ -37,7 +50,8 @@ def log_sum_exps_kernel(
 
 @triton.jit
 def log_sum_exps_shares_kernel(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
+    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -45,7 +59,9 @@ def log_sum_exps_shares_kernel(
     row_tile, column_tile, row, column, exponents = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
+    exponents = tl.where(
+        negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED), exponents, ABSENT
+    )
     row_sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
     d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
     tile = tl.exp2(exponents - row_sums[:, None]) * d_rows[:, None]
@@ -66,35 +82,48 @@ def _exponents_to_log2_sum(exponents, AXIS: tl.constexpr):
 
 
 def log_sum_exps_forward(
-    left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
 ) -> tuple[Tensor, Tensor]:
     """As `sums_cpu.log_sum_exps_forward`; `tile` is not used."""
-    tiles, (left, right) = current_tiles(), _operands(left, right)
+    tiles, (left, right) = _tiles(left_out), _operands(left, right)
     rows, columns = len(left), len(right)
     row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     row_sums = torch.empty(column_tiles, rows, device=left.device)
     column_sums = torch.full((row_tiles if with_columns else 1, columns), -math.inf, device=left.device)
     log_sum_exps_kernel[(row_tiles * column_tiles,)](
-        left, right, row_sums, column_sums, rows, columns, first,
+        left, right, row_sums, column_sums, rows, columns, *_left_out(left_out, left),
         WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
     )  # fmt: skip
     return _log2_sum_exp2(row_sums), _log2_sum_exp2(column_sums)
 
 
 def log_sum_exps_backward(
-    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, first: int, tile: int, with_columns: bool
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, left_out: LeftOut, tile: int, with_columns: bool
 ) -> Pair:
     """As `sums_cpu.log_sum_exps_backward`."""
-    tiles, (scaled, other), (rows, columns) = current_tiles(), _operands(left, right), sums
+    tiles, (scaled, other), (rows, columns) = _tiles(left_out), _operands(left, right), sums
     d_rows, d_columns = (gradient.contiguous() for gradient in d_sums)
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         log_sum_exps_shares_kernel[grid](
             scaled[part], other, rows[part], columns, d_rows[part], d_columns, shares,
-            len(shares), len(right), first + part.start, WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+            len(shares), len(right), *_left_out(left_out, left, part.start),
+            WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     return gradients(left, right, tiles, launch)
+
+
+def _tiles(left_out: LeftOut) -> Tiles:
+    """Labels take registers."""
+    return current_tiles() if isinstance(left_out, int) else narrow_tiles()
+
+
+def _left_out(left_out: LeftOut, left: Tensor, first_row: int = 0) -> tuple[int, Tensor, Tensor, bool]:
+    """Return the kernels' arguments for pairs that are left out; the launch begins at `first_row`."""
+    if isinstance(left_out, int):
+        return left_out + first_row, left, left, False
+    return 0, left_out[0][first_row:].contiguous(), left_out[1].contiguous(), True
 
 
 def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +140,8 @@ def _log2_sum_exp2(sums: Tensor) -> Tensor:
 @triton.jit
 def negative_sums_kernel(
     left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
-    row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns, first,
+    row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
@@ -123,7 +153,7 @@ def negative_sums_kernel(
     row_tile, column_tile, row, column, scores = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    counted = negative(row, column, rows, columns, first)
+    counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
     if WITH_ROWS:
         exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
         sums, means = _sums_and_means(exponents, scores, 1)
@@ -141,7 +171,8 @@ def negative_sums_kernel(
 @triton.jit
 def negative_shares_kernel(
     left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
-    row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
+    row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
@@ -150,7 +181,7 @@ def negative_shares_kernel(
     row_tile, column_tile, row, column, scores = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    counted = negative(row, column, rows, columns, first)
+    counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
     tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     if WITH_ROWS:
         exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
@@ -167,7 +198,8 @@ def negative_shares_kernel(
 
 @triton.jit
 def sigmoid_loss_kernel(
-    left_ptr, right_ptr, scale_ptr, bias_ptr, losses_ptr, sums_ptr, shares_ptr, rows, columns, first,
+    left_ptr, right_ptr, scale_ptr, bias_ptr, losses_ptr, sums_ptr, shares_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WITH_SHARES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +208,10 @@ def sigmoid_loss_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    sign = tl.where(negative(row, column, rows, columns, first), 1.0, -1.0)
+    counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
+    sign = tl.where(counted, 1.0, -1.0)
+    if LABELED:
+        inside = counted
     logits = sign * (tl.load(scale_ptr) * scores + tl.load(bias_ptr))
     # log(1 + v) of a small v: the rounding of 1 + v divides out of v / ((1 + v) - 1).
     small = tl.exp(-tl.abs(logits))
@@ -212,7 +247,7 @@ def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
 
 
 def negative_sums_forward(
-    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
+    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, left_out: LeftOut, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `sums_cpu.negative_sums_forward`; `tile` is not used."""
     tiles = narrow_tiles()
@@ -222,7 +257,7 @@ def negative_sums_forward(
     column_sums, column_means = _partial(columns, row_tiles, right)
     negative_sums_kernel[(row_tiles * column_tiles,)](
         left, right, *_scale_and_bias(rows, left, right), *_scale_and_bias(columns, right, left),
-        row_sums, row_means, column_sums, column_means, len(left), len(right), first,
+        row_sums, row_means, column_sums, column_means, len(left), len(right), *_left_out(left_out, left),
         WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
     )  # fmt: skip
     return *_combined(row_sums, row_means), *_combined(column_sums, column_means)
@@ -235,7 +270,7 @@ def negative_sums_backward(
     d_sums: Pair,
     rows: Side | None,
     columns: Side | None,
-    first: int,
+    left_out: LeftOut,
     tile: int,
 ) -> Pair:
     """As `sums_cpu.negative_sums_backward`."""
@@ -252,8 +287,9 @@ def negative_sums_backward(
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         negative_shares_kernel[grid](
             operands[0][part], operands[1], row_scale[part], row_bias, column_scale, column_bias[part],
-            sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right), first + part.start,
-            WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
+            sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right),
+            *_left_out(left_out, left, part.start), WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None,
+            **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     return gradients(left, right, tiles, launch)
@@ -282,7 +318,7 @@ def _combined(sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sigmoid_loss_forward(
-    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
+    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, left_out: LeftOut, tile: int, with_gradients: bool
 ) -> tuple[Tensor, ...]:
     """As `sums_cpu.sigmoid_loss_forward`; `tile` is not used."""
     tiles = narrow_tiles()
@@ -294,7 +330,7 @@ def sigmoid_loss_forward(
         results.append(torch.empty(2, *grid, device=left.device))
         sigmoid_loss_kernel[grid](
             operands[0][part], operands[1], *scalars, *results[-1], shares, part.stop - part.start, len(right),
-            first + part.start, WITH_SHARES=with_gradients, **tiles.launch(width=left.shape[1]),
+            *_left_out(left_out, left, part.start), WITH_SHARES=with_gradients, **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     if with_gradients:

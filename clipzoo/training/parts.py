@@ -63,7 +63,7 @@ class Dataset(Protocol):
         return []
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample's image or caption is the same in every epoch: its features can be cached."""
+        """Return True if a sample has one image or caption, the same in every epoch: its features can be cached."""
         return False
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
