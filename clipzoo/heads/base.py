@@ -36,6 +36,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
     """True if the score is the inner product of `search_factors`, or an increasing function of it."""
+    needs_teacher: bool = False
+    """True if `terms` reads `Similarity.teacher`."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
     matryoshka: Sequence[int] = ()
@@ -86,23 +88,23 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         captions; None: a sample's own captions are its positives.
         """
         images, texts = self.embed_image(image), self.embed_text(text)
-        similarity = self.of_views(images, texts, world, tile, views, pairing)
+        similarity = self.compare(images, texts, world, tile, views, pairing)
         prefixes = {
-            width: self.of_views(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
+            width: self.compare(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
             for width in self.matryoshka
         }
         return replace(similarity, prefixes=prefixes)
 
-    def of_views(
+    def compare(
         self,
         images: EmbeddingKind,
         texts: EmbeddingKind,
-        world: World,
-        tile: int | None,
-        views: Views,
-        pairing: Pairing | None,
+        world: World = World(),
+        tile: int | None = None,
+        views: Views = Views(),
+        pairing: Pairing | None = None,
     ) -> Similarity:
-        """Embeddings of all local images and texts -> similarities; arguments as for `forward`."""
+        """Embeddings of all images and texts of the b local samples -> similarities; arguments as for `forward`."""
         plain, columns, crops, boxes = split_views(images, texts, views)
         if pairing is None and views.captions + views.hard > 1:
             pairing = samples_pairing(len(plain), views, world)
@@ -114,7 +116,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
                 further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
             if views.boxes:
                 further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
-        return replace(similarity, image=images, text=texts, further=(*similarity.further, *further), views=views)
+        every = *similarity.further, *further
+        return replace(similarity, image=images, text=texts, further=every, views=views)
 
     def similarity(
         self,
