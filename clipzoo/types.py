@@ -314,6 +314,10 @@ class Scores(ABC):
         Call this for both directions before using a sum of either: one pass over the scores then serves both.
         """
 
+    def at(self, columns: Tensor) -> Tensor:
+        """columns [b, S] int64 -> the scores of row i with the columns columns[i], [b, S]."""
+        return self.dense().gather(1, columns)
+
     @abstractmethod
     def dense(self) -> Tensor:
         """Return all scores, [b, N]. Only for formulas that need single scores: the other methods need less memory."""

@@ -17,9 +17,9 @@ from tests.support.paths import CONF, ROOT
 
 PACKAGE = ROOT / "clipzoo"
 ORDER = (
-    "errors", "io", "config", "runs", "distributed", "types", "ops", "heads", "objectives", "encoders", "model",
-    "data", "evaluation", "training", "build", "loading", "exports", "initial", "report", "explore", "cli",
-    "plan", "lab",
+    "errors", "io", "config", "runs", "distributed", "types", "ops", "heads", "objectives", "distillation",
+    "encoders", "model", "data", "evaluation", "training", "build", "loading", "exports", "initial", "teachers",
+    "report", "explore", "cli", "plan", "lab",
 )  # fmt: skip
 """Packages and modules from low to high: a module imports only from its own package and from lower ones."""
 LEAVES = ("clipzoo.lab", "clipzoo.plan", "clipzoo.explore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from PIL.Image import Image, fromarray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -28,7 +30,7 @@ from clipzoo.config.vocabulary import (
 )
 from clipzoo.data.captions import CaptionCounts, Item, SampleTexts, Setting, chosen, digest
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
-from clipzoo.data.images import WHOLE, ImageTransform, Region
+from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
@@ -175,6 +177,10 @@ class ShardDataset(Part):
         """
         self._stored_keys = stored_keys
 
+    def shards(self) -> list[tuple[str, str, int]]:
+        """Return name, digest and number of samples of each shard, in the order of the sample ids."""
+        return [(shard.name, shard.digest, shard.count) for index in self._indexes for shard in index.shards]
+
     def captions(self) -> CaptionCounts:
         """Return how often captions repeat over all sources, regardless of their weights. Reads only the index."""
         if len(self._indexes) == 1:
@@ -225,6 +231,11 @@ class ShardDataset(Part):
         images = [sample.image for sample in samples if sample.image is not None]
         plain = [image[0] if self._content.views.crops else image for image in images]
         return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
+
+    def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
+        """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
+        reader = self._reader(seed=0)
+        return [reader.whole(sample_id) for sample_id in sample_ids]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
         """Shard and key of each sample, such as "00003.tar 000031415"."""
@@ -401,6 +412,19 @@ class SampleReader:
         regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
         group = 0 if content.group_key is None else source.group(content.group_key)
         return texts + [text for text, _ in boxes], regions, group, notes
+
+    def whole(self, sample_id: int) -> tuple[Image, list[str]]:
+        """Return the whole image and all texts of a sample, or of the one that `read` returns in its place."""
+        index, *address = self.locate(sample_id)
+        for shard, position in _candidates(index, *address):
+            with suppress(BadSampleError):
+                source, content = self._shards.texts(index, shard, position), self.content
+                texts = source.captions(content.caption_key)[0]
+                texts += [] if content.hard_key is None else source.texts(content.hard_key, "hard")
+                texts += [] if content.box_key is None else [text for text, _ in source.regions(content.box_key)]
+                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
+                return fromarray(header.decode(1)), texts
+        raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""

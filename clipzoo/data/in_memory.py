@@ -56,6 +56,10 @@ class InMemoryDataset:
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """No-op: nothing is decoded."""
 
+    def shards(self) -> Sequence[tuple[str, str, int]]:
+        """Empty: the pairs are in memory."""
+        return []
+
     def captions(self) -> CaptionCounts:
         """Empty: the pairs need not be images and captions."""
         return CaptionCounts()

@@ -36,6 +36,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
     """True if the score is the inner product of `search_factors`, or an increasing function of it."""
+    needs_teacher: bool = False
+    """True if `terms` reads `Similarity.teacher`."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
     matryoshka: Sequence[int] = ()
@@ -56,6 +58,11 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     @abstractmethod
     def score(self, image: EmbeddingKind, text: EmbeddingKind) -> Tensor:
         """n image and k text embeddings -> logits [n, k]. Each logit depends only on its own two rows."""
+
+    def both_scores(self, image: EmbeddingKind, text: EmbeddingKind) -> tuple[Tensor, Tensor]:
+        """n image and k text embeddings -> logits [n, k] for image anchors and for text anchors; equal by default."""
+        scores = self.score(image, text)
+        return scores, scores
 
     @abstractmethod
     def ensemble(self, prompts: EmbeddingKind) -> EmbeddingKind:
@@ -81,23 +88,23 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         captions; None: a sample's own captions are its positives.
         """
         images, texts = self.embed_image(image), self.embed_text(text)
-        similarity = self.of_views(images, texts, world, tile, views, pairing)
+        similarity = self.compare(images, texts, world, tile, views, pairing)
         prefixes = {
-            width: self.of_views(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
+            width: self.compare(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
             for width in self.matryoshka
         }
         return replace(similarity, prefixes=prefixes)
 
-    def of_views(
+    def compare(
         self,
         images: EmbeddingKind,
         texts: EmbeddingKind,
-        world: World,
-        tile: int | None,
-        views: Views,
-        pairing: Pairing | None,
+        world: World = World(),
+        tile: int | None = None,
+        views: Views = Views(),
+        pairing: Pairing | None = None,
     ) -> Similarity:
-        """Embeddings of all local images and texts -> similarities; arguments as for `forward`."""
+        """Embeddings of all images and texts of the b local samples -> similarities; arguments as for `forward`."""
         plain, columns, crops, boxes = split_views(images, texts, views)
         device = images.device if isinstance(images, Tensor) else images.points.device
         if pairing is None and views.captions + views.hard > 1:
@@ -110,7 +117,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
                 further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
             if views.boxes:
                 further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
-        return replace(similarity, image=images, text=texts, further=tuple(further), views=views)
+        every = *similarity.further, *further
+        return replace(similarity, image=images, text=texts, further=every, views=views)
 
     def similarity(
         self,
@@ -122,14 +130,17 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     ) -> Similarity:
         """Embeddings of local images and captions -> similarities to the global batch; arguments as for `forward`."""
         all_texts = gather_embedding(text, world, world.gather_dtype)
-        # Each rank scores its own images with all texts; the other direction is the same matrix, redistributed.
-        image_to_text = self.score(image, all_texts)
+        # Each rank compares its own images with all texts; the rows of the other direction are redistributed.
+        image_to_text, text_to_image = self.both_scores(image, all_texts)
         first = world.rank * len(image)
-        text_to_image = world.transpose(image_to_text)
-        if pairing is not None:
+        text_to_image = world.transpose(text_to_image)
+        if pairing is not None or not self.compares_within:
+            # Hard negative captions are columns, but not rows.
+            of_texts = text_to_image if pairing is None else text_to_image[pairing.local_anchors(world)]
+            transposed = None if pairing is None else pairing.transposed
             return Similarity(
-                DenseScores(image_to_text, pairing=pairing),
-                DenseScores(text_to_image[pairing.local_anchors(world)], pairing=pairing.transposed),
+                DenseScores(image_to_text, first, pairing),
+                DenseScores(of_texts, world.rank * len(of_texts), transposed),
                 world=world,
             )
         return Similarity(
@@ -154,7 +165,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         texts: whether the anchors are texts, and the contrasts images.
         """
         everything = gather_embedding(contrasts, world, world.gather_dtype)
-        matrix = self.score(everything, anchors).mT if texts else self.score(anchors, everything)
+        matrix = self.both_scores(everything, anchors)[1].mT if texts else self.score(anchors, everything)
         return DenseScores(matrix, world.rank * len(anchors), pairing)
 
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
