@@ -314,6 +314,10 @@ class Scores(ABC):
         Call this for both directions before using a sum of either: one pass over the scores then serves both.
         """
 
+    def at(self, columns: Tensor) -> Tensor:
+        """columns [b, S] int64 -> the scores of row i with the columns columns[i], [b, S]."""
+        return self.dense().gather(1, columns)
+
     @abstractmethod
     def dense(self) -> Tensor:
         """Return all scores, [b, N]. Only for formulas that need single scores: the other methods need less memory."""
@@ -330,6 +334,7 @@ class Similarity:
     image, text: embeddings of all local images and texts, `views` of a sample, for terms; None if they were not kept.
     further: scores of rows that are no columns: crops with all captions, and boxes with all images.
     teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
+    prefixes: similarities of the embeddings' prefixes, by width (see `Head.matryoshka`).
     """
 
     image_to_text: Scores
@@ -342,6 +347,7 @@ class Similarity:
     views: Views = Views()
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
+    prefixes: Mapping[int, Similarity] = field(default_factory=dict)
 
     @property
     def directions(self) -> tuple[Scores, Scores]:
@@ -391,6 +397,11 @@ class Progress:
     def completed(self, epochs: float = 1) -> int:
         """Return the number of completed periods of `epochs` epochs."""
         return math.floor(self.step / self.steps(epochs))
+
+    @property
+    def begins_epoch(self) -> bool:
+        """True for the first step and for those that complete an epoch."""
+        return self.step == 0 or self.completed() > replace(self, step=self.step - 1).completed()
 
 
 def decimal(number: float) -> Fraction:

@@ -46,7 +46,11 @@ class HeldOutLoss:
     def key(self) -> str:
         """Cache key over the parameters and the global state of the objective, and the progress."""
         per_sample = self.objective.initial_state(0)
-        state = {name: value.tolist() for name, value in self.objective.state_dict().items() if name not in per_sample}
+        state = {
+            name: hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()
+            for name, value in self.objective.state_dict().items()
+            if name not in per_sample
+        }
         return hashlib.sha256(repr((self.objective.name, state, self.progress)).encode()).hexdigest()
 
     @torch.no_grad()

@@ -32,6 +32,8 @@ PAIRS = [
     *((head, "infonce") for head in (*config_names("head"), "clip in tiles", "cloob in tiles")),
     *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
     *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
+    *(("cosine", name) for name in ("hardness", "amorlip", "neuclip")),
+    *(("clip", name) for name in ("rince", "sinkhorn")),
 ]
 """Every head and every objective."""
 # Numbers of points, and of identical ones, set the sizes of later tensors; gamma selects the way to compute a tile.
