@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.types import Batch, Loss, Progress, Similarity
@@ -52,4 +53,8 @@ class FaultyInfoNCE(Faults, InfoNCE):
 
 
 class FaultyNUCLR(Faults, NUCLR):
+    pass
+
+
+class FaultyFastCLIP(Faults, FastCLIP):
     pass
