@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Encoder, encode_by_length
 from clipzoo.heads.base import Head
-from clipzoo.types import Batch, Embedding, Features, Similarity, World
+from clipzoo.types import Batch, Embedding, Features, Similarity, Views, World
 
 
 class Model(nn.Module):
@@ -44,13 +44,21 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
         """Similarities of the local batch to the global batch of all ranks. tile: see `Head.forward`."""
-        text = encode_by_length(self.text_read_by_head, batch.text, batch.text_length, self.head.needs_tokens)
-        return self.compare(self.image_read_by_head(batch.image), text, world, tile)
+        text = encode_by_length(self.text_read_by_head, batch.texts, batch.text_lengths, self.head.needs_tokens)
+        return self.compare(self.image_read_by_head(batch.images), text, world, tile, batch.views)
 
-    def compare(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
-        """Features -> Similarity, outside autocast, in the head's precision. tile: see `Head.forward`."""
+    def compare(
+        self,
+        image: Features,
+        text: Features,
+        world: World = World(),
+        tile: int | None = None,
+        views: Views = Views(),
+    ) -> Similarity:
+        """Features -> Similarity, outside autocast, in the head's precision. Arguments as for `Head.forward`."""
+        image, text = image.map(self._in_head_precision), text.map(self._in_head_precision)
         with torch.autocast(self.device.type, enabled=False):
-            return self.head(image.map(self._in_head_precision), text.map(self._in_head_precision), world, tile)
+            return self.head(image, text, world, tile, views)
 
     def embed(self, image: Features, text: Features) -> tuple[Embedding, Embedding]:
         """Features -> embeddings, outside autocast, in the head's precision."""

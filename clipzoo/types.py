@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from operator import itemgetter
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -33,14 +33,43 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Views:
+    """Images and captions of a sample in a step, in the order of a batch; by default one image and one caption.
+
+    captions: captions of the image. hard: captions that are wrong for it, negatives of every image.
+    boxes: captions of regions, compared with the images. crops: further images, compared with the captions.
+    Columns of the scores are images, captions and hard captions; boxes and crops are rows only.
+    """
+
+    captions: int = 1
+    hard: int = 0
+    boxes: int = 0
+    crops: int = 0
+
+    @property
+    def images(self) -> int:
+        """Images of a sample, the plain one first."""
+        return 1 + self.crops
+
+    @property
+    def texts(self) -> int:
+        """Texts of a sample: captions, then hard captions, then boxes."""
+        return self.captions + self.hard + self.boxes
+
+
+@dataclass(frozen=True)
 class Batch:
     """Two views of the same b samples.
 
-    image: [b, 3, H, W] uint8 (the encoder normalises), or any float view in studies.
-    text: [b, L] int64 token ids, or any view in studies.
+    image: [b, 3, H, W] uint8 (the encoder normalises), or any float view in studies; [b, I, 3, H, W] for I images each.
+    text: [b, L] int64 token ids, or any view in studies; [b, K, L] for K texts of each sample.
     sample_id: [b] int64, stable over epochs, ranks and resumes.
     image_key: [b] int64 digests of the image files, if the loader skips images whose features are cached.
-    text_length: [b] int64 on the CPU, tokens of each caption without padding; None if padding counts or is unknown.
+    text_length: [b] or [b, K] int64 on the CPU, tokens of each text without padding; None if padding counts or is
+    unknown.
+    caption_key: [b] or [b, K] int64 digests of the texts; None if they are the tokens' own.
+    group: [b] int64, equal for samples that are no negatives of each other; None without groups.
+    views: what the I images and K texts are.
     """
 
     image: Tensor
@@ -48,14 +77,34 @@ class Batch:
     sample_id: Tensor
     image_key: Tensor | None = None
     text_length: Tensor | None = None
+    caption_key: Tensor | None = None
+    group: Tensor | None = None
+    views: Views = Views()
 
     def __len__(self) -> int:
         return len(self.sample_id)
 
+    @property
+    def images(self) -> Tensor:
+        """All images, [b * I, ...]; those of a sample are consecutive."""
+        return self.image if self.views.images == 1 else self.image.flatten(0, 1)
+
+    @property
+    def texts(self) -> Tensor:
+        """All texts, [b * K, L]; those of a sample are consecutive."""
+        return self.text if self.views.texts == 1 else self.text.flatten(0, 1)
+
+    @property
+    def text_lengths(self) -> Tensor | None:
+        """`text_length` of all texts, [b * K]."""
+        return None if self.text_length is None else self.text_length.flatten()
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function of the leading dimension to all tensors."""
-        optional = (None if view is None else function(view) for view in (self.image_key, self.text_length))
-        return Batch(function(self.image), function(self.text), function(self.sample_id), *optional)
+        tensors: dict[str, Any] = {
+            name: function(value) for name, value in vars(self).items() if torch.is_tensor(value)
+        }
+        return replace(self, **tensors)
 
     def to(self, device: torch.device) -> Batch:
         return replace(self.map(lambda tensor: tensor.to(device, non_blocking=True)), text_length=self.text_length)
@@ -86,9 +135,10 @@ class Features:
         """Apply a function to every float tensor; the mask is unchanged."""
         return Features(function(self.pooled), None if self.tokens is None else function(self.tokens), self.mask)
 
-    def first(self, rows: int) -> Features:
-        """Return the features of the first `rows` samples."""
-        return replace(self.map(lambda part: part[:rows]), mask=None if self.mask is None else self.mask[:rows])
+    def first(self, samples: int, each: int = 1) -> Features:
+        """Return the first row of each of the first `samples` samples. each: rows of a sample."""
+        rows = slice(None, samples * each, each)
+        return replace(self.map(itemgetter(rows)), mask=None if self.mask is None else self.mask[rows])
 
 
 @final
@@ -248,6 +298,10 @@ class Similarity:
     For most heads text_to_image is the transpose of image_to_text over the global batch; for CLOOB it is not.
     `within_image` and `within_text` compute scores inside a modality on demand (CyCLIP), None if a head has none.
     `world` holds the ranks whose samples are the columns; objectives gather their statistics over it.
+
+    image, text: embeddings of all local images and texts (see `Views`), for terms; None if they were not kept.
+    further: scores of rows that are no columns: crops with all captions, and boxes with all images.
+    teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
     """
 
     image_to_text: Scores
@@ -255,11 +309,25 @@ class Similarity:
     within_image: Callable[[], Scores] | None = None
     within_text: Callable[[], Scores] | None = None
     world: World = World()
+    image: Embedding | None = None
+    text: Embedding | None = None
+    further: tuple[Scores, ...] = ()
+    teacher: Similarity | None = None
 
     @property
     def directions(self) -> tuple[Scores, Scores]:
         """Scores of image anchors and of text anchors."""
         return self.image_to_text, self.text_to_image
+
+
+class Term(NamedTuple):
+    """A part of the loss that a head, an objective or a distillation adds: weight * value.
+
+    value: scalar, a mean over local samples, so that its mean over ranks is that of the global batch.
+    """
+
+    weight: float
+    value: Tensor
 
 
 @dataclass(frozen=True)

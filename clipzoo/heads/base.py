@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.scores import DenseScores, automatic_tile
-from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
+from clipzoo.types import EmbeddingKind, Features, Similarity, Term, Views, World, gather_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -62,12 +62,21 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     def probe(self, features: Features, where: str) -> Tensor:
         """Image features -> inputs of a linear probe, [b, w]. where: "before" or "after" the projection."""
 
-    def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
-        """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.
+    def forward(
+        self,
+        image: Features,
+        text: Features,
+        world: World = World(),
+        tile: int | None = None,
+        views: Views = Views(),
+    ) -> Similarity:
+        """Features of the b local samples -> similarities to the global batch of all ranks: embed, gather, score.
 
         tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
+        views: images and texts of a sample.
         """
-        return self.similarity(self.embed_image(image), self.embed_text(text), world, tile)
+        images, texts = self.embed_image(image), self.embed_text(text)
+        return replace(self.similarity(images, texts, world, tile), image=images, text=texts)
 
     def similarity(
         self, image: EmbeddingKind, text: EmbeddingKind, world: World = World(), tile: int | None = None
@@ -84,6 +93,10 @@ class Head(nn.Module, Generic[EmbeddingKind]):
             lambda: DenseScores(self.score(text, all_texts), first),
             world,
         )
+
+    def terms(self, similarity: Similarity) -> Mapping[str, Term]:
+        """Return parts of the loss that the head adds to any objective, by name; each is logged as `term_NAME`."""
+        return {}
 
     def resample(self, index: int) -> None:
         """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.

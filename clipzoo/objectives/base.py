@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.func import functional_call
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head, Paper, Shape
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Term, World
 
 log = logging.getLogger(__name__)
 StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -40,6 +41,10 @@ class Objective(nn.Module):
     """Log key of the objective's value; not "loss" if the loss is a surrogate, correct only in its gradient."""
     reads_views: bool = False
     """True if the objective reads the raw images and captions of the batch, and not only their similarities."""
+    one_positive: bool = True
+    """True if the loss is defined only for one positive of each row, and no pair is left out."""
+    same_caption: Literal["negative", "ignore", "positive"] = "negative"
+    """What pairs of samples with an equal caption or an equal group are."""
     citations: tuple[Paper, ...] = ()
     """Papers that define the objective."""
 
@@ -59,6 +64,10 @@ class Objective(nn.Module):
 
         Computed outside autocast, in the precision of the similarity. In training mode the per-sample state is updated.
         """
+
+    def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
+        """Return further parts of the loss by name; each is logged as `term_NAME`."""
+        return {}
 
     @classmethod
     def cost(cls, shape: Shape, embedding: float, views: float) -> float:

@@ -110,13 +110,24 @@ class GradientCache:
         head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
         with step_part("head"):
-            similarity = self._model.compare(head_inputs["image"], head_inputs["text"], self._world, self.tile)
+            image, text = (head_inputs[view] for view in VIEWS)
+            similarity = self._model.compare(image, text, self._world, self.tile, batch.views)
         with step_part("objective"):
             loss = self.objective(similarity, batch, progress)
+            terms = {**self._model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}
+            if terms:
+                total = loss.total + sum(term.weight * term.value for term in terms.values())
+                logs = {f"term_{name}": term.value.detach() for name, term in terms.items()}
+                loss = Loss(total, {**loss.logs, **logs})
         if diagnose:
             with torch.no_grad():
-                image, text = self._model.embed(*(head_inputs[view].first(diagnostics.ROWS) for view in VIEWS))
-            logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
+                of_pairs = diagnostics.embedding_diagnostics(
+                    *self._model.embed(
+                        image.first(diagnostics.ROWS, batch.views.images),
+                        text.first(diagnostics.ROWS, batch.views.texts),
+                    )
+                )
+            logs = {**diagnostics.similarity_diagnostics(similarity), **of_pairs}
             loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")
         with step_part("backward"):
@@ -154,7 +165,9 @@ class GradientCache:
         """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
         device = micro_batches[0].image.device
         buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
-        split = [gradient.split(len(micro_batches[0])) for gradient in gradients]
+        # A sample may have several rows.
+        samples = sum(map(len, micro_batches))
+        split = [gradient.split(len(gradient) // samples * len(micro_batches[0])) for gradient in gradients]
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             for index, (micro_batch, (on_cpu, on_gpu)) in enumerate(zip(micro_batches, states, strict=True)):
                 torch.set_rng_state(on_cpu)
@@ -228,10 +241,10 @@ class PairEncoder(nn.Module):
             for view in views:
                 with step_part(f"{view} tower"):
                     if view == "image":
-                        features.append(self._image(batch.image))
+                        features.append(self._image(batch.images))
                     else:
-                        text, length = batch.text, batch.text_length
-                        features.append(encode_by_length(self._text, text, length, self._needs_tokens))
+                        text, lengths = batch.texts, batch.text_lengths
+                        features.append(encode_by_length(self._text, text, lengths, self._needs_tokens))
         if not self._needs_tokens:
             return [(view.pooled, None, None) for view in features]
         return [(view.pooled, view.tokens, view.mask) for view in features]

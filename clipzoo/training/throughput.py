@@ -320,20 +320,22 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     samples.
     tile: see Head.forward.
     """
-    sample, size = batch.split(min(2, len(batch)))[0], len(batch)
+    sample = batch.split(min(2, len(batch)))[0]
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
-    flops, image = _count(model.image_read_by_head, sample.image, size)
-    for rows, width in caption_groups(batch.text, batch.text_length):
-        count, text = _count(model.text_read_by_head, sample.text[..., :width], rows)
+    flops, image = _count(model.image_read_by_head, sample.images, len(batch.images))
+    for rows, width in caption_groups(batch.texts, batch.text_lengths):
+        count, text = _count(model.text_read_by_head, sample.texts[..., :width], rows)
         flops += count
 
-    def repeated(features: Features) -> Features:
+    def repeated(features: Features, size: int) -> Features:
         """Return the first sample's features, repeated for all samples of the batch."""
         mask = None if features.mask is None else features.mask[:1].expand(size, -1)
         return replace(features.map(lambda tensor: tensor[:1].detach().expand(size, *tensor.shape[1:])), mask=mask)
 
     with torch.no_grad(), FlopCounterMode(display=False) as head:
-        similarity = model.compare(repeated(image), repeated(text), world, tile)
+        similarity = model.compare(
+            repeated(image, len(batch.images)), repeated(text, len(batch.texts)), world, tile, batch.views
+        )
         for scores in similarity.directions:
             scores.positives()
             scores.log_sum_exp()
