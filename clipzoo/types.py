@@ -271,6 +271,10 @@ class Scores(ABC):
         """Return the scores multiplied or divided by a scalar. Pass one function for both directions."""
 
     @abstractmethod
+    def minus(self, other: Scores) -> Scores:
+        """Return the differences to other scores of the same rows and columns."""
+
+    @abstractmethod
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
         """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), []: its mean over ranks is the global one."""
 
@@ -302,6 +306,7 @@ class Similarity:
     image, text: embeddings of all local images and texts (see `Views`), for terms; None if they were not kept.
     further: scores of rows that are no columns: crops with all captions, and boxes with all images.
     teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
+    log_cosine_scale: log of the factor of the cosines of `image` and `text` in the scores; None for other scores.
     """
 
     image_to_text: Scores
@@ -313,6 +318,7 @@ class Similarity:
     text: Embedding | None = None
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
+    log_cosine_scale: Tensor | None = None
 
     @property
     def directions(self) -> tuple[Scores, Scores]:

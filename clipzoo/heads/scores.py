@@ -37,6 +37,9 @@ class DenseScores(Scores):
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
         return DenseScores(scaling(self._matrix), self.first_positive)
 
+    def minus(self, other: Scores) -> Scores:
+        return DenseScores(self._matrix - other.dense(), self.first_positive)
+
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
         logits = scale * self._matrix + bias
         labels = torch.full_like(logits, -1.0)
@@ -123,6 +126,7 @@ class Pairs:
         self.own = slice(self.first_positive, self.first_positive + len(left))  # columns of the local texts
         self._one_direction = one_direction
         self._scaled: dict[Callable[[Tensor], Tensor], Pairs] = {}
+        self._differences: dict[Pairs, Pairs] = {}
         self._entropies: dict[tuple[Tensor, Tensor], Tensor] = {}
         self._sums: dict[bool, NegativeSums] = {}
 
@@ -151,6 +155,13 @@ class Pairs:
         if scaling not in self._scaled:
             self._scaled[scaling] = Pairs(scaling(self.left), self.right, self.tile, self.world, self._one_direction)
         return self._scaled[scaling]
+
+    def minus(self, other: Pairs) -> Pairs:
+        """Return the pairs with the differences of the scores; both directions share them."""
+        if other not in self._differences:
+            left, right = torch.cat([self.left, -other.left], dim=1), torch.cat([self.right, other.right], dim=1)
+            self._differences[other] = Pairs(left, right, self.tile, self.world, self._one_direction)
+        return self._differences[other]
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
         """See `Scores.binary_cross_entropy`. Both directions share the pairs, and so this rank's part of the sum."""
@@ -213,6 +224,11 @@ class TiledScores(Scores):
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
         return TiledScores(self.pairs.scaled(scaling), self.of_texts)
+
+    def minus(self, other: Scores) -> Scores:
+        if not isinstance(other, TiledScores):
+            return DenseScores(self.dense() - other.dense(), self.first_positive)
+        return TiledScores(self.pairs.minus(other.pairs), self.of_texts)
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
         return self.pairs.binary_cross_entropy(scale, bias)

@@ -45,6 +45,8 @@ class Objective(nn.Module):
     """True if the loss is defined only for one positive of each row, and no pair is left out."""
     same_caption: Literal["negative", "ignore", "positive"] = "negative"
     """What pairs of samples with an equal caption or an equal group are."""
+    needs_teacher: bool = False
+    """True if the loss reads `Similarity.teacher`."""
     citations: tuple[Paper, ...] = ()
     """Papers that define the objective."""
 
@@ -143,6 +145,11 @@ class Objective(nn.Module):
 
     def require_value_of_unseen(self) -> None:
         """Raise ConfigError if the objective cannot be evaluated on embeddings only."""
+        if self.needs_teacher:
+            raise ConfigError(
+                f"objective {self.name} reads a teacher, which has no scores of held-out pairs, so it has no "
+                "validation loss: give eval.validation=null"
+            )
         if self.reads_views:
             raise ConfigError(
                 f"objective {self.name} compares raw images and captions, which an evaluation does not keep, so it has "
