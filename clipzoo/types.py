@@ -283,10 +283,17 @@ class Scores(ABC):
         """Return sum_j (score_ij - other score_ij)^2, [b]."""
 
     @abstractmethod
-    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
+    def negatives(
+        self,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> Negatives:
         """Return factor * exp((score_ij - score_ii - offset_j) / temperature_i) for the columns j of the negatives.
 
-        temperature: one number, or [N] for all ranks' anchors. offset: [N] for the columns. Neither has a gradient.
+        temperature: one number, or [N] for all ranks' anchors. offset: [N] for the columns. threshold: [N] for all
+        ranks' anchors; a negative with a higher score is left out. None of these has a gradient.
         Call this for both directions before using a sum of either: one pass over the scores then serves both.
         """
 

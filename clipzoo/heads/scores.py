@@ -49,8 +49,14 @@ class DenseScores(Scores):
     def squared_distance(self, other: Scores) -> Tensor:
         return (self._matrix - other.dense()).square().sum(dim=1)
 
-    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
-        return DenseNegatives(self, temperature, log_factor, offset)
+    def negatives(
+        self,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> Negatives:
+        return DenseNegatives(self, temperature, log_factor, offset, threshold)
 
     def dense(self) -> Tensor:
         return self._matrix
@@ -59,16 +65,25 @@ class DenseScores(Scores):
 class DenseNegatives(Negatives):
     """Terms of the negatives as a matrix [b, N]."""
 
-    def __init__(self, scores: Scores, temperature: float | Tensor, log_factor: float, offset: Tensor | None) -> None:
+    def __init__(
+        self,
+        scores: Scores,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None,
+        threshold: Tensor | None,
+    ) -> None:
         self._differences = scores.dense() - scores.positives()[:, None]
         shifted = self._differences.detach() if offset is None else self._differences.detach() - offset
+        local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
         if isinstance(temperature, Tensor):
-            local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
             temperature = temperature[local_rows, None]
         self._temperature = temperature
         self._exponents = shifted / temperature
         self._log_terms = self._exponents + log_factor
         self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
+        if threshold is not None:
+            self._log_terms.masked_fill_(scores.dense() > threshold[local_rows, None], float("-inf"))
 
     def log_sum(self) -> Tensor:
         return self._log_terms.logsumexp(dim=1)

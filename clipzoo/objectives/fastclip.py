@@ -21,6 +21,7 @@ from clipzoo.types import (
     Progress,
     Rate,
     Scale,
+    Scores,
     Share,
     Similarity,
     Weight,
@@ -66,6 +67,10 @@ class FastCLIP(MovingAverageObjective):
     }
     weight = 0.5
     """Weight of each modality."""
+    further_state: Mapping[str, float] = {}
+    """Names and initial values of further state of a subclass."""
+    epsilon_in_level = False
+    """Whether the slope of v3's objective by tau has log(eps + u_i), and not log u_i as in the released code."""
     tau: Tensor
     tau_mean: Tensor
     tau_square: Tensor
@@ -87,7 +92,7 @@ class FastCLIP(MovingAverageObjective):
     ) -> None:
         self._per_sample, self._learned, self._times_tau = version == "v2", version in ("v0", "v3"), version > "v1"
         state = {"tau": temperature, "tau_mean": 0.0, "tau_square": 0.0} if self._per_sample else {}
-        super().__init__(gamma, **state)
+        super().__init__(gamma, **state, **self.further_state)
         if not self._per_sample:
             self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=self._learned)
         self._range, self._rate = (minimum_temperature, maximum_temperature), temperature_rate
@@ -99,19 +104,18 @@ class FastCLIP(MovingAverageObjective):
         gamma = self.gamma_at(progress)
         tau = self._temperatures(samples).to(similarity.image_to_text.positives().dtype)  # [2, N]
         terms, derivatives, ratios = [], [], []
-        for anchor, negatives in enumerate(self.negatives(similarity, samples, tau, progress)):
-            log_estimate = negatives.log_sum()
+        for anchor, (negatives, log_count) in enumerate(self.negatives(similarity, samples, tau, progress)):
+            log_estimate = negatives.log_sum() - log_count
             # The term of an anchor without negatives is zero.
             counted, count = log_estimate > -math.inf, len(batch)
             log_u = self.track(anchor, samples, log_estimate, world, gamma)
             log_denominator = torch.logaddexp(log_u, log_u.new_full((), self._log_epsilon))
             log_u, log_denominator = log_u.where(counted, 0.0), log_denominator.where(counted, 0.0)
             local_tau = tau[anchor, samples.own]
-            slopes = negatives.mean_difference(log_denominator)  # of log g by log(1 / tau)
-            surrogate, values = negatives.surrogate(log_denominator), log_denominator
+            slopes = negatives.mean_difference(log_denominator + log_count)  # of log g by log(1 / tau)
+            surrogate, values = negatives.surrogate(log_denominator + log_count), log_denominator
             if self._times_tau:
-                # As released: eps is in the slope of v3's tau only as a denominator.
-                level = self._rho + (log_denominator if self._per_sample else log_u)
+                level = self._rho + (log_denominator if self._per_sample or self.epsilon_in_level else log_u)
                 by_tau, values = level - slopes, local_tau * (log_denominator + self._rho)
             else:
                 by_tau, surrogate = -slopes / local_tau, surrogate / local_tau[0]
@@ -119,7 +123,11 @@ class FastCLIP(MovingAverageObjective):
             derivatives.append(-self.weight * (local_tau * by_tau).where(counted, 0.0).sum() / count)
             ratios.append((log_estimate - log_denominator).exp().mean())
             if self._per_sample and self.training:
-                self._step(anchor, samples, tau[anchor], world.gather(by_tau), progress.completed())
+                clip, buffers = self._gradient_clip, (self.tau_mean, self.tau_square)
+                gradient = world.gather(by_tau).clamp(-clip, clip)
+                betas = self._betas if progress.completed() else (0.0, 0.0)
+                step = adam(samples, anchor, buffers, gradient, betas, self._adam_epsilon, progress.completed())
+                samples.write(self.tau, anchor, (tau[anchor] - self._rate * step).clamp(*self._range))
         loss = sum_over_anchors(*terms)
         total = loss.total
         if self._learned:
@@ -130,17 +138,27 @@ class FastCLIP(MovingAverageObjective):
 
     def negatives(
         self, similarity: Similarity, samples: SampleRows, tau: Tensor, progress: Progress
-    ) -> Sequence[Negatives]:
-        """Return the terms of g of image anchors and of text anchors. tau: [2, N]."""
-        log_factor = -math.log(len(samples) - 1)
-        return [scores.negatives(tau[anchor], log_factor) for anchor, scores in enumerate(similarity.directions)]
+    ) -> Sequence[tuple[Negatives, Tensor]]:
+        """Return the terms of (N - 1) g of image anchors and of text anchors, and log(N - 1). tau: [2, N]."""
+        log_count = tau.new_full((), math.log(len(samples) - 1))
+        directions = zip(self.directions(similarity), tau, strict=True)
+        return [(scores.negatives(temperatures, 0.0), log_count) for scores, temperatures in directions]
+
+    def directions(self, similarity: Similarity) -> Sequence[Scores]:
+        """Return the scores s of image anchors and of text anchors."""
+        return similarity.directions
 
     def gamma_at(self, progress: Progress) -> float:
         """Return the weight of a batch estimate: 1 in the first epoch, `gamma` from the decay's end."""
         epochs = math.ceil(progress.total_steps / progress.steps(1))
         decay = max(1, math.floor(decimal(self._gamma_decay) * epochs))
         cosine = (1 + math.cos(math.pi * min(1.0, progress.completed() / decay))) / 2
-        return self._gamma + (1 - self._gamma) * cosine
+        final = self.final_gamma(epochs)
+        return final + (1 - final) * cosine
+
+    def final_gamma(self, epochs: int) -> float:
+        """Return `gamma` for a training of some number of epochs."""
+        return self._gamma
 
     def learning_rates(self, progress: Progress) -> Mapping[nn.Parameter, float]:
         if not self._learned:
@@ -157,20 +175,6 @@ class FastCLIP(MovingAverageObjective):
             self.log_scale.clamp_(-math.log(high), -math.log(low))
         return (-self.log_scale.detach()).exp().expand(2, len(samples))
 
-    def _step(self, anchor: int, samples: SampleRows, tau: Tensor, gradient: Tensor, epoch: int) -> None:
-        """A step of Adam for the temperatures of the global batch, [N]. An epoch counts as one step in the bias."""
-        gradient = gradient.clamp(-self._gradient_clip, self._gradient_clip)
-        moments = []
-        for buffer, new, beta in zip(
-            (self.tau_mean, self.tau_square), (gradient, gradient**2), self._betas if epoch else (0.0, 0.0), strict=True
-        ):
-            moment = beta * samples.read(buffer)[anchor].to(gradient.dtype) + (1 - beta) * new
-            samples.write(buffer, anchor, moment)
-            moments.append(moment / (1 - beta ** (epoch + 1)))
-        mean, square = moments
-        step = self._rate * mean / (square.sqrt() + self._adam_epsilon)
-        samples.write(self.tau, anchor, (tau - step).clamp(*self._range))
-
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return log u, and the temperatures of v2."""
         statistics = self.only_seen("log_negatives", self.log_u)
@@ -179,3 +183,25 @@ class FastCLIP(MovingAverageObjective):
 
 SLOW_BELOW = 0.03
 """Temperature of v3 from which its learning rate is a third."""
+
+
+def adam(
+    samples: SampleRows,
+    modality: int,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    betas: tuple[float, float],
+    epsilon: float,
+    epoch: int,
+) -> Tensor:
+    """Update the moments of the global batch with its gradients, [N], and return Adam's step without its rate.
+
+    moments: buffers of the first and of the second moment. An epoch counts as one step in the bias correction.
+    """
+    corrected = []
+    for buffer, new, beta in zip(moments, (gradient, gradient**2), betas, strict=True):
+        moment = beta * samples.read(buffer)[modality].to(gradient.dtype) + (1 - beta) * new
+        samples.write(buffer, modality, moment)
+        corrected.append(moment / (1 - beta ** (epoch + 1)))
+    mean, square = corrected
+    return mean / (square.sqrt() + epsilon)
