@@ -135,7 +135,7 @@ class ClipHead(UnitVectorHead):
     )
     published_with = (
         *("infonce", "infoloob", "siglip", "dcl", "cyclip", "nuclr", "sogclr", "isogclr"),
-        "fastclip",
+        *("fastclip", "drrho", "glofnd"),
         *("conditional", "joint", "mmd_conditional", "mmd_joint"),
     )
 

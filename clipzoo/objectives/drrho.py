@@ -22,7 +22,7 @@ class DRRhoCLIP(FastCLIP):
 
     temperature: tau, on differences of cosines. learnable_temperature: learn tau as FastCLIP v3 does, between its
     bounds with the rate temperature_rate. rho, epsilon: as for FastCLIP.
-    gamma: final weight of a batch estimate; None for min(1, 4.177 E^-0.7265) of a training of E epochs, the paper's law.
+    gamma: final weight of a batch estimate; None for the paper's law, min(1, 4.177 E^-0.7265) for E epochs.
     gamma_decay: share of the epochs in which it falls from 1.
     """
 

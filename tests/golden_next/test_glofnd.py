@@ -15,13 +15,12 @@ from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.glofnd import GloFND
 from clipzoo.types import Batch, Progress
 from tests.golden_next.test_fastclip import agrees, cosines
-from tests.support.objectives import FASTCLIP_OPTIONS, batch, random_cosines, similarity
+from tests.support.objectives import FASTCLIP_OPTIONS, GLOFND_OPTIONS, batch, random_cosines, similarity
 
 NUMBERS = {name: torch.from_numpy(array) for name, array in np.load(Path(__file__).with_name("glofnd.npz")).items()}
 SAMPLES = NUMBERS["lam"].shape[1]
-FASTCLIP = {key: FASTCLIP_OPTIONS[key] for key in FASTCLIP_OPTIONS if key not in ("betas", "gradient_clip")}
 OPTIONS: dict[str, Any] = {
-    **FASTCLIP, "version": "v1", "gamma": 1.0, "alpha": NUMBERS["alpha"].item(), "start": 1,
+    **GLOFND_OPTIONS, "version": "v1", "gamma": 1.0, "alpha": NUMBERS["alpha"].item(), "start": 1,
     "threshold_rate": NUMBERS["lr"].item(), "threshold_betas": [NUMBERS["beta1"].item(), NUMBERS["beta2"].item()],
     "adam_epsilon": NUMBERS["eps"].item(),
 }  # fmt: skip
@@ -30,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 def test_thresholds_and_kept_negatives_are_those_of_the_released_code():
     """The released code moves thresholds from epoch 1 on, and leaves negatives out from epoch 2 on."""
     objective = GloFND(**OPTIONS).double()
-    objective.log_scale.data.fill_(-math.log(FASTCLIP["temperature"]))
+    objective.log_scale.data.fill_(-math.log(OPTIONS["temperature"]))
     objective.allocate(SAMPLES)
     for step, ids in enumerate(NUMBERS["ids"]):
         matrix = NUMBERS["sim"][step].clone().requires_grad_()
@@ -48,7 +47,7 @@ def test_thresholds_and_kept_negatives_are_those_of_the_released_code():
         off_diagonal = ~torch.eye(size, dtype=torch.bool)
         assert torch.equal(gradient[off_diagonal] != 0, keep[off_diagonal])
         g = objective.log_u[0, ids].exp() * NUMBERS["kept"][step]
-        terms = ((matrix - matrix.diagonal()[:, None]).detach() / FASTCLIP["temperature"]).exp()
+        terms = ((matrix - matrix.diagonal()[:, None]).detach() / OPTIONS["temperature"]).exp()
         torch.testing.assert_close(g, (terms * keep).sum(dim=1), rtol=1e-12, atol=0)
 
 

@@ -15,7 +15,7 @@ from clipzoo.objectives.cyclip import CyCLIP
 from scripts.compatibility import PAGE, all_pairs, build_head, build_objective, composed, config_names, page
 from tests.support.objectives import loss_of, similarity
 
-OWN_TEMPERATURE = ("nuclr", "sogclr", "isogclr", "fastclip", "dcl", "cyclip")
+OWN_TEMPERATURE = ("nuclr", "sogclr", "isogclr", "fastclip", "drrho", "glofnd", "dcl", "cyclip")
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,9 @@ OBJECTIVES = [
     "isogclr",
     "fastclip objective.version=v2 objective.temperature=0.2 objective.temperature_rate=0.05",
     "fastclip",
+    "glofnd objective.start=0 objective.alpha=0.3 objective.threshold_rate=0.3 objective.temperature=0.2",
 ]
-BYTES = {"nuclr": 24, "isogclr": 24, "sogclr": 8, "fastclip": 8, "fastclip objective.version=v2": 32}
+BYTES = {"nuclr": 24, "isogclr": 24, "sogclr": 8, "fastclip": 8, "fastclip objective.version=v2": 32, "glofnd": 32}
 """Bytes of state for each sample in float32, as docs/how_to/scaling.md states."""
 
 

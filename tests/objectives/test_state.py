@@ -13,6 +13,7 @@ import torch
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.dcl import DCL
 from clipzoo.objectives.fastclip import FastCLIP
+from clipzoo.objectives.glofnd import GloFND
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.isogclr import ISogCLR
@@ -23,6 +24,7 @@ from clipzoo.objectives.siglip import SigLIP
 from clipzoo.objectives.sogclr import SogCLR
 from tests.support.objectives import (
     FASTCLIP_OPTIONS,
+    GLOFND_OPTIONS,
     ISOGCLR_OPTIONS,
     NUCLR_OPTIONS,
     ORDER,
@@ -41,6 +43,7 @@ MAKERS = {
     "isogclr": lambda: ISogCLR(**ISOGCLR_OPTIONS),
     "fastclip_v2": lambda: FastCLIP(**{**FASTCLIP_OPTIONS, "version": "v2"}),
     "fastclip_v3": lambda: FastCLIP(**FASTCLIP_OPTIONS),
+    "glofnd": lambda: GloFND(**GLOFND_OPTIONS),
 }
 
 
