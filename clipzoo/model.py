@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Encoder, encode_by_length
 from clipzoo.heads.base import Head
+from clipzoo.heads.pairs import Pairing
 from clipzoo.types import Batch, Embedding, Features, Similarity, Views, World
 
 
@@ -54,11 +55,12 @@ class Model(nn.Module):
         world: World = World(),
         tile: int | None = None,
         views: Views = Views(),
+        pairing: Pairing | None = None,
     ) -> Similarity:
         """Features -> Similarity, outside autocast, in the head's precision. Arguments as for `Head.forward`."""
         image, text = image.map(self._in_head_precision), text.map(self._in_head_precision)
         with torch.autocast(self.device.type, enabled=False):
-            return self.head(image, text, world, tile, views)
+            return self.head(image, text, world, tile, views, pairing)
 
     def embed(self, image: Features, text: Features) -> tuple[Embedding, Embedding]:
         """Features -> embeddings, outside autocast, in the head's precision."""

@@ -246,12 +246,13 @@ class Negatives(ABC):
 
 
 class Scores(ABC):
-    """Similarities of b local anchors (rows) to the N samples of the global batch (columns), in one direction.
+    """Similarities of local anchors (rows) to the samples of the global batch (columns), in one direction.
 
-    The positive of an anchor is the other view of the same sample. All results are differentiable, in the head's
-    precision.
+    The positive of an anchor is the other view of the same sample; there may be several, as many as the sample has
+    captions. Every other column is a negative, unless the pair is left out, which the batch decides (`Batch.group`).
+    All results are differentiable, in the head's precision, and have one value for each row, [b].
 
-    first_positive: column of row 0's positive; row i has its positive in column `first_positive + i`.
+    first_positive: column of row 0's positive; row i has its positive in column `first_positive + i`, if it has one.
     columns: number of columns, N.
     """
 
@@ -260,11 +261,30 @@ class Scores(ABC):
 
     @abstractmethod
     def positives(self) -> Tensor:
-        """Return the score of each anchor with its positive, [b]."""
+        """Return the score of each anchor with its positive, [b]; the mean if there are several."""
 
     @abstractmethod
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
-        """Return log sum_j exp(score_ij) over the columns, [b], with or without the column of the positive."""
+        """Return log sum_j exp(score_ij) over positives and negatives j, [b], or over negatives only."""
+
+    @abstractmethod
+    def positives_log_sum_exp(self) -> Tensor:
+        """Return log sum_p exp(score_ip) over the positives p, [b]."""
+
+    @abstractmethod
+    def each_alone(self) -> Tensor:
+        """Return mean_p [log(exp(score_ip) + sum over negatives exp(score_ij)) - score_ip] over positives p, [b]."""
+
+    @abstractmethod
+    def expectation(self, other: Scores) -> Tensor:
+        """Return sum_j softmax(other scores of row i)_j score_ij over positives and negatives j, [b].
+
+        The other scores, of the same rows and columns, have no gradient.
+        """
+
+    def negative_counts(self) -> int | Tensor:
+        """Return the number of negatives of each row, [b], or one number for all rows."""
+        return self.columns - 1
 
     @abstractmethod
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
@@ -276,7 +296,10 @@ class Scores(ABC):
 
     @abstractmethod
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), []: its mean over ranks is the global one."""
+        """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), []: its mean over ranks is the global one.
+
+        b: local samples. y_ij is 1 for positives and -1 for negatives.
+        """
 
     @abstractmethod
     def squared_distance(self, other: Scores) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
+from clipzoo.heads.pairs import Pairing, samples_pairing, split_views
 from clipzoo.heads.scores import DenseScores, automatic_tile
-from clipzoo.types import EmbeddingKind, Features, Similarity, Term, Views, World, gather_embedding
+from clipzoo.types import EmbeddingKind, Features, Scores, Similarity, Term, Views, World, gather_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -69,30 +70,72 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         world: World = World(),
         tile: int | None = None,
         views: Views = Views(),
+        pairing: Pairing | None = None,
     ) -> Similarity:
         """Features of the b local samples -> similarities to the global batch of all ranks: embed, gather, score.
 
         tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
-        views: images and texts of a sample.
+        views: images and texts of a sample. pairing: positives and left-out pairs of the local images with all ranks'
+        captions; None: a sample's own captions are its positives.
         """
         images, texts = self.embed_image(image), self.embed_text(text)
-        return replace(self.similarity(images, texts, world, tile), image=images, text=texts)
+        plain, columns, crops, boxes = split_views(images, texts, views)
+        if pairing is None and views.captions + views.hard > 1:
+            pairing = samples_pairing(len(plain), views, world)
+        similarity = self.similarity(plain, columns, world, tile, pairing)
+        further = []
+        if views.crops or views.boxes:
+            pairing = pairing or samples_pairing(len(plain), views, world)
+            if views.crops:
+                further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
+            if views.boxes:
+                further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
+        return replace(similarity, image=images, text=texts, further=tuple(further))
 
     def similarity(
-        self, image: EmbeddingKind, text: EmbeddingKind, world: World = World(), tile: int | None = None
+        self,
+        image: EmbeddingKind,
+        text: EmbeddingKind,
+        world: World = World(),
+        tile: int | None = None,
+        pairing: Pairing | None = None,
     ) -> Similarity:
-        """Local embeddings -> similarities to the global batch; arguments as for `forward`."""
+        """Embeddings of local images and captions -> similarities to the global batch; arguments as for `forward`."""
         all_texts = gather_embedding(text, world, world.gather_dtype)
         # Each rank scores its own images with all texts; the other direction is the same matrix, redistributed.
         image_to_text = self.score(image, all_texts)
         first = world.rank * len(image)
+        text_to_image = world.transpose(image_to_text)
+        if pairing is not None:
+            return Similarity(
+                DenseScores(image_to_text, pairing=pairing),
+                DenseScores(text_to_image[pairing.local_anchors(world)], pairing=pairing.transposed),
+                world=world,
+            )
         return Similarity(
             DenseScores(image_to_text, first),
-            DenseScores(world.transpose(image_to_text), first),
+            DenseScores(text_to_image, first),
             lambda: DenseScores(self.score(image, gather_embedding(image, world, world.gather_dtype)), first),
             lambda: DenseScores(self.score(text, all_texts), first),
             world,
         )
+
+    def anchored(
+        self,
+        anchors: EmbeddingKind,
+        contrasts: EmbeddingKind,
+        world: World,
+        tile: int | None,
+        pairing: Pairing | None = None,
+        texts: bool = False,
+    ) -> Scores:
+        """Return the scores of local anchors with the contrasts of all ranks; arguments as for `forward`.
+
+        texts: whether the anchors are texts, and the contrasts images.
+        """
+        everything = gather_embedding(contrasts, world, world.gather_dtype)
+        matrix = self.score(everything, anchors).mT if texts else self.score(anchors, everything)
+        return DenseScores(matrix, world.rank * len(anchors), pairing)
 
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
         """Return parts of the loss that the head adds to any objective, by name; each is logged as `term_NAME`."""

@@ -8,7 +8,9 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import FLOAT, Cost, Paper, Shape, cost_of_vectors, projections
+from clipzoo.heads.pairs import Pairing
 from clipzoo.heads.vector import UnitVectorHead
 from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, World, checked, gather_embedding
 
@@ -78,10 +80,22 @@ class CloobHead(UnitVectorHead):
         """softmax(beta q memory^T), [b, N] (eq. 9); None for the ablation."""
         return (self._beta * query @ memory.mT).softmax(dim=1) if self._hopfield else None
 
-    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+    def similarity(
+        self,
+        image: Tensor,
+        text: Tensor,
+        world: World = World(),
+        tile: int | None = None,
+        pairing: Pairing | None = None,
+    ) -> Similarity:
         """[b, d] embeddings -> scores of the retrieved patterns, with the full gradient through every rank's memory."""
         if not self._hopfield or self._step < self._hopfield_start:
-            return super().similarity(image, text, world, tile)
+            return super().similarity(image, text, world, tile, pairing)
+        if pairing is not None:
+            raise ConfigError(
+                "head.hopfield=true retrieves patterns from one caption of each image: give head.hopfield=false, or "
+                "objective.same_caption=negative and one caption (data.views)"
+            )
         images, texts = (gather_embedding(embedding, world, world.gather_dtype) for embedding in (image, text))
         image_of_image, image_of_text = self.retrieve(image, images), self.retrieve(text, images)  # U_x, U_y
         text_of_image, text_of_text = self.retrieve(image, texts), self.retrieve(text, texts)  # V_x, V_y

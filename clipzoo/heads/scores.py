@@ -11,38 +11,71 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from clipzoo.errors import ConfigError
+from clipzoo.heads.pairs import Pairing, log_add, log_sums, sums
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from clipzoo.types import Negatives, Scores, World
 
 
 class DenseScores(Scores):
-    """Scores of a matrix [b, N]; row i has its positive in column `first_positive + i`."""
+    """Scores of a matrix [r, c]; without a pairing, row i has its positive in column `first_positive + i`."""
 
-    def __init__(self, matrix: Tensor, first_positive: int = 0) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: Tensor, first_positive: int = 0, pairing: Pairing | None = None) -> None:
+        self._matrix, self.pairing = matrix, pairing
         self.first_positive, self.columns = first_positive, matrix.shape[1]
 
     def positives(self) -> Tensor:
-        return self._matrix.diagonal(self.first_positive)
+        if self.pairing is None:
+            return self._matrix.diagonal(self.first_positive)
+        return self._sums(self._positives) / self.pairing.positive_counts
 
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         matrix = self._matrix
+        if self.pairing is not None:
+            # A row may have no negatives.
+            return log_add(matrix.masked_fill(~self.pairing.counted(exclude_positive), float("-inf")), dim=1)
         if exclude_positive:
             # Masked with -inf: a subtraction from the sum would be inexact if the positive dominates it.
             matrix = matrix.clone()
             matrix.diagonal(self.first_positive).fill_(float("-inf"))
         return matrix.logsumexp(dim=1)
 
+    def positives_log_sum_exp(self) -> Tensor:
+        if self.pairing is None:
+            return self.positives()
+        return log_sums(self._positives, self.pairing.positives[0], len(self._matrix))
+
+    def each_alone(self) -> Tensor:
+        if self.pairing is None:
+            return self.log_sum_exp() - self.positives()
+        negatives = self.log_sum_exp(exclude_positive=True)[self.pairing.positives[0]]
+        losses = torch.logaddexp(negatives, self._positives) - self._positives
+        return self._sums(losses) / self.pairing.positive_counts
+
+    def expectation(self, other: Scores) -> Tensor:
+        weights = other.dense().detach()
+        if self.pairing is not None:
+            weights = weights.masked_fill(~self.pairing.counted(), float("-inf"))
+        return (weights.softmax(dim=1) * self._matrix).sum(dim=1)
+
+    def negative_counts(self) -> int | Tensor:
+        return super().negative_counts() if self.pairing is None else self.pairing.negative_counts
+
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
-        return DenseScores(scaling(self._matrix), self.first_positive)
+        return DenseScores(scaling(self._matrix), self.first_positive, self.pairing)
 
     def minus(self, other: Scores) -> Scores:
-        return DenseScores(self._matrix - other.dense(), self.first_positive)
+        return DenseScores(self._matrix - other.dense(), self.first_positive, self.pairing)
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
         logits = scale * self._matrix + bias
         labels = torch.full_like(logits, -1.0)
+        if self.pairing is not None:
+            labels[self.pairing.positives] = 1.0
+            losses = -functional.logsigmoid(labels * logits).where(self.pairing.counted(), 0.0)
+            return losses.sum() / self.pairing.local_samples
         labels.diagonal(self.first_positive).fill_(1.0)
         return -functional.logsigmoid(labels * logits).sum(dim=1).mean()
 
@@ -61,18 +94,30 @@ class DenseScores(Scores):
     def dense(self) -> Tensor:
         return self._matrix
 
+    @property
+    def _positives(self) -> Tensor:
+        """Scores of the pairing's positives, [P]."""
+        assert self.pairing is not None
+        return self._matrix[self.pairing.positives]
+
+    def _sums(self, values: Tensor) -> Tensor:
+        """[P], values of the positives -> sums over each row, [r]."""
+        assert self.pairing is not None
+        return sums(values, self.pairing.positives[0], len(self._matrix))
+
 
 class DenseNegatives(Negatives):
     """Terms of the negatives as a matrix [b, N]."""
 
     def __init__(
         self,
-        scores: Scores,
+        scores: DenseScores,
         temperature: float | Tensor,
         log_factor: float,
         offset: Tensor | None,
         threshold: Tensor | None,
     ) -> None:
+        self._pairing = scores.pairing
         self._differences = scores.dense() - scores.positives()[:, None]
         shifted = self._differences.detach() if offset is None else self._differences.detach() - offset
         local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
@@ -81,7 +126,10 @@ class DenseNegatives(Negatives):
         self._temperature = temperature
         self._exponents = shifted / temperature
         self._log_terms = self._exponents + log_factor
-        self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
+        if self._pairing is None:
+            self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
+        else:
+            self._log_terms.masked_fill_(~self._pairing.counted(exclude_positive=True), float("-inf"))
         if threshold is not None:
             self._log_terms.masked_fill_(scores.dense() > threshold[local_rows, None], float("-inf"))
 
@@ -114,35 +162,50 @@ def automatic_tile(local_batch: int, global_batch: int) -> int | None:
     return 1024 if local_batch * global_batch >= TILED_FROM else None
 
 
-def tiled_scores(left: Tensor, right: Tensor, tile: int, world: World = World()) -> tuple[Scores, Scores]:
+def tiled_scores(
+    left: Tensor, right: Tensor, tile: int, world: World = World(), pairing: Pairing | None = None
+) -> tuple[Scores, Scores]:
     """Factors of the local images [b, f] and of all ranks' texts [N, f] -> image_to_text and text_to_image.
 
     One pass over tiles of `tile` x `tile` scores, local images by all texts, computes both directions; ranks exchange
     only partial sums of text_to_image.
     """
-    pairs = Pairs(left, right, tile, world)
+    pairs = Pairs(left, right, tile, world, pairing)
     return TiledScores(pairs, of_texts=False), TiledScores(pairs, of_texts=True)
 
 
-def tiled_anchors(left: Tensor, right: Tensor, tile: int, world: World = World()) -> Scores:
+def tiled_anchors(
+    left: Tensor, right: Tensor, tile: int, world: World = World(), pairing: Pairing | None = None
+) -> Scores:
     """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f] -> scores of one direction."""
-    return TiledScores(Pairs(left, right, tile, world, one_direction=True), of_texts=False)
+    return TiledScores(Pairs(left, right, tile, world, pairing, one_direction=True), of_texts=False)
 
 
 class Pairs:
     """Factors of the local images [b, f] and of all ranks' texts [N, f], and results that both directions use.
 
+    pairing: positives and left-out pairs; None: text i of this rank is the only positive of image i.
     one_direction: the columns are not summed; only results of the rows are used.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, tile: int, world: World, one_direction: bool = False) -> None:
-        self.left, self.right, self.tile, self.world = left, right, tile, world
+    def __init__(
+        self,
+        left: Tensor,
+        right: Tensor,
+        tile: int,
+        world: World,
+        pairing: Pairing | None = None,
+        one_direction: bool = False,
+    ) -> None:
+        self.left, self.right, self.tile, self.world, self.pairing = left, right, tile, world, pairing
         self.first_positive = world.rank * len(left)
-        self.own = slice(self.first_positive, self.first_positive + len(left))  # columns of the local texts
+        texts = len(right) // world.size
+        self.own = slice(world.rank * texts, (world.rank + 1) * texts)  # columns of the local texts
+        self.left_out = self.first_positive if pairing is None else pairing.labels
         self._one_direction = one_direction
         self._scaled: dict[Callable[[Tensor], Tensor], Pairs] = {}
         self._differences: dict[Pairs, Pairs] = {}
-        self._entropies: dict[tuple[Tensor, Tensor], Tensor] = {}
+        self._entropies: dict[tuple[Tensor, Tensor, bool], Tensor] = {}
         self._sums: dict[bool, NegativeSums] = {}
 
     @cached_property
@@ -151,10 +214,17 @@ class Pairs:
         return (self.left * self.right[self.own]).sum(dim=1)
 
     @cached_property
+    def positive_pairs(self) -> Tensor:
+        """Scores of the positives of a pairing, [P]."""
+        assert self.pairing is not None
+        rows, columns = self.pairing.positives
+        return (self.left[rows] * self.right[columns]).sum(dim=1)
+
+    @cached_property
     def excluded(self) -> tuple[Tensor, Tensor]:
         """Log-sum-exps without the positive: local images over all texts [b], and local texts over all images [b]."""
-        rows, columns = log_sum_exps(self.left, self.right, self.first_positive, self.tile, not self._one_direction)
-        return rows, reduce(torch.logaddexp, self.exchanged(columns))
+        rows, columns = log_sum_exps(self.left, self.right, self.left_out, self.tile, not self._one_direction)
+        return rows, rows if self._one_direction else self.log_added(columns)
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -163,27 +233,60 @@ class Pairs:
 
     def exchanged(self, columns: Tensor) -> Tensor:
         """[N], sums over the local images -> [ranks, b], sums of the local texts over each rank's images."""
-        return self.world.exchange(columns.unflatten(0, (-1, len(self.left))))
+        return self.world.exchange(columns.unflatten(0, (self.world.size, -1)))
+
+    @cached_property
+    def anchors(self) -> Tensor:
+        """Places of the text anchors among the local texts, which may also be hard captions."""
+        assert self.pairing is not None
+        return self.pairing.local_anchors(self.world)
+
+    def log_added(self, columns: Tensor) -> Tensor:
+        """[N], log-sum-exps over the local images -> those of the local text anchors over all images."""
+        if self.pairing is None:
+            return reduce(torch.logaddexp, self.exchanged(columns))
+        return log_add(self.exchanged(columns), dim=0)[self.anchors]
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Pairs:
         """Return the pairs with scaled scores; both directions share them."""
         if scaling not in self._scaled:
-            self._scaled[scaling] = Pairs(scaling(self.left), self.right, self.tile, self.world, self._one_direction)
+            self._scaled[scaling] = self._with(scaling(self.left), self.right)
         return self._scaled[scaling]
 
     def minus(self, other: Pairs) -> Pairs:
         """Return the pairs with the differences of the scores; both directions share them."""
         if other not in self._differences:
             left, right = torch.cat([self.left, -other.left], dim=1), torch.cat([self.right, other.right], dim=1)
-            self._differences[other] = Pairs(left, right, self.tile, self.world, self._one_direction)
+            self._differences[other] = self._with(left, right)
         return self._differences[other]
 
-    def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """See `Scores.binary_cross_entropy`. Both directions share the pairs, and so this rank's part of the sum."""
-        if (scale, bias) not in self._entropies:
-            loss = sigmoid_loss(self.left, self.right, scale, bias, self.first_positive, self.tile)
-            self._entropies[scale, bias] = loss / len(self.left)
-        return self._entropies[scale, bias]
+    def _with(self, left: Tensor, right: Tensor) -> Pairs:
+        return Pairs(left, right, self.tile, self.world, self.pairing, self._one_direction)
+
+    def binary_cross_entropy(self, scale: Tensor, bias: Tensor, of_texts: bool) -> Tensor:
+        """See `Scores.binary_cross_entropy`. Both directions share the pairs, and so this rank's part of the sum.
+
+        Not those of hard captions, which are no anchors.
+        """
+        pairing, right = self.pairing, self.right
+        has_hard = pairing is not None and len(self.anchors) * self.world.size < len(right) and not self._one_direction
+        key = scale, bias, of_texts and has_hard
+        if key in self._entropies:
+            return self._entropies[key]
+        if pairing is None:
+            loss = sigmoid_loss(self.left, right, scale, bias, self.first_positive, self.tile) / len(self.left)
+        else:
+            rows, columns = pairing.labels
+            if of_texts and has_hard:
+                every_rank = (
+                    self.anchors
+                    + torch.arange(0, len(right), len(right) // self.world.size, device=right.device)[:, None]
+                )
+                columns, right = columns[every_rank.flatten()], right[every_rank.flatten()]
+            negatives = sigmoid_loss(self.left, right, scale, bias, (rows, columns), self.tile)
+            loss = (negatives - functional.logsigmoid(scale * self.positive_pairs + bias).sum()) / pairing.local_samples
+        self._entropies[key] = loss
+        return loss
 
     def negative_sums(self, of_texts: bool, exponents: Exponents, pulls: bool = False) -> NegativeSums:
         """Return the sums that include this side's exponents; one pass serves one request of each side.
@@ -213,12 +316,15 @@ class NegativeSums:
         pairs = self._pairs
         left, right = (pairs.left, pairs.right) if self._differentiable else (pairs.left.detach(), pairs.right.detach())
         rows, row_means, columns, column_means = negative_sums(
-            left, right, pairs.first_positive, pairs.tile, self.sides.get(False), self.sides.get(True)
+            left, right, pairs.left_out, pairs.tile, self.sides.get(False), self.sides.get(True)
         )
         if True not in self.sides:
             return ((rows, row_means),)
         parts, means = pairs.exchanged(columns), pairs.exchanged(column_means)
-        sums = reduce(torch.logaddexp, parts)
+        if pairs.pairing is not None:
+            parts, means = parts[:, pairs.anchors], means[:, pairs.anchors]
+        some_empty = pairs.pairing is not None or self.sides[True].threshold is not None
+        sums = log_add(parts, dim=0) if some_empty else reduce(torch.logaddexp, parts)
         shares = (parts - sums.clamp(min=torch.finfo(sums.dtype).min)).exp().detach()
         return (rows, row_means), (sums, (shares * means).sum(dim=0))
 
@@ -228,67 +334,157 @@ class TiledScores(Scores):
 
     def __init__(self, pairs: Pairs, of_texts: bool) -> None:
         self.pairs, self.of_texts = pairs, of_texts
-        self.first_positive, self.columns = pairs.first_positive, len(pairs.right)
+        self.first_positive = pairs.first_positive
+        self.columns = len(pairs.left) * pairs.world.size if of_texts else len(pairs.right)
+
+    @cached_property
+    def pairing(self) -> Pairing | None:
+        """The pairing of this direction."""
+        pairing = self.pairs.pairing
+        return pairing.transposed if pairing is not None and self.of_texts else pairing
 
     def positives(self) -> Tensor:
-        return self.pairs.positives
+        if self.pairing is None:
+            return self.pairs.positives
+        return self._sums(self.pairs.positive_pairs) / self.pairing.positive_counts
 
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         excluded = self.pairs.excluded[self.of_texts]
-        return excluded if exclude_positive else torch.logaddexp(excluded, self.pairs.positives)
+        return excluded if exclude_positive else torch.logaddexp(excluded, self.positives_log_sum_exp())
+
+    def positives_log_sum_exp(self) -> Tensor:
+        pairs = self.pairs
+        if pairs.pairing is None:
+            return pairs.positives
+        rows, columns = pairs.pairing.positives
+        if self.of_texts:
+            return pairs.log_added(log_sums(pairs.positive_pairs, columns, len(pairs.right)))
+        return log_sums(pairs.positive_pairs, rows, len(pairs.left))
+
+    def each_alone(self) -> Tensor:
+        pairs, negatives = self.pairs, self.log_sum_exp(exclude_positive=True)
+        if pairs.pairing is None or self.pairing is None:
+            return torch.logaddexp(negatives, pairs.positives) - pairs.positives
+        rows, columns = pairs.pairing.positives
+        if self.of_texts:
+            # A rank has all positives of its images, also those with captions of other ranks.
+            texts = len(pairs.right) // pairs.world.size
+            negatives = pairs.world.gather(negatives.new_zeros(texts).index_copy(0, pairs.anchors, negatives))[columns]
+        else:
+            negatives = negatives[rows]
+        losses = torch.logaddexp(negatives, pairs.positive_pairs) - pairs.positive_pairs
+        return self._sums(losses) / self.pairing.positive_counts
+
+    def _sums(self, values: Tensor) -> Tensor:
+        """[P], values of the pairs' positives -> sums over each row of this direction, of all ranks' positives."""
+        pairs = self.pairs
+        assert pairs.pairing is not None
+        rows, columns = pairs.pairing.positives
+        if self.of_texts:
+            return pairs.exchanged(sums(values, columns, len(pairs.right))).sum(dim=0)[pairs.anchors]
+        return sums(values, rows, len(pairs.left))
+
+    def expectation(self, other: Scores) -> Tensor:
+        if not isinstance(other, TiledScores):
+            raise ConfigError("scores in tiles are compared with scores in tiles: use a teacher head with vectors")
+        (anchors, contrasts), (weights_left, weights_right) = self.sides, other.sides
+        weights_left, weights_right, pairing = weights_left.detach(), weights_right.detach(), self.pairing
+        first, count = self.pairs.tile, len(anchors)
+
+        def of_rows(anchors: Tensor, contrasts: Tensor, rows: slice) -> Tensor:
+            logits = weights_left[rows] @ weights_right.mT
+            if pairing is not None:
+                logits = logits.masked_fill(~pairing.rows(rows).counted(), float("-inf"))
+            return (anchors * (logits.softmax(dim=1) @ contrasts)).sum(dim=1)
+
+        # Recomputed in the backward pass: the memory is that of `tile` rows of the matrix.
+        results = []
+        for start in range(0, count, first):
+            rows = slice(start, min(start + first, count))
+            results.append(checkpoint(of_rows, anchors[rows], contrasts, rows, use_reentrant=False))
+        return torch.cat(results)
+
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Factors of the anchors, [b, f], and of all ranks' contrasts, [N, f]."""
+        pairs = self.pairs
+        if not self.of_texts:
+            return pairs.left, pairs.right
+        anchors = pairs.right[pairs.own]
+        return anchors if pairs.pairing is None else anchors[pairs.anchors], pairs.world.gather(pairs.left)
+
+    def negative_counts(self) -> int | Tensor:
+        return super().negative_counts() if self.pairing is None else self.pairing.negative_counts
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
         return TiledScores(self.pairs.scaled(scaling), self.of_texts)
 
     def minus(self, other: Scores) -> Scores:
         if not isinstance(other, TiledScores):
-            return DenseScores(self.dense() - other.dense(), self.first_positive)
+            return DenseScores(self.dense() - other.dense(), self.first_positive, self.pairing)
         return TiledScores(self.pairs.minus(other.pairs), self.of_texts)
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        return self.pairs.binary_cross_entropy(scale, bias)
+        return self.pairs.binary_cross_entropy(scale, bias, self.of_texts)
 
     def squared_distance(self, other: Scores) -> Tensor:
         if not isinstance(other, TiledScores):
             return (self.dense() - other.dense()).square().sum(dim=1)
         # s - t is the product of (anchors of s, -anchors of t) with (contrasts of s, contrasts of t), and the sum of
         # squares over the contrasts a quadratic form. In float64: the terms cancel as the scores become equal.
-        (anchors, contrasts), (other_anchors, other_contrasts) = (
-            (pairs.right[pairs.own], pairs.world.gather(pairs.left)) if of_texts else (pairs.left, pairs.right)
-            for pairs, of_texts in ((self.pairs, self.of_texts), (other.pairs, other.of_texts))
-        )
+        (anchors, contrasts), (other_anchors, other_contrasts) = self.sides, other.sides
         left = torch.cat([anchors, -other_anchors], dim=1).double()
         right = torch.cat([contrasts, other_contrasts], dim=1).double()
         return ((left @ (right.mT @ right)) * left).sum(dim=1).to(anchors.dtype)
 
-    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
-        return TiledNegatives(self, temperature, log_factor, offset)
+    def negatives(
+        self,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> Negatives:
+        return TiledNegatives(self, temperature, log_factor, offset, threshold)
 
     def dense(self) -> Tensor:
         """[b, N]; for texts, this rank's rows of the transpose of the global matrix."""
-        return self.pairs.world.transpose(self.pairs.matrix) if self.of_texts else self.pairs.matrix
+        pairs = self.pairs
+        if not self.of_texts:
+            return pairs.matrix
+        transposed = pairs.world.transpose(pairs.matrix)
+        return transposed if pairs.pairing is None else transposed[pairs.anchors]
 
 
 class TiledNegatives(Negatives):
     """Terms of the negatives, summed in tiles."""
 
     def __init__(
-        self, scores: TiledScores, temperature: float | Tensor, log_factor: float, offset: Tensor | None
+        self,
+        scores: TiledScores,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None,
+        threshold: Tensor | None,
     ) -> None:
-        pairs, positives = scores.pairs, scores.positives()
+        pairs, self._positives = scores.pairs, scores.positives()
         self._pairs, self._of_texts, self._log_factor = pairs, scores.of_texts, log_factor
-        self._offset = None if offset is None else offset.to(positives.dtype)
-        temperatures = torch.as_tensor(temperature, dtype=positives.dtype, device=positives.device)
-        self._temperatures = temperatures.expand(scores.columns)
-        self._tau = self._temperatures[pairs.own]  # of the local anchors, [b]
+        self._offset = None if offset is None else offset.to(self._positives.dtype)
         # Image anchors are this rank's rows, over all texts; text anchors are all columns, over this rank's images.
-        anchors, contrasts = (slice(None), pairs.own) if self._of_texts else (pairs.own, slice(None))
+        images = slice(pairs.first_positive, pairs.first_positive + len(pairs.left))
+        local, count = (pairs.own, len(pairs.right)) if self._of_texts else (images, len(pairs.left) * pairs.world.size)
+        temperatures = torch.as_tensor(temperature, dtype=self._positives.dtype, device=self._positives.device)
+        self._temperatures = temperatures.expand(count)
+        self._tau = self._temperatures[local]  # of the local anchors, [b]
+        if self._of_texts and pairs.pairing is not None:
+            self._tau = self._tau[pairs.anchors]
+        anchors, contrasts = (slice(None), images) if self._of_texts else (images, slice(None))
         bias = None if self._offset is None else -self._offset[contrasts]
-        self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias))
+        threshold = None if threshold is None else threshold.to(self._positives.dtype)[anchors]
+        self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias, threshold))
 
     def log_sum(self) -> Tensor:
         sums, _ = self._sums.results[self._of_texts]
-        return sums.detach() - self._pairs.positives.detach() / self._tau + self._log_factor
+        return sums.detach() - self._positives.detach() / self._tau + self._log_factor
 
     def surrogate(self, log_denominator: Tensor) -> Tensor:
         weights = (self.log_sum() - log_denominator).exp()
@@ -296,16 +492,16 @@ class TiledNegatives(Negatives):
         # The gradient of tau * log-sum-exp is that of the scores under the softmax; the value is their mean.
         scores = self._tau * sums
         scores = means + (scores - scores.detach())
-        return (weights * torch.where(means.isfinite(), scores - self._pairs.positives, 0.0)).mean()
+        return (weights * torch.where(sums.isfinite(), scores - self._positives, 0.0)).mean()
 
     def mean_difference(self, log_denominator: Tensor) -> Tensor:
         weights = (self.log_sum() - log_denominator).exp()
-        return weights * (self._sums.results[self._of_texts][1] - self._pairs.positives.detach()) / self._tau
+        return weights * (self._sums.results[self._of_texts][1] - self._positives.detach()) / self._tau
 
     def log_pull(self, log_denominator: Tensor, world: World) -> Callable[[], Tensor]:
         pairs = self._pairs
         # A sum over the anchors: exp((s_ij + bias_i) / tau), anchored on the contrasts j.
-        bias = -pairs.positives.detach() - self._tau * log_denominator
+        bias = -self._positives.detach() - self._tau * log_denominator
         contrasts = pairs.own if self._of_texts else slice(None)
         exponents = Exponents(1 / self._temperatures[contrasts], world.gather(bias) if self._of_texts else bias)
         sums = pairs.negative_sums(not self._of_texts, exponents, pulls=True)

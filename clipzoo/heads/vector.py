@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Head, Paper
-from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
+from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.scores import tiled_anchors, tiled_scores
 from clipzoo.ops.features import squared_distances
 from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, World, checked, gather_embedding
 
@@ -43,23 +44,43 @@ class VectorHead(Head[Tensor]):
     def probe(self, features: Features, where: str) -> Tensor:
         return features.pooled if where == "before" else self.embed_image(features)
 
-    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+    def similarity(
+        self,
+        image: Tensor,
+        text: Tensor,
+        world: World = World(),
+        tile: int | None = None,
+        pairing: Pairing | None = None,
+    ) -> Similarity:
         if tile is None:
-            return super().similarity(image, text, world)
+            return super().similarity(image, text, world, tile, pairing)
         all_texts = gather_embedding(text, world, world.gather_dtype)
+        directions = tiled_scores(*self.factors(image, all_texts), tile, world, pairing)
+        if pairing is not None:
+            return Similarity(*directions, world=world)
         return Similarity(
-            *tiled_scores(*self.factors(image, all_texts), tile, world),
+            *directions,
             within_image=lambda: self.anchored(image, image, world, tile),
             within_text=lambda: self.anchored(text, text, world, tile),
             world=world,
         )
 
-    def anchored(self, anchors: Tensor, contrasts: Tensor, world: World, tile: int | None) -> Scores:
-        """Local anchors [b, d] and local contrasts [b, d] -> scores of the anchors with the contrasts of all ranks."""
+    def anchored(
+        self,
+        anchors: Tensor,
+        contrasts: Tensor,
+        world: World,
+        tile: int | None,
+        pairing: Pairing | None = None,
+        texts: bool = False,
+    ) -> Scores:
+        if tile is None:
+            return super().anchored(anchors, contrasts, world, tile, pairing, texts)
         all_contrasts = gather_embedding(contrasts, world, world.gather_dtype)
-        if tile is not None:
-            return tiled_anchors(*self.factors(anchors, all_contrasts), tile, world)
-        return DenseScores(self.score(anchors, all_contrasts), world.rank * len(anchors))
+        if texts:
+            right, left = self.factors(all_contrasts, anchors)
+            return tiled_anchors(left, right, tile, world, pairing)
+        return tiled_anchors(*self.factors(anchors, all_contrasts), tile, world, pairing)
 
 
 class ProjectedHead(VectorHead):
@@ -231,10 +252,17 @@ class DistanceHead(InnerProductHead):
     def score(self, image: Tensor, text: Tensor) -> Tensor:
         return squared_distances(image, text, -1 / (2 * self._temperature))
 
-    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+    def similarity(
+        self,
+        image: Tensor,
+        text: Tensor,
+        world: World = World(),
+        tile: int | None = None,
+        pairing: Pairing | None = None,
+    ) -> Similarity:
         # A vector common to all embeddings changes no distance, but costs precision in the tiles' products.
         center = world.mean(text.detach().mean(dim=0))
-        return super().similarity(image - center, text - center, world, tile)
+        return super().similarity(image - center, text - center, world, tile, pairing)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries.

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head, Paper, Shape
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Term, World
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Term, Views, World
 
 log = logging.getLogger(__name__)
 StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -52,6 +52,11 @@ class Objective(nn.Module):
 
     def __call__(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         """See `forward`. Raises ConfigError for a global batch of one sample if the objective needs negatives."""
+        if self.one_positive and batch.views != Views():
+            raise ConfigError(
+                f"objective {self.name} compares one image and one caption of a sample, and the samples of this batch "
+                f"have {batch.views}: give data.views one caption and nothing else, or use objective=infonce"
+            )
         if self.needs_negatives and similarity.image_to_text.columns < 2:
             raise ConfigError(
                 f"objective {self.name} compares a sample with the other samples of its batch, and the global batch "
@@ -218,10 +223,14 @@ def require(head: Head, objective: Objective) -> None:
 def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses: Callable[[Scores], Tensor]) -> Loss:
     """Return the sum over directions of weight * loss(scores), and the loss of each direction in the logs.
 
+    Rows that are no columns (`Similarity.further`) have the mean weight of the directions, and all weights keep their
+    sum: for boxes and their captions the loss is the mean of four (HyCoCLIP).
+
     weights: of image_to_text and text_to_image; a direction of weight zero is not computed.
     losses: one function for both directions, or one per direction: scores -> scalar, the mean over the local anchors.
     """
-    weighted, logs = [], {}
+    weighted: list[Tensor] = []
+    logs = {}
     loss_functions = losses if len(losses) == 2 else losses * 2
     names = "loss_image_to_text", "loss_text_to_image"
     for name, weight, loss, scores in zip(names, weights, loss_functions, similarity.directions, strict=True):
@@ -229,6 +238,12 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
             value = loss(scores)
             weighted.append(weight * value)
             logs[name] = value.detach()
+    if similarity.further:
+        values = [loss_functions[0](scores) for scores in similarity.further]
+        logs["loss_further"] = sum(values, values[0].new_zeros(())).detach() / len(values)
+        weighted = [
+            part / (1 + len(values) / 2) for part in [*weighted, *(sum(weights) / 2 * value for value in values)]
+        ]
     return Loss(sum(weighted[1:], weighted[0]), logs)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ class DCL(Objective):
     g = max( (sum_{j != i} exp(s_ij / tau) - (N-1) tau_plus p) / (1 - tau_plus), (N-1) exp(-1 / tau) ).
     temperature: tau, fixed, on cosines. tau_plus: share of false negatives among the negatives.
     image_to_text, text_to_image: weights of the directions.
+    same_caption: pairs of different samples with an equal caption or group are negatives, or are left out ("ignore"),
+        also of N, their number. An anchor without negatives has no loss.
     """
 
     name = "dcl"
@@ -37,8 +41,16 @@ class DCL(Objective):
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 
-    def __init__(self, temperature: Scale, tau_plus: Decay, image_to_text: Weight, text_to_image: Weight) -> None:
+    def __init__(
+        self,
+        temperature: Scale,
+        tau_plus: Decay,
+        image_to_text: Weight,
+        text_to_image: Weight,
+        same_caption: Literal["negative", "ignore"] = "negative",
+    ) -> None:
         super().__init__()
+        self.same_caption = same_caption
         self._temperature, self._tau_plus = temperature, tau_plus
         self._weights = image_to_text, text_to_image
 
@@ -47,18 +59,21 @@ class DCL(Objective):
             return cosines / self._temperature
 
         def debiased(scores: Scores) -> Tensor:
-            scaled, count = scores.scaled(tempered), scores.columns - 1
+            scaled, count = scores.scaled(tempered), scores.negative_counts()
             positives, negatives = scaled.positives(), scaled.log_sum_exp(exclude_positive=True)
+            log: Callable[[Any], Any] = math.log
+            if isinstance(count, Tensor):
+                count, log = count.to(negatives.dtype), torch.log
             if self._tau_plus > 0:
                 # log(exp(negatives) - count tau_plus exp(positives)); -inf without gradient for a negative difference.
-                gap = positives + math.log(count * self._tau_plus) - negatives
+                gap = positives + log(count * self._tau_plus) - negatives
                 # The branch that is not selected must stay finite, or its zero gradient becomes NaN.
                 difference = negatives + torch.log(-torch.expm1(torch.where(gap < 0, gap, -1.0)))
                 negatives = torch.where(gap < 0, difference, float("-inf"))
             # maximum, not clamp: below the floor only the positive has a gradient.
-            log_floor = math.log(count) - 1 / self._temperature
+            log_floor = log(count) - 1 / self._temperature
             negatives = negatives - math.log1p(-self._tau_plus)
-            negatives = torch.maximum(negatives, negatives.new_full((), log_floor))
+            negatives = torch.maximum(negatives, torch.as_tensor(log_floor).to(negatives))
             return (torch.logaddexp(positives, negatives) - positives).mean()
 
         return weighted_loss(similarity, self._weights, debiased)

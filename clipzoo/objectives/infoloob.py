@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from torch import Tensor
 
@@ -16,20 +17,32 @@ from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Similarity, Weig
 class InfoLOOB(Objective):
     """scale * sum over the two directions of weight * mean_i [ log sum_{j != i} exp s_ij - s_ii ].
 
+    With several positives, s_ii is their mean. An anchor without negatives has no loss.
+
     scale: factor of the loss; CLOOB trains tau * (sum of two terms), so scale = tau = 1/30 with weights 1, 1.
     image_to_text, text_to_image: weights of the directions. For a Hopfield head the first is CLOOB's U term, anchored
     on images, the second its V term, anchored on texts.
+    same_caption: pairs of different samples with an equal caption or group are negatives, are left out ("ignore"), or
+        are positives.
     """
 
     name = "infoloob"
     citations = (CLOOB,)
     loss_unit = "nats"
     needs_negatives = True
+    one_positive = False
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 
-    def __init__(self, scale: Scale, image_to_text: Weight, text_to_image: Weight) -> None:
+    def __init__(
+        self,
+        scale: Scale,
+        image_to_text: Weight,
+        text_to_image: Weight,
+        same_caption: Literal["negative", "ignore", "positive"] = "negative",
+    ) -> None:
         super().__init__()
+        self.same_caption = same_caption
         self._weights = scale * image_to_text, scale * text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
@@ -55,4 +68,5 @@ class InfoLOOB(Objective):
 
 def leave_one_out(scores: Scores) -> Tensor:
     """Return the mean over the local anchors of log sum_{j != i} exp s_ij - s_ii."""
-    return (scores.log_sum_exp(exclude_positive=True) - scores.positives()).mean()
+    losses = scores.log_sum_exp(exclude_positive=True) - scores.positives()
+    return losses.where(losses != -math.inf, 0.0).mean()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,13 @@ from clipzoo.types import Batch, Loss, Progress, Range, Scale, Similarity, Weigh
 class SigLIP(Objective):
     """sum over the directions of weight * 1/N sum_ij -log sigmoid( y_ij (t s_ij + bias) ), y = 1 for i = j, else -1.
 
+    With several captions, y = 1 for all captions of an image, and N is the number of images.
+
     initial_scale: initial value of a learnable t on cosines (10 in the paper); null uses the head's logits with t = 1.
     initial_bias: initial value of the learnable bias (-10 in the paper).
     image_to_text, text_to_image: weights of the directions; for heads with one matrix both losses are equal.
+    same_caption: pairs of different samples with an equal caption or group have y = -1 ("negative"), have no term
+        ("ignore"), or have y = 1 ("positive").
     """
 
     name = "siglip"
@@ -33,6 +37,7 @@ class SigLIP(Objective):
         ),
     )
     loss_unit = "nats"
+    one_positive = False
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 
@@ -42,8 +47,10 @@ class SigLIP(Objective):
         initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)],
         image_to_text: Weight,
         text_to_image: Weight,
+        same_caption: Literal["negative", "ignore", "positive"] = "negative",
     ) -> None:
         super().__init__()
+        self.same_caption = same_caption
         self.scale = None if initial_scale is None else LogitScale(initial_scale, learnable=True, maximum=None)
         self.own_temperature = self.scale is not None
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))

@@ -1,6 +1,8 @@
 """Sums over all pairs of two sets of vectors, without the matrix of their products.
 
-One tile of the products is in memory at a time, forward and backward. Row i's positive is in column first + i.
+One tile of the products is in memory at a time, forward and backward.
+left_out: column of row 0's positive, if that of row i is in the i-th column after it; or int32 labels of rows [b] and
+columns [N], if the sums have no pairs of equal labels.
 tile: rows and columns of a tile on a CPU; Triton's kernels have their own.
 """
 
@@ -14,15 +16,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops.tiles import backend
+from clipzoo.ops.tiles import LeftOut, backend
 
 
-def log_sum_exps(left: Tensor, right: Tensor, first: int, tile: int, columns: bool = True) -> tuple[Tensor, Tensor]:
+def log_sum_exps(
+    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, columns: bool = True
+) -> tuple[Tensor, Tensor]:
     """left [b, f], right [N, f] -> over each row of left @ right.mT [b], and over each column [N].
 
     Positives are left out of both. columns: if False, the second result is not computed and -inf.
     """
-    return _LogSumExps.apply(left, right, first, tile, columns)
+    return _LogSumExps.apply(left, right, left_out, tile, columns)
 
 
 class _LogSumExps(torch.autograd.Function):
@@ -30,12 +34,12 @@ class _LogSumExps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+        context: Any, left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
     ) -> tuple[Tensor, Tensor]:
         kernels = backend("sums", left.device.type, left.dtype)
-        rows, columns = kernels.log_sum_exps_forward(left, right, first, tile, with_columns)
+        rows, columns = kernels.log_sum_exps_forward(left, right, left_out, tile, with_columns)
         context.save_for_backward(left, right, rows, columns)
-        context.kernels, context.arguments = kernels, (first, tile, with_columns)
+        context.kernels, context.arguments = kernels, (left_out, tile, with_columns)
         return rows * math.log(2), columns * math.log(2)
 
     @staticmethod
@@ -51,40 +55,43 @@ class _LogSumExps(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Exponents:
-    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts."""
+    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts.
+
+    threshold: of its anchors; pairs with a higher product are left out. None for none.
+    """
 
     scale: Tensor
     bias: Tensor | None = None
+    threshold: Tensor | None = None
 
 
 def negative_sums(
-    left: Tensor, right: Tensor, first: int, tile: int, rows: Exponents | None, columns: Exponents | None
+    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, rows: Exponents | None, columns: Exponents | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """left [b, f], right [N, f] -> log-sum-exps and means over each row, [b], and over each column, [N].
 
-    rows: scale [b], bias [N]; columns: scale [N], bias [b]; None leaves the sums of a side out (-inf, 0). Means have no
-    gradient, and neither have scale and bias.
+    rows: scale, threshold [b], bias [N]; columns: scale, threshold [N], bias [b]; None leaves the sums of a side out
+    (-inf, 0). Means and exponents have no gradient.
     """
-    sides = [(None, None) if side is None else (side.scale, side.bias) for side in (rows, columns)]
-    return _NegativeSums.apply(left, right, *sides[0], *sides[1], first, tile)
+    return _NegativeSums.apply(left, right, rows, columns, left_out, tile)
 
 
 class _NegativeSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, left: Tensor, right: Tensor, row_scale: Tensor | None, row_bias: Tensor | None,
-        column_scale: Tensor | None, column_bias: Tensor | None, first: int, tile: int,
+        context: Any, left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None,
+        left_out: LeftOut, tile: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         kernels = backend("sums", left.device.type, left.dtype)
         sides = [
-            None if scale is None else (scale * math.log2(math.e), bias)
-            for scale, bias in ((row_scale, row_bias), (column_scale, column_bias))
+            None if side is None else (side.scale * math.log2(math.e), side.bias, side.threshold)
+            for side in (rows, columns)
         ]
-        rows, row_means, columns, column_means = kernels.negative_sums_forward(left, right, *sides, first, tile)
-        context.save_for_backward(left, right, rows, columns)
-        context.kernels, context.arguments = kernels, (*sides, first, tile)
+        row_sums, row_means, column_sums, column_means = kernels.negative_sums_forward(left, right, *sides, left_out, tile)
+        context.save_for_backward(left, right, row_sums, column_sums)
+        context.kernels, context.arguments = kernels, (*sides, left_out, tile)
         context.mark_non_differentiable(row_means, column_means)
-        return rows * math.log(2), row_means, columns * math.log(2), column_means
+        return row_sums * math.log(2), row_means, column_sums * math.log(2), column_means
 
     @staticmethod
     @once_differentiable
@@ -95,29 +102,29 @@ class _NegativeSums(torch.autograd.Function):
         # As in log_sum_exps: a row that has only its positive.
         sums = rows.clamp(min=-1e29), columns.clamp(min=-1e29)
         gradients = context.kernels.negative_sums_backward(left, right, sums, (d_rows, d_columns), *context.arguments)
-        return *gradients, None, None, None, None, None, None
+        return *gradients, None, None, None, None
 
 
 # SigLIP's loss is a scalar, so its gradients are known up to a factor before the backward pass: they are computed with
 # the loss, from the same tiles.
 
 
-def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int) -> Tensor:
+def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, left_out: LeftOut, tile: int) -> Tensor:
     """left [b, f], right [N, f] -> sum_ij -log sigmoid(y_ij (scale * left_i . right_j + bias)), [].
 
-    scale, bias: []. y is 1 for the positive of row i, else -1.
+    scale, bias: []. y is 1 for the positive of row i, else -1; with labels it is -1 for all pairs of the sum.
     """
-    return _SigmoidLoss.apply(left, right, scale, bias, first, tile)
+    return _SigmoidLoss.apply(left, right, scale, bias, left_out, tile)
 
 
 class _SigmoidLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int
+        context: Any, left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, left_out: LeftOut, tile: int
     ) -> Tensor:
         kernels = backend("sums", left.device.type, left.dtype)
         differentiated = any(context.needs_input_grad)
-        loss, *gradients = kernels.sigmoid_loss_forward(left, right, scale, bias, first, tile, differentiated)
+        loss, *gradients = kernels.sigmoid_loss_forward(left, right, scale, bias, left_out, tile, differentiated)
         if differentiated:
             # Gradients of the logits, summed over the columns times right, over the rows times left, and over all.
             d_left, d_right, d_bias = gradients

@@ -10,22 +10,22 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.ops.tiles import gradients, log2_sum_exp2, positives, tiles
+from clipzoo.ops.tiles import LeftOut, gradients, leave_out, log2_sum_exp2, positives, tiles
 
 _LOG2_E = math.log2(math.e)
 Pair = tuple[Tensor, Tensor]
 """Values of the rows [b] and of the columns [N]."""
-Side = tuple[Tensor, Tensor | None]
-"""Scale of the anchors, times log2(e), and bias of the contrasts."""
+Side = tuple[Tensor, Tensor | None, Tensor | None]
+"""Scale of the anchors, times log2(e), bias of the contrasts, and threshold of the anchors."""
 
 
 def log_sum_exps_forward(
-    left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
 ) -> tuple[Tensor, Tensor]:
     """Return log2 of the sums over the rows [b] and over the columns [N], without positives."""
     rows, columns = left.new_full((len(left),), -math.inf), left.new_full((len(right),), -math.inf)
     for scores, row_part, column_part in tiles(left, right, tile, _LOG2_E):
-        positives(scores, row_part, column_part, first).fill_(-math.inf)
+        leave_out(scores, row_part, column_part, left_out)
         rows[row_part] = torch.logaddexp2(rows[row_part], log2_sum_exp2(scores, dim=1))
         if with_columns:
             columns[column_part] = torch.logaddexp2(columns[column_part], log2_sum_exp2(scores, dim=0))
@@ -33,13 +33,13 @@ def log_sum_exps_forward(
 
 
 def log_sum_exps_backward(
-    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, first: int, tile: int, with_columns: bool
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, left_out: LeftOut, tile: int, with_columns: bool
 ) -> Pair:
     """Return the gradients of left and right from the sums and their gradients."""
     (rows, columns), (d_rows, d_columns) = sums, d_sums
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        positives(scores, part, other, first).fill_(-math.inf)
+        leave_out(scores, part, other, left_out)
         result = (scores - rows[part, None]).exp2_().mul_(d_rows[part, None])
         if with_columns:
             result += scores.sub_(columns[other]).exp2_().mul_(d_columns[other])
@@ -49,17 +49,17 @@ def log_sum_exps_backward(
 
 
 def negative_sums_forward(
-    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
+    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, left_out: LeftOut, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log2 of the sums over rows, means over rows, and both over columns."""
     row_sums, column_sums = (left.new_full((len(side),), -math.inf) for side in (left, right))
     row_means, column_means = (left.new_zeros(len(side)) for side in (left, right))
     for scores, part, column_part in tiles(left, right, tile):
         if rows is not None:
-            exponents = _exponents(scores, rows, part, column_part, first)
+            exponents = _exponents(scores, rows, part, column_part, left_out)
             row_sums[part], row_means[part] = _combined(row_sums[part], row_means[part], exponents, scores)
         if columns is not None:
-            exponents = _exponents(scores.mT, columns, column_part, part, -first)
+            exponents = _exponents(scores.mT, columns, column_part, part, _transposed(left_out))
             column_sums[column_part], column_means[column_part] = _combined(
                 column_sums[column_part], column_means[column_part], exponents, scores.mT
             )
@@ -73,26 +73,32 @@ def negative_sums_backward(
     d_sums: Pair,
     rows: Side | None,
     columns: Side | None,
-    first: int,
+    left_out: LeftOut,
     tile: int,
 ) -> Pair:
     """Return the gradients of left and right from the sums and their gradients."""
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        row_share = None if rows is None else _share(scores, rows, part, other, first, sums[0], d_sums[0])
+        row_share = None if rows is None else _share(scores, rows, part, other, left_out, sums[0], d_sums[0])
         result = torch.zeros_like(scores) if row_share is None else row_share
         if columns is not None:
-            result += _share(scores.mT, columns, other, part, -first, sums[1], d_sums[1]).mT
+            result += _share(scores.mT, columns, other, part, _transposed(left_out), sums[1], d_sums[1]).mT
         return result
 
     return gradients(left, right, tile, shares)
 
 
-def _exponents(scores: Tensor, side: Side, part: slice, other: slice, first: int) -> Tensor:
-    scale, bias = side
+def _transposed(left_out: LeftOut) -> LeftOut:
+    return -left_out if isinstance(left_out, int) else left_out[::-1]
+
+
+def _exponents(scores: Tensor, side: Side, part: slice, other: slice, left_out: LeftOut) -> Tensor:
+    scale, bias, threshold = side
     shifted = scores if bias is None else scores + bias[other]
     exponents = shifted * scale[part, None]
-    positives(exponents, part, other, first).fill_(-math.inf)
+    leave_out(exponents, part, other, left_out)
+    if threshold is not None:
+        exponents.masked_fill_(scores > threshold[part, None], -math.inf)
     return exponents
 
 
@@ -108,9 +114,11 @@ def _combined(sums: Tensor, means: Tensor, exponents: Tensor, scores: Tensor) ->
     return joint_sums, means * (sums - finite).exp2() + scaled * (tile_sums - finite).exp2()
 
 
-def _share(scores: Tensor, side: Side, part: slice, other: slice, first: int, sums: Tensor, gradient: Tensor) -> Tensor:
+def _share(
+    scores: Tensor, side: Side, part: slice, other: slice, left_out: LeftOut, sums: Tensor, gradient: Tensor
+) -> Tensor:
     """Gradient with respect to the scores: the anchor's gradient and scale times the softmax."""
-    exponents = _exponents(scores, side, part, other, first)
+    exponents = _exponents(scores, side, part, other, left_out)
     anchors = gradient[part] * side[0][part] * math.log(2)
     return exponents.sub_(sums[part, None]).exp2_().mul_(anchors[:, None])
 
@@ -120,7 +128,7 @@ FOLDS = 6
 
 
 def sigmoid_loss_forward(
-    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
+    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, left_out: LeftOut, tile: int, with_gradients: bool
 ) -> tuple[Tensor, ...]:
     """Return the loss [], and with gradients those of the logits, summed in three ways.
 
@@ -130,7 +138,10 @@ def sigmoid_loss_forward(
 
     def add(logits: Tensor, part: slice, other: slice) -> None:
         """Add -log sigmoid(y s) = softplus(-y s); in the tile -y s replaces s."""
-        positives(logits, part, other, first).neg_()
+        if isinstance(left_out, int):
+            positives(logits, part, other, left_out).neg_()
+        else:
+            leave_out(logits, part, other, left_out)
         # softplus(s) = max(s, 0) + log1p(exp(-|s|))
         exponentials = logits.abs().mul_(-math.log2(math.e)).exp2_()
         losses[part] += logits.clamp(min=0).sum(dim=1) + _sum_of_log1p_(exponentials)
@@ -138,7 +149,8 @@ def sigmoid_loss_forward(
     def shares(logits: Tensor, part: slice, other: slice) -> Tensor:
         add(logits, part, other)
         share = logits.sigmoid_()
-        positives(share, part, other, first).neg_()
+        if isinstance(left_out, int):
+            positives(share, part, other, left_out).neg_()
         sums[part] += share.sum(dim=1)
         return share
 

@@ -95,6 +95,18 @@ def positives(values: Tensor, rows: slice, columns: slice, first: int) -> Tensor
     return values.diagonal(offset) if -values.shape[0] < offset < values.shape[1] else values[:0, 0]
 
 
+LeftOut = int | tuple[Tensor, Tensor]
+"""First positive, or labels of rows and columns: see `sums`."""
+
+
+def leave_out(values: Tensor, rows: slice, columns: slice, left_out: LeftOut) -> None:
+    """Overwrite the positives of a tile, or its pairs of equal labels, with -inf."""
+    if isinstance(left_out, int):
+        positives(values, rows, columns, left_out).fill_(-math.inf)
+    else:
+        values.masked_fill_(left_out[0][rows, None] == left_out[1][columns], -math.inf)
+
+
 def gradients(
     left: Tensor, right: Tensor, tile: int, shares: Shares, scale: float = 1.0, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

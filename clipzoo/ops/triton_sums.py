@@ -14,12 +14,23 @@ import triton.language as tl
 from torch import Tensor
 
 from clipzoo.ops.sums_cpu import Pair, Side
-from clipzoo.ops.triton_tiles import ABSENT, current_tiles, gradients, narrow_tiles, negative, store_tile, tile_scores
+from clipzoo.ops.tiles import LeftOut
+from clipzoo.ops.triton_tiles import (
+    ABSENT,
+    Tiles,
+    current_tiles,
+    gradients,
+    narrow_tiles,
+    negative,
+    store_tile,
+    tile_scores,
+)
 
 
 @triton.jit
 def log_sum_exps_kernel(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns, first,
+    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +38,9 @@ def log_sum_exps_kernel(
     row_tile, column_tile, row, column, exponents = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
+    exponents = tl.where(
+        negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED), exponents, ABSENT
+    )
     row_sums = _exponents_to_log2_sum(exponents, 1)
     tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, row_sums, mask=row < rows)
     if WITH_COLUMNS:
@@ -37,7 +50,8 @@ def log_sum_exps_kernel(
 
 @triton.jit
 def log_sum_exps_shares_kernel(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
+    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -45,7 +59,9 @@ def log_sum_exps_shares_kernel(
     row_tile, column_tile, row, column, exponents = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
+    exponents = tl.where(
+        negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED), exponents, ABSENT
+    )
     row_sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
     d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
     tile = tl.exp2(exponents - row_sums[:, None]) * d_rows[:, None]
@@ -66,35 +82,48 @@ def _exponents_to_log2_sum(exponents, AXIS: tl.constexpr):
 
 
 def log_sum_exps_forward(
-    left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
 ) -> tuple[Tensor, Tensor]:
     """As `sums_cpu.log_sum_exps_forward`; `tile` is not used."""
-    tiles, (left, right) = current_tiles(), _operands(left, right)
+    tiles, (left, right) = _tiles(left_out), _operands(left, right)
     rows, columns = len(left), len(right)
     row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     row_sums = torch.empty(column_tiles, rows, device=left.device)
     column_sums = torch.full((row_tiles if with_columns else 1, columns), -math.inf, device=left.device)
     log_sum_exps_kernel[(row_tiles * column_tiles,)](
-        left, right, row_sums, column_sums, rows, columns, first,
+        left, right, row_sums, column_sums, rows, columns, *_left_out(left_out, left),
         WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
     )  # fmt: skip
     return _log2_sum_exp2(row_sums), _log2_sum_exp2(column_sums)
 
 
 def log_sum_exps_backward(
-    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, first: int, tile: int, with_columns: bool
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, left_out: LeftOut, tile: int, with_columns: bool
 ) -> Pair:
     """As `sums_cpu.log_sum_exps_backward`."""
-    tiles, (scaled, other), (rows, columns) = current_tiles(), _operands(left, right), sums
+    tiles, (scaled, other), (rows, columns) = _tiles(left_out), _operands(left, right), sums
     d_rows, d_columns = (gradient.contiguous() for gradient in d_sums)
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         log_sum_exps_shares_kernel[grid](
             scaled[part], other, rows[part], columns, d_rows[part], d_columns, shares,
-            len(shares), len(right), first + part.start, WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+            len(shares), len(right), *_left_out(left_out, left, part.start),
+            WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     return gradients(left, right, tiles, launch)
+
+
+def _tiles(left_out: LeftOut) -> Tiles:
+    """Labels take registers."""
+    return current_tiles() if isinstance(left_out, int) else narrow_tiles()
+
+
+def _left_out(left_out: LeftOut, left: Tensor, first_row: int = 0) -> tuple[int, Tensor, Tensor, bool]:
+    """Return the kernels' arguments for pairs that are left out; the launch begins at `first_row`."""
+    if isinstance(left_out, int):
+        return left_out + first_row, left, left, False
+    return 0, left_out[0][first_row:].contiguous(), left_out[1].contiguous(), True
 
 
 def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,9 +139,11 @@ def _log2_sum_exp2(sums: Tensor) -> Tensor:
 
 @triton.jit
 def negative_sums_kernel(
-    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
-    row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns, first,
-    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
+    column_scale_ptr, column_bias_ptr, column_threshold_ptr,
+    row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, THRESHOLDS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -123,15 +154,20 @@ def negative_sums_kernel(
     row_tile, column_tile, row, column, scores = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    counted = negative(row, column, rows, columns, first)
+    counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
     if WITH_ROWS:
-        exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
+        exponents = _exponents(
+            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr, THRESHOLDS, 1
+        )
         sums, means = _sums_and_means(exponents, scores, 1)
         place = column_tile.to(tl.int64) * rows + row
         tl.store(row_sums_ptr + place, sums, mask=row < rows)
         tl.store(row_means_ptr + place, means, mask=row < rows)
     if WITH_COLUMNS:
-        exponents = _exponents(scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, 0)
+        exponents = _exponents(
+            scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
+            THRESHOLDS, 0,
+        )  # fmt: skip
         sums, means = _sums_and_means(exponents, scores, 0)
         place = row_tile.to(tl.int64) * columns + column
         tl.store(column_sums_ptr + place, sums, mask=column < columns)
@@ -140,9 +176,11 @@ def negative_sums_kernel(
 
 @triton.jit
 def negative_shares_kernel(
-    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
-    row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
-    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
+    column_scale_ptr, column_bias_ptr, column_threshold_ptr,
+    row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, THRESHOLDS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -150,15 +188,20 @@ def negative_shares_kernel(
     row_tile, column_tile, row, column, scores = tile_scores(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    counted = negative(row, column, rows, columns, first)
+    counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
     tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     if WITH_ROWS:
-        exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
+        exponents = _exponents(
+            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr, THRESHOLDS, 1
+        )
         sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
         d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
         tile += tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
     if WITH_COLUMNS:
-        exponents = _exponents(scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, 0)
+        exponents = _exponents(
+            scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
+            THRESHOLDS, 0,
+        )  # fmt: skip
         sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
         tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
@@ -167,7 +210,8 @@ def negative_shares_kernel(
 
 @triton.jit
 def sigmoid_loss_kernel(
-    left_ptr, right_ptr, scale_ptr, bias_ptr, losses_ptr, sums_ptr, shares_ptr, rows, columns, first,
+    left_ptr, right_ptr, scale_ptr, bias_ptr, losses_ptr, sums_ptr, shares_ptr, rows, columns,
+    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
     WITH_SHARES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +220,10 @@ def sigmoid_loss_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    sign = tl.where(negative(row, column, rows, columns, first), 1.0, -1.0)
+    counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
+    sign = tl.where(counted, 1.0, -1.0)
+    if LABELED:
+        inside = counted
     logits = sign * (tl.load(scale_ptr) * scores + tl.load(bias_ptr))
     # log(1 + v) of a small v: the rounding of 1 + v divides out of v / ((1 + v) - 1).
     small = tl.exp(-tl.abs(logits))
@@ -193,11 +240,18 @@ def sigmoid_loss_kernel(
 
 
 @triton.jit
-def _exponents(scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, AXIS: tl.constexpr):
+def _exponents(
+    scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, threshold_ptr,
+    THRESHOLDS: tl.constexpr, AXIS: tl.constexpr,
+):  # fmt: skip
     """scale of the anchor * (score + bias of the contrast). AXIS: of the contrasts, 1 if the anchors are rows."""
     scale = tl.load(scale_ptr + anchor, mask=anchor < anchors, other=0.0)
     bias = tl.load(bias_ptr + contrast, mask=contrast < contrasts, other=0.0)
-    return tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
+    exponents = tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
+    if THRESHOLDS:
+        threshold = tl.load(threshold_ptr + anchor, mask=anchor < anchors, other=0.0)
+        exponents = tl.where(scores > tl.expand_dims(threshold, AXIS), ABSENT, exponents)
+    return exponents
 
 
 @triton.jit
@@ -212,7 +266,7 @@ def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
 
 
 def negative_sums_forward(
-    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
+    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, left_out: LeftOut, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `sums_cpu.negative_sums_forward`; `tile` is not used."""
     tiles = narrow_tiles()
@@ -221,9 +275,10 @@ def negative_sums_forward(
     row_sums, row_means = _partial(rows, column_tiles, left)
     column_sums, column_means = _partial(columns, row_tiles, right)
     negative_sums_kernel[(row_tiles * column_tiles,)](
-        left, right, *_scale_and_bias(rows, left, right), *_scale_and_bias(columns, right, left),
-        row_sums, row_means, column_sums, column_means, len(left), len(right), first,
-        WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
+        left, right, *_side(rows, left, right), *_side(columns, right, left),
+        row_sums, row_means, column_sums, column_means, len(left), len(right), *_left_out(left_out, left),
+        WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, THRESHOLDS=_has_thresholds(rows, columns),
+        **tiles.launch(width=left.shape[1]),
     )  # fmt: skip
     return *_combined(row_sums, row_means), *_combined(column_sums, column_means)
 
@@ -235,14 +290,14 @@ def negative_sums_backward(
     d_sums: Pair,
     rows: Side | None,
     columns: Side | None,
-    first: int,
+    left_out: LeftOut,
     tile: int,
 ) -> Pair:
     """As `sums_cpu.negative_sums_backward`."""
     tiles = narrow_tiles()
     operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
-    row_scale, row_bias = _scale_and_bias(rows, *operands)
-    column_scale, column_bias = _scale_and_bias(columns, *operands[::-1])
+    row_scale, row_bias, row_threshold = _side(rows, *operands)
+    column_scale, column_bias, column_threshold = _side(columns, *operands[::-1])
     # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
     d_rows, d_columns = (
         (gradient * scale * math.log(2)).contiguous()
@@ -251,21 +306,29 @@ def negative_sums_backward(
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         negative_shares_kernel[grid](
-            operands[0][part], operands[1], row_scale[part], row_bias, column_scale, column_bias[part],
-            sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right), first + part.start,
-            WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
+            operands[0][part], operands[1], row_scale[part], row_bias, row_threshold[part],
+            column_scale, column_bias[part], column_threshold,
+            sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right),
+            *_left_out(left_out, left, part.start), WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None,
+            THRESHOLDS=_has_thresholds(rows, columns), **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     return gradients(left, right, tiles, launch)
 
 
-def _scale_and_bias(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and bias in fp32, zeros where there are none."""
-    scale, bias = side or (None, None)
+def _side(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tuple[Tensor, ...]:
+    """Return scale, bias and threshold in fp32; zeros and infinity where there are none."""
+    scale, bias, threshold = side or (None, None, None)
     return tuple(
-        torch.zeros(len(vectors), device=vectors.device) if values is None else values.float().contiguous()
-        for values, vectors in ((scale, anchors), (bias, contrasts))
-    )  # type: ignore[return-value]
+        torch.full((len(vectors),), absent, device=vectors.device) if values is None else values.float().contiguous()
+        for values, vectors, absent in (
+            (scale, anchors, 0.0), (bias, contrasts, 0.0), (threshold, anchors, math.inf),
+        )
+    )  # fmt: skip
+
+
+def _has_thresholds(*sides: Side | None) -> bool:
+    return any(side is not None and side[2] is not None for side in sides)
 
 
 def _partial(side: Side | None, tiles: int, of: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,7 +345,7 @@ def _combined(sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sigmoid_loss_forward(
-    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
+    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, left_out: LeftOut, tile: int, with_gradients: bool
 ) -> tuple[Tensor, ...]:
     """As `sums_cpu.sigmoid_loss_forward`; `tile` is not used."""
     tiles = narrow_tiles()
@@ -294,7 +357,7 @@ def sigmoid_loss_forward(
         results.append(torch.empty(2, *grid, device=left.device))
         sigmoid_loss_kernel[grid](
             operands[0][part], operands[1], *scalars, *results[-1], shares, part.stop - part.start, len(right),
-            first + part.start, WITH_SHARES=with_gradients, **tiles.launch(width=left.shape[1]),
+            *_left_out(left_out, left, part.start), WITH_SHARES=with_gradients, **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     if with_gradients:

@@ -105,10 +105,15 @@ def tile_scores(
 
 
 @triton.jit
-def negative(row, column, rows, columns, first):
-    """Mask of entries inside the matrix, without positives."""
+def negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr):
+    """Mask of entries inside the matrix, without positives, or without pairs of equal labels if LABELED."""
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    return inside & (column[None, :] != first + row[:, None])
+    if LABELED:
+        row_labels = tl.load(row_labels_ptr + row, mask=row < rows, other=0)
+        column_labels = tl.load(column_labels_ptr + column, mask=column < columns, other=0)
+        return inside & (column_labels[None, :] != row_labels[:, None])
+    else:
+        return inside & (column[None, :] != first + row[:, None])
 
 
 @triton.jit

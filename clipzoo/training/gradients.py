@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
+from clipzoo.heads.pairs import batch_pairing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
@@ -111,7 +112,8 @@ class GradientCache:
         self._mark(OWN_PASSES)
         with step_part("head"):
             image, text = (head_inputs[view] for view in VIEWS)
-            similarity = self._model.compare(image, text, self._world, self.tile, batch.views)
+            pairing = batch_pairing(batch, self._world, self.objective.same_caption)
+            similarity = self._model.compare(image, text, self._world, self.tile, batch.views, pairing)
         with step_part("objective"):
             loss = self.objective(similarity, batch, progress)
             terms = {**self._model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}

@@ -68,7 +68,7 @@ def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
 
 
 def test_interpreted_sums_over_pairs_are_those_of_the_matrix(interpreted):
-    assert len(interpreted["pairs"]) == 2 * len(PAIR_SHAPES)
+    assert len(interpreted["pairs"]) == 4 * len(PAIR_SHAPES) + 2
     for case in interpreted["pairs"]:
         assert max(case["errors"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
 
@@ -86,30 +86,40 @@ def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_t
 
 @pytest.mark.parametrize("precision", [pytest.param("medium", marks=pytest.mark.slow), "high"])
 @pytest.mark.parametrize("of_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_pairs):
-    for kernel in in_fresh_process(_compiled, precision, of_pairs, interpret=False):
+@pytest.mark.parametrize("labeled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_pairs, labeled):
+    for kernel in in_fresh_process(_compiled, precision, of_pairs, labeled, interpret=False):
         assert kernel["shared"] <= SHARED_MEMORY, kernel
         assert kernel["wgmma"] > 0, kernel
         assert (kernel["stack"] or 0) <= SPILLED, kernel
 
 
-def _compiled(precision: str, of_pairs: bool) -> list[dict[str, Any]]:
+def _compiled(precision: str, of_pairs: bool, labeled: bool) -> list[dict[str, Any]]:
     torch.set_float32_matmul_precision(precision)
     points, factors = ("x_ptr", "y_ptr", "shares_ptr"), ("left_ptr", "right_ptr", "shares_ptr")
     if of_pairs:
         tiles = narrow_tiles()
         return [
-            compiled_for_sm_90(triton_sums.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-            compiled_for_sm_90(triton_sums.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-            compiled_for_sm_90(triton_sums.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True),
+            compiled_for_sm_90(
+                triton_sums.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True, LABELED=labeled
+            ),
+            compiled_for_sm_90(
+                triton_sums.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True, LABELED=labeled
+            ),
+            compiled_for_sm_90(triton_sums.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True, LABELED=labeled),
         ]
     tiles = current_tiles()
+    if labeled:
+        return [
+            compiled_for_sm_90(kernel, narrow_tiles(), factors, WITH_COLUMNS=True, LABELED=True)
+            for kernel in (triton_sums.log_sum_exps_kernel, triton_sums.log_sum_exps_shares_kernel)
+        ]
     return [
         compiled_for_sm_90(triton_kme.partial_sums_kernel, tiles, points, SHIFTED=False),
         compiled_for_sm_90(triton_kme.partial_sums_kernel, tiles, points, SHIFTED=True),
         compiled_for_sm_90(triton_kme.shares_kernel, tiles, points),
-        compiled_for_sm_90(triton_sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(triton_sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(triton_sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True, LABELED=False),
+        compiled_for_sm_90(triton_sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True, LABELED=False),
     ]
 
 
@@ -121,7 +131,9 @@ def _interpreted() -> dict[str, list[dict[str, Any]]]:
         torch.set_float32_matmul_precision(precision)
         for shape in SHAPES:
             cases["kme"] += [{"precision": precision, **_kme_errors(shape, gamma)} for gamma in GAMMAS]
-        cases["pairs"] += [{"precision": precision, **_pair_errors(*shape)} for shape in PAIR_SHAPES]
+        for labeled in (False, True):
+            cases["pairs"] += [{"precision": precision, **_pair_errors(*shape, labeled)} for shape in PAIR_SHAPES]
+        cases["pairs"].append({"precision": precision, **_pair_errors(*PAIR_SHAPES[1], True, thresholds=True)})
         cases["vectors"] += [{"precision": precision, **_vector_errors(*size)} for size in SIZES]
     cases["pretended"] = _steps_on_a_pretended_gpu()
     return cases
@@ -151,26 +163,42 @@ def _vector_errors(samples: int, scale: float) -> dict[str, Any]:
     return {"samples": samples, "scale": scale, "answers": max(answers), "gradients": sum(errors, [])}
 
 
-def _pair_errors(rows: int, columns: int, first: int, width: int) -> dict[str, Any]:
-    """Relative errors of the kernels' sums, means and gradients."""
+def _pair_errors(
+    rows: int, columns: int, first: int, width: int, labeled: bool, thresholds: bool = False
+) -> dict[str, Any]:
+    """Relative errors of the kernels' sums, means and gradients.
+
+    labeled: pairs of equal labels are left out. thresholds: of the negatives of each row and column, high ones are.
+    """
     generator = torch.Generator().manual_seed(rows)
     left, right = (
         normalize(torch.randn(count, width, generator=generator).double(), dim=1) for count in (rows, columns)
     )
     scales = [1 + 9 * torch.rand(count, generator=generator).double() for count in (rows, columns)]
     biases = [torch.randn(count, generator=generator).double() for count in (columns, rows)]
+    labels = torch.arange(rows).int() % 7, torch.arange(columns).int() % 9
+    left_out = labels if labeled else first
+    positives = torch.zeros(rows, columns, dtype=torch.bool).diagonal_scatter(torch.ones(rows, dtype=torch.bool), first)
+    absent = labels[0][:, None] == labels[1] if labeled else positives
+
+    cosines = left @ right.mT
+    bounds = [_in_the_widest_gap(cosines), _in_the_widest_gap(cosines.mT)] if thresholds else [None, None]
+    too_high = [
+        scores > (torch.inf if bound is None else bound[:, None])
+        for scores, bound in zip((cosines, cosines.mT), bounds, strict=True)
+    ]
 
     def of_negatives(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         sides = [
-            Exponents(scale.to(left.dtype), bias.to(left.dtype)) for scale, bias in zip(scales, biases, strict=True)
+            Exponents(scale.to(left.dtype), bias.to(left.dtype), None if bound is None else bound.to(left.dtype))
+            for scale, bias, bound in zip(scales, biases, bounds, strict=True)
         ]
-        return negative_sums(left, right, first, 8, *sides)
+        return negative_sums(left, right, left_out, 8, *sides)
 
     def exact_negatives(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         scores = left @ right.mT
-        absent = torch.zeros_like(scores).diagonal_scatter(torch.full((rows,), -torch.inf).double(), first)
-        by_row = scales[0][:, None] * (scores + biases[0]) + absent
-        by_column = scales[1] * (scores + biases[1][:, None]) + absent
+        by_row = (scales[0][:, None] * (scores + biases[0])).masked_fill(absent | too_high[0], -torch.inf)
+        by_column = (scales[1] * (scores + biases[1][:, None])).masked_fill(absent | too_high[1].mT, -torch.inf)
         return (
             by_row.logsumexp(dim=1), (by_row.softmax(dim=1) * scores).sum(dim=1).detach(),
             by_column.logsumexp(dim=0), (by_column.softmax(dim=0) * scores).sum(dim=0).detach(),
@@ -178,15 +206,22 @@ def _pair_errors(rows: int, columns: int, first: int, width: int) -> dict[str, A
 
     def of_sigmoids(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         scale, bias = left.new_tensor(3.0), left.new_tensor(-2.0)
-        return (sigmoid_loss(left, right, scale, bias, first, 8)[None],)
+        return (sigmoid_loss(left, right, scale, bias, left_out, 8)[None],)
 
     def exact_sigmoids(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         logits = 3.0 * left @ right.mT - 2.0
-        signed = logits.diagonal_scatter(-logits.diagonal(first), first)
+        signed = logits.masked_fill(absent, -torch.inf) if labeled else logits.where(~positives, -logits)
         return (softplus(signed).sum()[None],)
 
+    def of_sums(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        return log_sum_exps(left, right, left_out, 8)
+
+    def exact_sums(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        scores = (left @ right.mT).masked_fill(absent, -torch.inf)
+        return scores.logsumexp(dim=1), scores.logsumexp(dim=0)
+
     errors = []
-    for ours, exact in ((of_negatives, exact_negatives), (of_sigmoids, exact_sigmoids)):
+    for ours, exact in ((of_negatives, exact_negatives), (of_sigmoids, exact_sigmoids), (of_sums, exact_sums)):
         results = []
         for function, dtype in ((ours, torch.float32), (exact, torch.float64)):
             sides = [side.to(dtype).requires_grad_() for side in (left, right)]
@@ -197,6 +232,14 @@ def _pair_errors(rows: int, columns: int, first: int, width: int) -> dict[str, A
             results.append([*values, *torch.autograd.grad(loss, sides)])
         errors += _relative(*results)
     return {"shape": (rows, columns, first, width), "errors": errors}
+
+
+def _in_the_widest_gap(scores: Tensor) -> Tensor:
+    """Return for each row a number far from all of its scores, above a quarter of them or more."""
+    ordered = scores.sort(dim=1).values[:, scores.shape[1] // 4 :]
+    gaps = ordered.diff(dim=1)
+    widest = gaps.argmax(dim=1, keepdim=True)
+    return (ordered[:, :-1] + gaps / 2).gather(1, widest).squeeze(1)
 
 
 def _interpreted_runs() -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def _type(name: str, constants: dict[str, Any], products: torch.dtype, vectors: 
     if name in vectors:
         return "*bf16" if products == torch.bfloat16 else "*fp32"
     if name.endswith("_ptr"):
-        return "*i32" if "owner" in name or "starts" in name else "*fp32"
+        return "*i32" if any(word in name for word in ("owner", "starts", "labels")) else "*fp32"
     return "fp32" if name == "alpha" else "i32"
 
 

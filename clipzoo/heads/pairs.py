@@ -1,0 +1,238 @@
+"""Positives, negatives and left-out pairs of a batch in which samples have several captions, or share captions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clipzoo.errors import ConfigError
+from clipzoo.types import Batch, EmbeddingKind, Views, World, map_embedding
+
+SameCaption = Literal["negative", "ignore", "positive"]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Positives and negatives among the pairs of r local rows and all ranks' c columns.
+
+    A pair is a positive if the owners are equal, and a negative if the labels differ. The other pairs are left out of
+    all sums. Equal owners imply equal labels, and every row has a positive. All tensors are int64, below 2^31.
+
+    row_owner, row_label: [r]. column_owner, column_label: [c].
+    all_rows: owners and labels of all ranks' rows, [2, N]; None: the local rows are all rows.
+    anchors: the columns that are local rows of the transpose, [k]; None: columns that are a positive of a local row.
+    samples: number of local samples; 0: the number of rows.
+    """
+
+    row_owner: Tensor
+    column_owner: Tensor
+    row_label: Tensor
+    column_label: Tensor
+    all_rows: Tensor | None = None
+    anchors: Tensor | None = None
+    samples: int = 0
+
+    @cached_property
+    def positives(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the positives, [P] each, ordered by row."""
+        order, first, count = self._equal(self.row_owner, self.column_owner)
+        rows = torch.repeat_interleave(count)
+        # Places of a row's positives among the sorted columns: first, first + 1, ...
+        before = count.cumsum(0) - count
+        places = torch.arange(len(rows), device=rows.device) + (first - before)[rows]
+        return rows, order[places]
+
+    @cached_property
+    def positive_counts(self) -> Tensor:
+        """Number of positives of each row, [r]."""
+        return self._equal(self.row_owner, self.column_owner)[2]
+
+    @cached_property
+    def negative_counts(self) -> Tensor:
+        """Number of negatives of each row, [r]."""
+        return len(self.column_label) - self._equal(self.row_label, self.column_label)[2]
+
+    def counted(self, exclude_positive: bool = False) -> Tensor:
+        """Mask of the negatives and, unless excluded, of the positives, [r, c]."""
+        negatives = self.row_label[:, None] != self.column_label
+        return negatives if exclude_positive else negatives.logical_or_(self.row_owner[:, None] == self.column_owner)
+
+    @cached_property
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Labels of rows and columns in int32, for the tiles."""
+        return self.row_label.int(), self.column_label.int()
+
+    @cached_property
+    def local_samples(self) -> int:
+        return self.samples or len(self.row_owner)
+
+    @cached_property
+    def transpose_rows(self) -> Tensor:
+        """Columns that are local rows of the transpose, [k]."""
+        if self.anchors is not None:
+            return self.anchors
+        return torch.isin(self.column_owner, self.row_owner).nonzero().flatten()
+
+    def local_anchors(self, world: World) -> Tensor:
+        """Return `transpose_rows` as places among the columns of this rank's samples, [k]."""
+        return self.transpose_rows - world.rank * (len(self.column_owner) // world.size)
+
+    @cached_property
+    def transposed(self) -> Pairing:
+        """The pairing of the other direction: rows are the local captions, columns all ranks' images."""
+        owner, label = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
+        rows = self.transpose_rows
+        return Pairing(self.column_owner[rows], owner, self.column_label[rows], label, samples=self.local_samples)
+
+    def rows(self, part: slice) -> Pairing:
+        """Return the pairing of some of the rows."""
+        return replace(self, row_owner=self.row_owner[part], row_label=self.row_label[part])
+
+    def of_crops(self, crops: int) -> Pairing:
+        """Return the pairing of `crops` further images of each sample, as rows."""
+        owner, label = (values.repeat_interleave(crops) for values in (self.row_owner, self.row_label))
+        return Pairing(owner, self.column_owner, label, self.column_label, samples=self.local_samples)
+
+    def of_boxes(self, boxes: int) -> Pairing:
+        """Return the pairing of `boxes` captions of regions of each sample, as rows, with all ranks' images."""
+        columns = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
+        owner, label = (values.repeat_interleave(boxes) for values in (self.row_owner, self.row_label))
+        return Pairing(owner, columns[0], label, columns[1], samples=self.local_samples)
+
+    @staticmethod
+    def _equal(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the order of the sorted columns, and first place and number of those equal to each row."""
+        ordered, order = columns.sort(stable=True)
+        first = torch.searchsorted(ordered, rows)
+        return order, first, torch.searchsorted(ordered, rows, right=True) - first
+
+
+def batch_pairing(batch: Batch, world: World, same_caption: SameCaption = "negative") -> Pairing | None:
+    """Return the pairing of the local images with all ranks' captions; None: image i has only caption i as positive.
+
+    same_caption: whether pairs of samples that share a caption or a group, directly or through other samples, are
+    negatives, are left out ("ignore"), or are positives. Collective.
+
+    Raises:
+        ConfigError: samples may share captions, but the texts are not token ids and have no digests.
+    """
+    views = batch.views
+    if same_caption == "negative":
+        return None if views.captions == 1 and not views.hard else samples_pairing(len(batch), views, world)
+    digests = batch.caption_key if batch.caption_key is not None else token_digests(batch)
+    keys = world.gather(digests.reshape(len(batch), -1)[:, : views.captions].contiguous())
+    label = components(keys, None if batch.group is None else world.gather(batch.group))
+    return samples_pairing(len(batch), views, world, label, shared=same_caption == "positive")
+
+
+def samples_pairing(
+    samples: int, views: Views, world: World, label: Tensor | None = None, shared: bool = False
+) -> Pairing:
+    """Return the pairing of the local images with all ranks' captions.
+
+    samples: number of local samples b. label: [N] of all ranks' samples; None: all differ.
+    shared: whether the captions of all samples with the same label are positives.
+    """
+    count, columns = samples * world.size, views.captions + views.hard
+    owner = torch.arange(count, device=world.device if label is None else label.device)
+    label = owner if label is None else label
+    owner = label if shared else owner
+    # A hard negative caption has a number that no sample has.
+    hard = torch.arange(count, count * (1 + views.hard), device=owner.device).view(count, views.hard)
+
+    def of_columns(of_sample: Tensor) -> Tensor:
+        return torch.cat([of_sample[:, None].expand(count, views.captions), hard], dim=1).flatten()
+
+    local = slice(world.rank * samples, (world.rank + 1) * samples)
+    places = torch.arange(count * columns, device=owner.device).view(count, columns)
+    return Pairing(
+        owner[local],
+        of_columns(owner),
+        label[local],
+        of_columns(label),
+        torch.stack([owner, label]),
+        places[local, : views.captions].flatten(),
+        samples,
+    )
+
+
+def token_digests(batch: Batch) -> Tensor:
+    """Return digests of the token ids, [b * K] int64, which do not depend on padding."""
+    tokens = batch.texts
+    if tokens.is_floating_point():
+        raise ConfigError(
+            "objective.same_caption compares captions, and the texts of this dataset (data._target_) are not token "
+            "ids: give objective.same_caption=negative"
+        )
+    if batch.text_lengths is not None:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        tokens = tokens.where(places < batch.text_lengths.to(tokens.device)[:, None], 0)
+    factors = torch.randint(-(2**62), 2**62, (tokens.shape[1],), generator=torch.Generator().manual_seed(0))
+    return (tokens.long() * factors.to(tokens.device)).sum(dim=1)
+
+
+def components(keys: Tensor, group: Tensor | None = None) -> Tensor:
+    """Return the first sample that is joined to each of N samples by equal keys or groups, directly or not, [N].
+
+    keys: [N, k]; samples with an equal key in any column are joined. group: [N]; a negative number is no group.
+    """
+    count = len(keys)
+    label = torch.arange(count, device=keys.device)
+    distinct, place = keys.unique(return_inverse=True)  # place: [N, k]
+    nodes = len(distinct)
+    if group is not None:
+        distinct, of_group = torch.where(group < 0, -1 - label, group).unique(return_inverse=True)
+        place = torch.cat([place, of_group[:, None] + nodes], dim=1)
+        nodes += len(distinct)
+    while True:
+        smallest = label.new_full((nodes,), count).scatter_reduce(
+            0, place.flatten(), label[:, None].expand_as(place).flatten(), "amin"
+        )
+        joined = smallest[place].amin(dim=1)
+        joined = joined[joined]  # a sample that is joined to its label takes over the label's label
+        if torch.equal(joined, label):
+            return label
+        label = joined
+
+
+def split_views(
+    images: EmbeddingKind, texts: EmbeddingKind, views: Views
+) -> tuple[EmbeddingKind, EmbeddingKind, EmbeddingKind, EmbeddingKind]:
+    """All local images and texts -> plain images, captions with hard captions, crops, boxes."""
+
+    def part(embedding: EmbeddingKind, each: int, chosen: slice) -> EmbeddingKind:
+        """Rows of a part of the `each` rows of every sample."""
+        return map_embedding(lambda tensor: tensor.unflatten(0, (-1, each))[:, chosen].flatten(0, 1), embedding)
+
+    plain, columns = slice(0, 1), slice(0, views.captions + views.hard)
+    return (
+        part(images, views.images, plain) if views.crops else images,
+        part(texts, views.texts, columns) if views.boxes else texts,
+        part(images, views.images, slice(plain.stop, None)),
+        part(texts, views.texts, slice(columns.stop, None)),
+    )
+
+
+# Sums over the positives of each row, and of sums over ranks.
+
+
+def log_add(values: Tensor, dim: int) -> Tensor:
+    """Log-sum-exp that is -inf with a zero gradient if all values are -inf."""
+    empty = (values == -torch.inf).all(dim=dim, keepdim=True)
+    return values.masked_fill(empty, 0.0).logsumexp(dim=dim).masked_fill(empty.squeeze(dim), -torch.inf)
+
+
+def sums(values: Tensor, rows: Tensor, count: int) -> Tensor:
+    """[P] values and their rows -> sums, [count]."""
+    return values.new_zeros(count).index_add(0, rows, values)
+
+
+def log_sums(values: Tensor, rows: Tensor, count: int) -> Tensor:
+    """[P] values and their rows -> log sum exp, [count]; -inf without values."""
+    largest = values.new_full((count,), -torch.inf).scatter_reduce(0, rows, values.detach(), "amax")
+    largest = largest.clamp(min=torch.finfo(values.dtype).min)
+    return sums((values - largest[rows]).exp(), rows, count).log() + largest
