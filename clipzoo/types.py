@@ -333,7 +333,7 @@ class Similarity:
     `within_image` and `within_text` compute scores inside a modality on demand (CyCLIP), None if a head has none.
     `world` holds the ranks whose samples are the columns; objectives gather their statistics over it.
 
-    image, text: embeddings of all local images and texts (see `Views`), for terms; None if they were not kept.
+    image, text: embeddings of all local images and texts, `views` of a sample, for terms; None if they were not kept.
     further: scores of rows that are no columns: crops with all captions, and boxes with all images.
     teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
     log_cosine_scale: log of the factor of the cosines of `image` and `text` in the scores; None for other scores.
@@ -346,6 +346,7 @@ class Similarity:
     world: World = World()
     image: Embedding | None = None
     text: Embedding | None = None
+    views: Views = Views()
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
     log_cosine_scale: Tensor | None = None

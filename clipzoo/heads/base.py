@@ -35,7 +35,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     learnable_temperature: bool = False
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
-    """True if the score is the inner product of `search_factors`."""
+    """True if the score is the inner product of `search_factors`, or an increasing function of it."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
                 further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
             if views.boxes:
                 further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
-        return replace(similarity, image=images, text=texts, further=tuple(further))
+        return replace(similarity, image=images, text=texts, further=tuple(further), views=views)
 
     def similarity(
         self,

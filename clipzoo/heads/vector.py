@@ -131,6 +131,16 @@ def projection(width: int, embed_width: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(width, embed_width) * width**-0.5)
 
 
+def by_view(similarity: Similarity) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the local vectors of images [b, 1, d], crops, captions and boxes, [b, views, d] with 0 or more views."""
+    views, images, texts = similarity.views, similarity.image, similarity.text
+    assert isinstance(images, Tensor) and isinstance(texts, Tensor)
+    image, crops = images.unflatten(0, (-1, views.images)).split([1, views.crops], dim=1)
+    counts = [views.captions, views.hard, views.boxes]
+    captions, _, boxes = texts.unflatten(0, (-1, views.texts)).split(counts, dim=1)
+    return image, crops, captions, boxes
+
+
 # CLIP: unit vectors and a learnable inverse temperature (Radford et al. 2021).
 
 

@@ -108,7 +108,7 @@ def test_recall_of_kme_rises_with_the_landmarks(monkeypatch):
     assert recalls[0] < recalls[2] and recalls[1] <= recalls[2] == 1.0
 
 
-@pytest.mark.parametrize("name", ["clip", "cloob", "cosine", "inner_product", "distance", "wpse"])
+@pytest.mark.parametrize("name", ["clip", "cloob", "cosine", "inner_product", "distance", "wpse", "prolip"])
 def test_the_factors_of_every_other_head_give_its_score(name):
     head = build_head(name).eval()
     with torch.no_grad():
@@ -117,6 +117,18 @@ def test_the_factors_of_every_other_head_give_its_score(name):
         torch.testing.assert_close(left @ right.mT, head.score(image, text))
         assert head.is_inner_product
         best = Candidates(head.float(), image.float()).best(text[:1].float(), 6)
+    assert best.tolist() == head.score(image, text[:1].double())[:, 0].sort(descending=True).indices.tolist()
+
+
+@pytest.mark.parametrize("name", ["meru", "hycoclip"])
+def test_a_distance_is_searched_by_the_inner_product_that_orders_it(name):
+    head = build_head(name).eval()
+    assert head.is_inner_product
+    with torch.no_grad():
+        image, text = head.embed_image(image_features(9)), head.embed_text(text_features(4))
+        left, right = head.search_factors(image, text)
+        assert torch.equal((left @ right.mT).argsort(dim=0), head.score(image, text).argsort(dim=0))
+        best = Candidates(head.float(), image.float()).best(text[:1].float(), 9)
     assert best.tolist() == head.score(image, text[:1].double())[:, 0].sort(descending=True).indices.tolist()
 
 
