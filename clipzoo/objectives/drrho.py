@@ -37,7 +37,11 @@ class DRRhoCLIP(FastCLIP):
             2025,
         ),
     )
-    relations = FastCLIP.relations
+    relations = {
+        "minimum_temperature <= temperature <= maximum_temperature": (
+            "temperature must lie between minimum_temperature and maximum_temperature"
+        )
+    }
     weight = 1.0
     epsilon_in_level = True
 

@@ -49,7 +49,11 @@ class GloFND(FastCLIP):
             2025,
         ),
     )
-    relations = FastCLIP.relations
+    relations = {
+        "minimum_temperature <= temperature <= maximum_temperature": (
+            "temperature must lie between minimum_temperature and maximum_temperature"
+        )
+    }
     further_state = {"threshold": 1.0, "threshold_mean": 0.0, "threshold_square": 0.0}
     threshold: Tensor
     threshold_mean: Tensor

@@ -87,7 +87,9 @@ class _NegativeSums(torch.autograd.Function):
             None if side is None else (side.scale * math.log2(math.e), side.bias, side.threshold)
             for side in (rows, columns)
         ]
-        row_sums, row_means, column_sums, column_means = kernels.negative_sums_forward(left, right, *sides, left_out, tile)
+        row_sums, row_means, column_sums, column_means = kernels.negative_sums_forward(
+            left, right, *sides, left_out, tile
+        )
         context.save_for_backward(left, right, row_sums, column_sums)
         context.kernels, context.arguments = kernels, (*sides, left_out, tile)
         context.mark_non_differentiable(row_means, column_means)
