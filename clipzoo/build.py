@@ -16,6 +16,7 @@ from clipzoo.config import schema
 from clipzoo.config.groups import CONF, options
 from clipzoo.config.schema import HYDRA_KEYS, class_constant, filled, has_open, is_a
 from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, refusal, values_of
+from clipzoo.distillation import Distillation
 from clipzoo.encoders.base import Encoder, on_meta, require_as_large
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
@@ -25,7 +26,7 @@ from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
-from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer, Parts
+from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer, Parts, Teacher
 from clipzoo.training.settings import Settings
 from clipzoo.types import Part
 
@@ -47,8 +48,11 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
         tuning=build_part(plain["tune"], trust, Tuning) if "tune" in plain else None,
         averaging=build_part(plain["average"], trust, Averaging) if "average" in plain else None,
         seed=plain["seed"],
+        teacher=build_part(plain["teacher"], trust, Teacher) if "teacher" in plain else None,
+        distill=_seeded(plain, "distill", trust, Distillation) if "distill" in plain else None,
     )
     base.require(parts.head, parts.objective)
+    parts.require_teacher()
     if suite.validation is not None:
         parts.objective.require_value_of_unseen()
     return parts

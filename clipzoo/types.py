@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from clipzoo.config.schema import checked as checked
 from clipzoo.config.vocabulary import *  # noqa: F403 (all annotations)
+from clipzoo.config.vocabulary import Count as Count, NonNegativeCount as NonNegativeCount
 from clipzoo.distributed.world import World as World
 from clipzoo.errors import ConfigError
 
@@ -33,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Part):
     """Images and captions of a sample in a step, in the order of a batch; by default one image and one caption.
 
     captions: captions of the image. hard: captions that are wrong for it, negatives of every image.
@@ -41,10 +42,10 @@ class Views:
     Columns of the scores are images, captions and hard captions; boxes and crops are rows only.
     """
 
-    captions: int = 1
-    hard: int = 0
-    boxes: int = 0
-    crops: int = 0
+    captions: Count = 1
+    hard: NonNegativeCount = 0
+    boxes: NonNegativeCount = 0
+    crops: NonNegativeCount = 0
 
     @property
     def images(self) -> int:
@@ -320,6 +321,10 @@ class Scores(ABC):
         Call this for both directions before using a sum of either: one pass over the scores then serves both.
         """
 
+    def at(self, columns: Tensor) -> Tensor:
+        """columns [b, S] int64 -> the scores of row i with the columns columns[i], [b, S]."""
+        return self.dense().gather(1, columns)
+
     @abstractmethod
     def dense(self) -> Tensor:
         """Return all scores, [b, N]. Only for formulas that need single scores: the other methods need less memory."""
@@ -337,6 +342,7 @@ class Similarity:
     further: scores of rows that are no columns: crops with all captions, and boxes with all images.
     teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
     log_cosine_scale: log of the factor of the cosines of `image` and `text` in the scores; None for other scores.
+    prefixes: similarities of the embeddings' prefixes, by width (see `Head.matryoshka`).
     """
 
     image_to_text: Scores
@@ -350,6 +356,7 @@ class Similarity:
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
     log_cosine_scale: Tensor | None = None
+    prefixes: Mapping[int, Similarity] = field(default_factory=dict)
 
     @property
     def directions(self) -> tuple[Scores, Scores]:
@@ -399,6 +406,11 @@ class Progress:
     def completed(self, epochs: float = 1) -> int:
         """Return the number of completed periods of `epochs` epochs."""
         return math.floor(self.step / self.steps(epochs))
+
+    @property
+    def begins_epoch(self) -> bool:
+        """True for the first step and for those that complete an epoch."""
+        return self.step == 0 or self.completed() > replace(self, step=self.step - 1).completed()
 
 
 def decimal(number: float) -> Fraction:

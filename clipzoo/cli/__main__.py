@@ -37,6 +37,7 @@ COMMANDS = {
     "explore": ("cli.models.explore_arguments", "explore trained models in a browser: search, neighbours, maps"),
     "export": ("cli.models.export_arguments", "write a model for open_clip, transformers, torch.export or onnxruntime"),
     "index": ("cli.models.index_arguments", "embed images once, to search them"),
+    "features": ("cli.models.features_arguments", "embed a dataset's images and captions once, for teacher=stored"),
     "search": ("cli.models.search_arguments", "search an index of images by captions"),
     "migrate": ("cli.migrate.migrate_arguments", "translate a command of open_clip's training or of CLIP_benchmark"),
     "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),

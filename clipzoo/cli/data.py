@@ -65,6 +65,9 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("output", type=output_folder, help="output folder")
     make.add_argument("--image", default="filepath", help="the table's column of image paths")
     make.add_argument("--caption", default="title", help="the table's column of captions")
+    make.add_argument(
+        "--keep", nargs="+", default=[], metavar="COLUMN", help="the table's columns to keep in the .json"
+    )
     make.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
     make.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
     make.add_argument("--samples-a-shard", type=number_in(Samples), default=10_000)
@@ -178,7 +181,7 @@ def make_shards(options: argparse.Namespace) -> None:
     other_files: list[LeftOut] = []
     source, kinds = options.source, {
         "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
-        "a table": ("--image", "--caption"),
+        "a table": ("--image", "--caption", "--keep"),
     }  # fmt: skip
     kind = list(kinds)[0 if source.is_dir() else 1 if source.suffix == ".json" else 2]
     for other_kind in kinds.keys() - {kind}:
@@ -188,7 +191,7 @@ def make_shards(options: argparse.Namespace) -> None:
     elif source.suffix == ".json":
         pairs = pairs_from_karpathy(source, options.images, options.splits)
     elif source.is_file():
-        pairs = pairs_from_table(source, options.image, options.caption)
+        pairs = pairs_from_table(source, options.image, options.caption, options.keep)
     else:
         raise ConfigError(f"{source} does not exist")
     held_out = options.output / "held_out"

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Annotated
 
-from clipzoo.cli.arguments import number_in, output_folder
-from clipzoo.config.vocabulary import Range, Samples
+from clipzoo.cli.arguments import Progress, number_in, output_folder
+from clipzoo.config.vocabulary import Count, Range, Samples
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
@@ -87,6 +87,60 @@ def index(options: argparse.Namespace) -> None:
     if built is not None:
         output = options.output
         say(f'{number_of(len(built), "image")} in {output}: clipzoo search "a caption" --index {output}')
+    world.leave()
+
+
+def features_arguments(parser: argparse.ArgumentParser) -> None:
+    """Write a model's embeddings of every image and caption of a dataset, for trainings with teacher=stored.
+
+    clipzoo features runs/teacher data.shards='data/cc3m/{00000..00331}.tar' --output data/cc3m_features
+    clipzoo features open_clip:ViT-L-14/datacomp_xl_s13b_b90k data=cc3m --output data/cc3m_features --device cuda
+    torchrun --nproc-per-node 8 --no-python clipzoo features runs/teacher data=cc3m --output data/cc3m_features
+
+    The same command completes interrupted features, and adds those of new shards.
+    """
+    parser.add_argument("model", metavar="MODEL", help="a run, a checkpoint, a hub directory, open_clip:NAME/TAG or "
+                        "transformers:FOLDER")  # fmt: skip
+    parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="the dataset, as for clipzoo train")
+    parser.add_argument("--output", type=output_folder, required=True, help="folder of the features")
+    parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
+    parser.add_argument("--batch", type=number_in(Count), default=256, help="samples per batch (default: %(default)s)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="float32", help="of the encoders")
+    parser.add_argument("--half", action="store_true", help="store float16, half the size")
+    _add_trust(parser)
+    parser.set_defaults(run=features)
+
+
+def features(options: argparse.Namespace) -> None:
+    from clipzoo.config.compose import compose
+    from clipzoo.config.trust import read, trusted_names
+    from clipzoo.runs.identity import with_variables
+
+    for line in options.overrides:
+        if read(line).key_or_group.partition(".")[0] not in ("data", "trust"):
+            raise ConfigError(f"{line}: clipzoo features takes only the dataset, data=NAME and data.KEY=VALUE")
+    node = with_variables(compose(options.overrides)["data"])
+    trust = (*trusted_names(options.overrides), *options.trust)
+
+    from clipzoo.build import build_part
+    from clipzoo.data.dataset import ShardDataset
+    from clipzoo.distributed.launch import loader_workers, say
+    from clipzoo.distributed.world import World
+    from clipzoo.teachers import load_model, write_features
+
+    dataset = build_part(node, trust, ShardDataset)
+    world = World.join(options.device, TIMEOUT, key="--device")
+    model = load_model(options.model, trust, options.average).to(world.device)
+    dataset.open(options.output, world)
+    progress = Progress("features", "samples")
+    written = write_features(
+        model, options.model, dataset, options.output, world, batch=options.batch,
+        workers=loader_workers(world.device.type == "cuda", node["workers"]), precision=options.precision,
+        half=options.half, report=progress if world.is_first else lambda done, total: None,
+    )  # fmt: skip
+    say(f"{number_of(written, 'shard')} embedded in {progress.seconds:.0f} s, {number_of(dataset.samples, 'sample')} "
+        f"in {options.output}: train with teacher=stored teacher.path={options.output}")  # fmt: skip
     world.leave()
 
 

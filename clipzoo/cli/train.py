@@ -256,6 +256,8 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
             dataset.open(folder, world)
             dataset.check(parts.seed, settings.global_batch)
             settings.check(dataset.samples, world)
+            if parts.teacher is not None:
+                parts.teacher.open(parts, model, trust)
             rows = initialise(model, folder, plain, values, parts, trust, world)
             settings = settings.resolved(folder, world)
             evaluator.open()

@@ -89,6 +89,8 @@ NonNegative = Annotated[float, Range(at_least=0)]
 Probability = Annotated[float, Range(at_least=0, at_most=1)]
 Share = Annotated[float, Range(above=0, at_most=1)]
 """A fraction above 0."""
+CaptionKeys = str | Annotated[list[str], Distinct()] | dict[str, float]
+"""A key of a sample's .json, several keys, or keys with probabilities; ".txt" is the sample's .txt."""
 Decay = Annotated[float, Range(at_least=0, below=1)]
 """Weight of the old value in a moving average."""
 Scale = Annotated[float, Range(at_least=1e-3, at_most=1e3)]
@@ -127,6 +129,7 @@ SpikePolicy = Literal["report", "stop", "skip", "rewind"]
 Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
 
 Names = Annotated[list[str], Distinct()]
+Widths = Annotated[Sequence[Count], Distinct()]
 OrderedPair = Annotated[tuple[float, float], Ascending()]
 ChannelTriple = tuple[float, float, float]
 """One number for red, green and blue."""

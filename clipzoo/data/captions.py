@@ -6,13 +6,16 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images import LARGEST_FILE
+from clipzoo.data.images import LARGEST_FILE, Region
 
 LARGEST_TEXT = 2**24
 """Bytes of the largest caption or .json that is read."""
@@ -22,6 +25,11 @@ _BLOCK = 2**22
 """Digests that are read at a time."""
 NO_CAPTION = 0
 """Digest of a sample without a usable caption."""
+TXT = ".txt"
+"""Name of the .txt among caption keys."""
+Setting = Literal["caption", "hard", "box", "group"]
+"""Settings data.<setting>_key that name keys of the .json."""
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -111,34 +119,112 @@ def digest(caption: str) -> int:
     return int.from_bytes(hashlib.blake2b(" ".join(caption.split()).encode(), digest_size=8).digest(), "little") or 1
 
 
-def read_captions(descriptor: int, record: np.void, caption_key: str | None) -> list[str]:
-    """Return the usable captions of a sample of an open shard.
+class SampleTexts:
+    """Texts of a sample of an open shard: captions, hard negatives, regions, and the group. Parses the .json once.
 
-    record: a RECORD. caption_key: key of the .json that holds the caption or captions; None for the .txt.
-    Raises BadSampleError, also without a usable caption.
+    record: a RECORD. All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the
+    name of the setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key.
     """
-    try:
-        text = read_member(descriptor, record, "txt" if caption_key is None else "json").decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadSampleError("caption_not_utf8", str(error)) from error
-    captions = [text]
-    if caption_key is not None:
+
+    def __init__(self, descriptor: int, record: np.void) -> None:
+        self._descriptor, self._record = descriptor, record
+
+    def texts(self, key: str | None, setting: Setting = "caption") -> list[str]:
+        """Return the usable texts under a key of the .json, or that of the .txt if the key is None."""
+        value = self._read("txt") if key is None else self._value(key, setting)
+        texts = value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str) for text in texts):
+            reason = f"{key} is {value!r:.80}, neither a text nor a list of texts"
+            raise BadSampleError(f"bad_{setting}", reason)
+        texts = [text for text in texts if has_text(text)]
+        if not texts:
+            raise BadSampleError(f"empty_{setting}", f"{key or 'the caption'} has no letter or digit")
+        return texts
+
+    def captions(self, keys: CaptionKeys | None) -> tuple[list[str], list[float] | None]:
+        """Return the usable captions of all keys, in their order, and their probabilities if the keys have some."""
+        by_key = [self.texts(key) for key in caption_keys(keys)]
+        probabilities = None
+        if isinstance(keys, Mapping):
+            shares = zip(keys.values(), by_key, strict=True)
+            probabilities = [p / sum(keys.values()) / len(captions) for p, captions in shares for _ in captions]
+        return [caption for captions in by_key for caption in captions], probabilities
+
+    def regions(self, key: str) -> list[tuple[str, Region]]:
+        """Return captions of regions with their places: rows of [caption, left, top, right, bottom].
+
+        GRIT's rows [start, end, left, top, right, bottom, ...] refer to characters of the key "caption".
+        """
+        value = self._value(key, "box")
+        regions = []
+        for row in value if isinstance(value, list) else [value]:
+            try:
+                text, edges = row[0], row[1:]
+                if not isinstance(text, str):
+                    text, edges = self._value("caption", "box")[int(row[0]) : int(row[1])], row[2:6]
+                left, top, right, bottom = (min(max(float(edge), 0.0), 1.0) for edge in edges)
+                is_usable = has_text(text) and left < right and top < bottom
+            except (TypeError, ValueError, LookupError, OverflowError):
+                is_usable = False
+            if not is_usable:
+                reason = f"{key} has {row!r:.80}, not [caption, left, top, right, bottom] with shares of the image"
+                raise BadSampleError("bad_box", reason)
+            regions.append((text, (left, top, right, bottom)))
+        if not regions:
+            raise BadSampleError("empty_box", f"{key} has no region")
+        return regions
+
+    def group(self, key: str) -> int:
+        """Return the digest of the string or number under a key."""
+        value = self._value(key, "group")
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise BadSampleError("bad_group", f"{key} is {value!r:.80}, neither a text nor a number")
+        return digest(str(value))
+
+    def _value(self, key: str, setting: Setting) -> Any:
+        """Return the value under a key of the .json."""
+        entry = self._entry
+        if not isinstance(entry, dict) or entry.get(key) is None:
+            present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
+            raise BadSampleError(f"missing_{setting}", f"json has no data.{setting}_key {key!r}, but: {present}")
+        return entry[key]
+
+    @cached_property
+    def _entry(self) -> Any:
         try:
-            entry = json.loads(text)
+            return json.loads(self._read("json"))
         except (ValueError, RecursionError) as error:
             raise BadSampleError("bad_json", f"json: {error}") from error
-        if not isinstance(entry, dict) or entry.get(caption_key) is None:
-            present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
-            raise BadSampleError("missing_caption", f"json has no data.caption_key {caption_key!r}, but: {present}")
-        value = entry[caption_key]
-        captions = value if isinstance(value, list) else [value]
-        if not all(isinstance(caption, str) for caption in captions):
-            reason = f"{caption_key} is {value!r:.80}, neither a text nor a list of texts"
-            raise BadSampleError("bad_caption", reason)
-    captions = [caption for caption in captions if has_text(caption)]
-    if not captions:
-        raise BadSampleError("empty_caption", "the caption has no letter or digit")
-    return captions
+
+    def _read(self, role: str) -> str:
+        try:
+            return read_member(self._descriptor, self._record, role).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadSampleError("caption_not_utf8", str(error)) from error
+
+
+def caption_keys(keys: CaptionKeys | None) -> list[str | None]:
+    """Return the keys in `data.caption_key` in their order; None for the .txt."""
+    names = [TXT] if keys is None else [keys] if isinstance(keys, str) else list(keys)
+    return [None if name == TXT else name for name in names]
+
+
+def chosen(
+    items: Sequence[Item],
+    count: int,
+    random: Callable[[], np.random.Generator],
+    probabilities: Sequence[float] | None = None,
+) -> list[Item]:
+    """Return `count` items: a random draw without replacement, in the order drawn.
+
+    At most `count` items are not drawn but returned in their order, and repeated from the first. random: creates the
+    generator of the draw. probabilities: of the items; None if they are equally likely.
+    """
+    if len(items) <= count:
+        return [items[place % len(items)] for place in range(count)]
+    # One item is drawn as in `integers`, which choice without replacement does not.
+    places = random().choice(len(items), count, replace=count == 1, p=probabilities)
+    return [items[place] for place in places.tolist()]
 
 
 def has_text(caption: str) -> bool:

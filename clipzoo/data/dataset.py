@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,14 +11,26 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from PIL.Image import Image, fromarray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from clipzoo.config.schema import checked
-from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Pixels, Probability, Range, Share, Side, Workers
-from clipzoo.data.captions import CaptionCounts
+from clipzoo.config.vocabulary import (
+    Ascending,
+    CaptionKeys,
+    Count,
+    Gigabytes,
+    Pixels,
+    Probability,
+    Range,
+    Share,
+    Side,
+    Workers,
+)
+from clipzoo.data.captions import CaptionCounts, Item, SampleTexts, Setting, chosen, digest
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
-from clipzoo.data.images import ImageTransform
+from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
@@ -26,7 +39,7 @@ from clipzoo.data.reader import Prefetcher, ShardReader
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.types import Batch, Part, World
+from clipzoo.types import Batch, Part, Views, World
 
 StoredKeys = Callable[[Tensor], Tensor]
 """Sample ids [b] -> digests of the images whose features are stored, [b] int64; 0 where there are none."""
@@ -49,13 +62,20 @@ class ShardDataset(Part):
     decode: "exact" decodes every pixel; "fast" lets the JPEG decoder scale down by 2, 4 or 8 where the crop stays
         larger than image_size.
     max_pixels: larger images count as unusable.
-    caption_key: key of the .json that holds the caption or captions; None for the .txt.
+    caption_key: key of the .json that holds the caption or captions; None for the .txt. With a list of keys, in which
+        ".txt" is the .txt, a sample has the captions of all keys; with {key: probability} captions are drawn by these
+        probabilities.
     shuffle_window: number of shards whose samples are shuffled together.
     max_bad_fraction: fraction of unusable samples above which training stops.
     workers: decoding processes of each rank; 0 decodes in the training process, "auto" is as many as the cores allow.
     prefetch: batches that each worker prepares ahead.
     index_folder: folder of the index; None for the shards' folder, or for the run directory if that is read-only.
     cache_folder, cache_gigabytes: local copies of remote shards, at least two windows; see `locations.ShardCache`.
+    views: numbers of captions, hard negatives, regions and further crops of each sample in a batch. The images of the
+        regions are the first further crops, the others are crops of the whole image.
+    hard_key: key of the .json that holds the hard negative captions.
+    box_key: key of the .json that holds regions, [[caption, left, top, right, bottom], ...] in shares of the image.
+    group_key: key of the .json that holds the group of a sample, a string or a number; None for no groups.
     """
 
     def __init__(
@@ -69,7 +89,7 @@ class ShardDataset(Part):
         rand_augment: tuple[Operations, Magnitude] | None,
         decode: Literal["exact", "fast"],
         max_pixels: Pixels,
-        caption_key: str | None,
+        caption_key: CaptionKeys | None,
         shuffle_window: Count,
         max_bad_fraction: Probability,
         workers: Literal["auto"] | Workers,
@@ -77,7 +97,22 @@ class ShardDataset(Part):
         index_folder: str | None,
         cache_folder: str | None,
         cache_gigabytes: Gigabytes,
+        views: Views = Views(),
+        hard_key: str | None = None,
+        box_key: str | None = None,
+        group_key: str | None = None,
     ) -> None:
+        if views.hard and hard_key is None:
+            raise ConfigError(f"data.views.hard={views.hard} needs data.hard_key, the key of the hard negatives")
+        if views.boxes and box_key is None:
+            raise ConfigError(f"data.views.boxes={views.boxes} needs data.box_key, the key of the regions")
+        if caption_key is not None and not caption_key:
+            raise ConfigError(f"data.caption_key={caption_key!r} names no key")
+        if isinstance(caption_key, Mapping):
+            shares = caption_key.values()
+            if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+                message = f"the probabilities must be above 0 and sum to 1, not to {sum(shares):g}"
+                raise ConfigError(f"data.caption_key={dict(caption_key)}: {message}")
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
         # Plain tuples, because Hydra's lists are slow to index.
@@ -85,6 +120,7 @@ class ShardDataset(Part):
         augment = (rand_augment[0], rand_augment[1]) if rand_augment else None
         self._transform = ImageTransform(image_size, scale, interpolation, flip, augment, decode, max_pixels)
         self._caption_key = caption_key
+        self._content = Content(views, caption_key, hard_key, box_key, group_key)
         self._window = shuffle_window
         self._max_bad_fraction = max_bad_fraction
         self._workers, self._prefetch = workers, prefetch
@@ -127,10 +163,12 @@ class ShardDataset(Part):
         return fingerprint(self._indexes, self._sources, self._window)
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample's image or caption is the same in every epoch, up to rare exceptions."""
-        transform = self._transform
+        """Return True if a sample has one image or caption, the same in every epoch up to rare exceptions."""
+        transform, views = self._transform, self._content.views
+        if view == "text":
+            return views.texts == 1
         is_fixed = transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
-        return view == "text" or is_fixed
+        return is_fixed and views.images == 1
 
     def leave_out_images(self, stored_keys: StoredKeys) -> None:
         """Do not decode images whose features are stored: batches have `image_key`, and such images are black.
@@ -138,6 +176,10 @@ class ShardDataset(Part):
         stored_keys: called in the loader processes.
         """
         self._stored_keys = stored_keys
+
+    def shards(self) -> list[tuple[str, str, int]]:
+        """Return name, digest and number of samples of each shard, in the order of the sample ids."""
+        return [(shard.name, shard.digest, shard.count) for index in self._indexes for shard in index.shards]
 
     def captions(self) -> CaptionCounts:
         """Return how often captions repeat over all sources, regardless of their weights. Reads only the index."""
@@ -186,7 +228,14 @@ class ShardDataset(Part):
         """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
         reader = self._reader(seed=0)
         samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
-        return [(image, caption) for image, caption, *_ in samples if image is not None]
+        images = [sample.image for sample in samples if sample.image is not None]
+        plain = [image[0] if self._content.views.crops else image for image in images]
+        return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
+
+    def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
+        """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
+        reader = self._reader(seed=0)
+        return [reader.whole(sample_id) for sample_id in sample_ids]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
         """Shard and key of each sample, such as "00003.tar 000031415"."""
@@ -198,7 +247,7 @@ class ShardDataset(Part):
         return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
 
     def _reader(self, seed: int) -> SampleReader:
-        return SampleReader(self._indexes, self._cache, self._transform, self._caption_key, seed)
+        return SampleReader(self._indexes, self._cache, self._transform, self._content, seed)
 
     def _open_fault_log(self, world: World) -> None:
         if self._run is not None:
@@ -234,24 +283,63 @@ class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
         rows = self.plan.rows(step)
         ids, epochs = torch.from_numpy(rows.sample_id[self.rows].copy()), rows.epoch[self.rows].tolist()
         stored_keys = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
-        size = self.reader.transform.image_size
-        images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
-        captions, keys, faults = list[str](), list[int](), list[Fault]()
+        size, views = self.reader.transform.image_size, self.reader.content.views
+        shape = (len(ids), *([views.images] if views.crops else []), 3, size, size)
+        images = torch.zeros(1, dtype=torch.uint8).expand(shape)
+        samples, faults = list[Sample](), list[Fault]()
         for position, request in enumerate(zip(ids.tolist(), epochs, stored_keys, strict=True)):
-            image, caption, key, sample_faults = self.reader.read(*request)
-            if image is not None:
+            sample = self.reader.read(*request)
+            if sample.image is not None:
                 if not images.is_contiguous():
                     images = images.contiguous()
-                images[position] = image
-            captions.append(caption)
-            keys.append(key)
-            faults += sample_faults
+                images[position] = sample.image
+            samples.append(sample)
+            faults += sample.faults
+        captions = [caption for sample in samples for caption in sample.texts]
         text, lengths = self.tokenizer(captions), None
         if self.trim_text:
             lengths = caption_lengths(text, self.tokenizer.end_token)
             text = trim_padding(text, self.tokenizer.end_token)
-        image_keys = None if self.stored_keys is None else torch.tensor(keys)
-        return Batch(images, text, ids, image_keys, lengths), faults
+        keys = _as_tensor(map(digest, captions))
+        if views.texts > 1:
+            # [b K, ...] -> [b, K, ...]
+            text, keys = (flat.unflatten(0, (len(ids), views.texts)) for flat in (text, keys))
+            lengths = None if lengths is None else lengths.unflatten(0, (len(ids), views.texts))
+        group = None if self.reader.content.group_key is None else _as_tensor(sample.group for sample in samples)
+        image_keys = None if self.stored_keys is None else torch.tensor([sample.image_key for sample in samples])
+        return Batch(images, text, ids, image_keys, lengths, keys, group, views), faults
+
+
+def _as_tensor(digests: Iterable[int]) -> Tensor:
+    """Return digests below 2^64 as int64, [n]."""
+    return torch.from_numpy(np.fromiter(digests, np.uint64).view(np.int64))
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a sample, and the keys that hold it. Arguments as in ShardDataset."""
+
+    views: Views
+    caption_key: CaptionKeys | None
+    hard_key: str | None
+    box_key: str | None
+    group_key: str | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample as it is read.
+
+    image: uint8 [3, S, S], or [1 + crops, 3, S, S] with further crops; None if its features are stored.
+    image_key: see `ImageTransform`. texts: captions, hard negatives and captions of regions, in this order.
+    group: digest of the group, 0 without one. faults: replacement, conversions, and texts that were repeated.
+    """
+
+    image: Tensor | None
+    image_key: int
+    texts: list[str]
+    group: int
+    faults: list[Fault]
 
 
 class SampleReader:
@@ -262,49 +350,81 @@ class SampleReader:
         indexes: Sequence[ShardIndex],
         cache: ShardCache,
         transform: ImageTransform,
-        caption_key: str | None,
+        content: Content,
         seed: int,
     ) -> None:
-        self._indexes, self.transform, self._seed = indexes, transform, seed
+        self._indexes, self.transform, self.content, self._seed = indexes, transform, content, seed
         self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
-        self._shards = ShardReader(cache, caption_key)
+        self._shards = ShardReader(cache, content.caption_key)
 
-    def read(
-        self, sample_id: int, epoch: int, stored_key: int | None = None
-    ) -> tuple[Tensor | None, str, int, list[Fault]]:
+    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
         """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
 
-        Returns the image (uint8 [3, S, S]), the caption, the image's key (see `ImageTransform`), and this sample's
-        replacement and conversions. Raises ConfigError if none of the candidates is usable.
+        stored_key: see `ImageTransform`. Raises ConfigError if none of the candidates is usable.
         """
         index, *address = self.locate(sample_id)
         failure: BadSampleError | None = None
         for shard, position in _candidates(index, *address):
             # Random choices depend on `sample_id`, also if another sample is read in its place.
-            random = generator("augment", self._seed, epoch, sample_id)
+            random = partial(generator, seed=self._seed, epoch=epoch, index=sample_id)
             try:
-                captions = self._shards.captions(index, shard, position)
+                texts, regions, group, notes = self._texts(self._shards.texts(index, shard, position), random)
                 encoded = self._shards.image(index, shard, position)
-                image, conversions, key = self.transform(encoded, random, stored_key)
+                further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
+                image, conversions, key = self.transform(encoded, random("augment"), stored_key, further)
             except BadSampleError as error:
                 failure = failure or error
                 continue
-            caption_index = 0
-            if len(captions) > 1:
-                caption_index = int(generator("caption", self._seed, epoch, sample_id).integers(len(captions)))
+            notes |= dict.fromkeys(conversions, "converted to plain RGB")
             faults: list[Fault] = []
-            if failure or conversions:
+            if failure or notes:
                 place = _name(index, shard, position)
-                faults += [Fault(sample_id, *place, kind, "converted to plain RGB", None) for kind in conversions]
+                faults += [Fault(sample_id, *place, kind, reason, None) for kind, reason in notes.items()]
             if failure:
                 name = _name(index, *address)
                 faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
-            return image, captions[caption_index], key, faults
+            return Sample(image, key, texts, group, faults)
         assert failure is not None
         raise ConfigError(
             f"{' '.join(_name(index, *address))} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
+
+    def _texts(
+        self, source: SampleTexts, random: Callable[..., np.random.Generator]
+    ) -> tuple[list[str], list[Region], int, dict[str, str]]:
+        """Return texts, regions of the further crops, the group, and notes by kind. Raises BadSampleError."""
+        content, views, notes = self.content, self.content.views, dict[str, str]()
+
+        def draw(
+            setting: Setting, items: Sequence[Item], count: int, shares: Sequence[float] | None = None
+        ) -> list[Item]:
+            if len(items) < count:
+                notes[f"repeated_{setting}"] = f"{len(items)} instead of {count}: they are repeated"
+            return chosen(items, count, partial(random, setting), shares)
+
+        captions, probabilities = source.captions(content.caption_key)
+        texts, boxes = draw("caption", captions, views.captions, probabilities), list[tuple[str, Region]]()
+        if views.hard and content.hard_key is not None:
+            texts += draw("hard", source.texts(content.hard_key, "hard"), views.hard)
+        if views.boxes and content.box_key is not None:
+            boxes = draw("box", source.regions(content.box_key), views.boxes)
+        regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
+        group = 0 if content.group_key is None else source.group(content.group_key)
+        return texts + [text for text, _ in boxes], regions, group, notes
+
+    def whole(self, sample_id: int) -> tuple[Image, list[str]]:
+        """Return the whole image and all texts of a sample, or of the one that `read` returns in its place."""
+        index, *address = self.locate(sample_id)
+        for shard, position in _candidates(index, *address):
+            with suppress(BadSampleError):
+                source, content = self._shards.texts(index, shard, position), self.content
+                texts = source.captions(content.caption_key)[0]
+                texts += [] if content.hard_key is None else source.texts(content.hard_key, "hard")
+                texts += [] if content.box_key is None else [text for text, _ in source.regions(content.box_key)]
+                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
+                return fromarray(header.decode(1)), texts
+        raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""

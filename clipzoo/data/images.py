@@ -14,9 +14,9 @@ import math
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -52,6 +52,9 @@ _STRIP = 1 << 20
 """Number of pixels that are converted at a time."""
 _ASPECT = (math.log(3 / 4), math.log(4 / 3))
 _ATTEMPTS = 10
+Region = tuple[float, float, float, float]
+"""Left, top, right and bottom edge of a part of an image, in shares of its width and height."""
+WHOLE: Region = (0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,17 @@ class ImageTransform:
     max_pixels: int
 
     def __call__(
-        self, encoded: bytes, random: np.random.Generator, stored_key: int | None = None
+        self,
+        encoded: bytes,
+        random: np.random.Generator,
+        stored_key: int | None = None,
+        further: Sequence[tuple[np.random.Generator, Region]] = (),
     ) -> tuple[Tensor | None, list[str], int]:
         """Return the crop, the kinds of conversion that the image needed, and its key. Raises BadSampleError.
 
         The key is a digest of the encoded image and the place of the crop, never 0. An image whose key is `stored_key`
         is not decoded: its crop is None. stored_key: 0 decodes every image; None computes no digest, the key is 0.
+        further: generators of further crops, which are inside these regions; the result is then [1 + c, 3, S, S].
         """
         import torch
 
@@ -83,6 +91,22 @@ class ImageTransform:
             key = int.from_bytes(hashed, "little", signed=True) or 1
             if key == stored_key:
                 return None, image.conversions, key
+        crops = [self._crop(image, box, random)]
+        for draw, (left, top, right, bottom) in further:
+            rows, columns = (
+                slice(min(int(first * size), size - 1), max(math.ceil(last * size), 1))
+                for first, last, size in ((top, bottom, image.height), (left, right, image.width))
+            )
+            height, width = rows.stop - rows.start, columns.stop - columns.start
+            box = random_crop(height, width, self.crop_scale, draw)
+            box = replace(box, top=box.top + rows.start, left=box.left + columns.start)
+            crops.append(self._crop(image, box, draw))
+        return torch.stack(crops) if further else crops[0], image.conversions, key
+
+    def _crop(self, image: EncodedImage, box: Box, random: np.random.Generator) -> Tensor:
+        """Decode, crop, resize, flip and augment."""
+        import torch
+
         reduction = 1
         if self.decode == "fast" and image.scalable:
             # The decoder may scale down as long as the crop keeps at least S pixels a side.
@@ -103,7 +127,7 @@ class ImageTransform:
             resized = resized.flip(-1)
         if self.rand_augment is not None:
             resized = rand_augment(resized, *self.rand_augment, random)
-        return resized, image.conversions, key
+        return resized
 
 
 @dataclass(frozen=True)
@@ -254,6 +278,7 @@ class EncodedImage:
             raise BadSampleError("empty_image", "the image has no bytes")
         self._encoded = encoded
         self._image: Image.Image | None = None
+        self._pixels: dict[int, Pixels] = {}
         self.conversions: list[str] = []
         if simplejpeg is not None and encoded.startswith(b"\xff\xd8\xff"):
             with suppress(ValueError):
@@ -280,13 +305,19 @@ class EncodedImage:
             return image
 
     def decode(self, reduction: int) -> Pixels:
-        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]; call once. Raises BadSampleError."""
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]. Raises BadSampleError."""
+        if reduction not in self._pixels:
+            self._pixels[reduction] = self._decode(reduction)
+        return self._pixels[reduction]
+
+    def _decode(self, reduction: int) -> Pixels:
         if self._image is None:
             height, width = -(-self.height // reduction), -(-self.width // reduction)
             with suppress(ValueError):
                 return simplejpeg.decode_jpeg(self._encoded, min_height=height, min_width=width)
         with _pil_errors():
-            image = self._image or self._open()
+            # Pixels of another reduction were read from the image, which is closed.
+            image = self._image if self._image and not self._pixels else self._open()
             if image.format == "PNG":
                 _check_pixels(self._encoded)
             if reduction > 1:

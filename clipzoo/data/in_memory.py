@@ -14,7 +14,7 @@ from clipzoo.data.captions import CaptionCounts
 from clipzoo.data.dataset import rank_rows
 from clipzoo.data.plan import Plan
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.types import Batch, World
+from clipzoo.types import Batch, Views, World
 
 
 class InMemoryDataset:
@@ -22,12 +22,20 @@ class InMemoryDataset:
 
     image, text: inputs of the encoders, [n, ...] each; row i of both forms a pair. A batch of n samples holds every
     pair once.
+    views: content of a sample; image is [n, 1 + crops, ...] with further crops, text [n, K, ...] with K > 1 texts.
+    group: [n] int64, groups of the samples; None for no groups.
     """
 
-    def __init__(self, image: Tensor, text: Tensor) -> None:
+    def __init__(self, image: Tensor, text: Tensor, views: Views = Views(), group: Tensor | None = None) -> None:
         if len(image) != len(text):
             raise ConfigError(f"{number_of(len(image), 'image')} cannot be paired with {number_of(len(text), 'text')}")
-        self._image, self._text = image, text
+        sizes = {"image": (image, 1 + views.crops), "text": (text, views.texts)}
+        for name, (tensor, size) in sizes.items():
+            if size > 1 and tensor.shape[1:2] != (size,):
+                raise ConfigError(f"{name} is {list(tensor.shape)}, not [n, {size}, ...] as {views} needs")
+        if group is not None and group.shape != (len(text),):
+            raise ConfigError(f"group is {list(group.shape)}, not [{len(text)}]")
+        self._image, self._text, self._views, self._group = image, text, views, group
         self.samples = len(image)
 
     def open(self, cache: Path | None, world: World) -> None:
@@ -37,16 +45,20 @@ class InMemoryDataset:
     def fingerprint(self) -> str:
         """Digest of the pairs; a run resumes only if it is unchanged."""
         digest = hashlib.sha256()
-        for view in (self._image, self._text):
+        for view in (self._image, self._text, *([] if self._group is None else [self._group])):
             digest.update(view.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True: a pair is the same in every epoch."""
-        return True
+        """Return True if a sample has one image or text: a pair is the same in every epoch."""
+        return (self._views.images if view == "image" else self._views.texts) == 1
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """No-op: nothing is decoded."""
+
+    def shards(self) -> Sequence[tuple[str, str, int]]:
+        """Empty: the pairs are in memory."""
+        return []
 
     def captions(self) -> CaptionCounts:
         """Empty: the pairs need not be images and captions."""
@@ -72,6 +84,10 @@ class InMemoryDataset:
         """Yield this rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, never trimmed."""
         rows = rank_rows(global_batch, world)
         plan = Plan([[self.samples]], [1.0], seed, 1, global_batch)
+        shape = self._text.shape[: 1 if self._views.texts == 1 else 2]
+        # Equal texts have equal keys.
+        keys = torch.unique(self._text.reshape(shape.numel(), -1), dim=0, return_inverse=True)[1].view(shape)
         for step in range(start_step, stop_step):
             ids = torch.from_numpy(plan.rows(step).sample_id[rows].copy())
-            yield Batch(self._image[ids], self._text[ids], ids)
+            group = None if self._group is None else self._group[ids]
+            yield Batch(self._image[ids], self._text[ids], ids, views=self._views, group=group, caption_key=keys[ids])

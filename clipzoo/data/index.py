@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from clipzoo import io
-from clipzoo.data.captions import CaptionCounts
+from clipzoo.config.vocabulary import CaptionKeys
+from clipzoo.data.captions import CaptionCounts, caption_keys
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
 from clipzoo.data.locations import ShardCache, Source, is_remote, parse_sources, states
@@ -120,13 +121,13 @@ def load_or_build(
     cache: ShardCache,
     folders: Sequence[Path],
     processes: int | None = None,
-    caption_key: str | None = None,
+    caption_key: CaptionKeys | None = None,
 ) -> ShardIndex:
     """Return an up-to-date index of the shards; only new and changed shards are read.
 
     folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
-    None for one per core. caption_key: key of the counted captions, see `read_captions`. Raises ConfigError if
-    no folder is writable.
+    None for one per core. caption_key: data.caption_key; the captions under its first key are counted. Raises
+    ConfigError if no folder is writable.
     """
     last_index = load(locations, folders, caption_key)
     present_states = states(locations)
@@ -164,7 +165,7 @@ def load_or_build(
         return _write(folder, locations, index_name(locations, caption_key), rows())
 
 
-def _scan(cache: ShardCache, caption_key: str | None, location: str) -> Scan:
+def _scan(cache: ShardCache, caption_key: CaptionKeys | None, location: str) -> Scan:
     if not is_remote(location):
         return scan_shard(location, caption_key)
     try:
@@ -262,7 +263,9 @@ def _write(
                 file.close()
 
 
-def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | None = None) -> ShardIndex | None:
+def load(
+    locations: Sequence[str], folders: Sequence[Path], caption_key: CaptionKeys | None = None
+) -> ShardIndex | None:
     """Read the last written index from the first of the folders that has one; the shards are not checked.
 
     A damaged index is logged and skipped.
@@ -328,9 +331,10 @@ def _is_row(row: object) -> bool:
     )
 
 
-def index_name(locations: Sequence[str], caption_key: str | None = None) -> str:
-    """Return the file name, without suffix, of the index of these shards with the captions under `caption_key`."""
-    names = [*relative_names(locations), *([] if caption_key is None else ["caption_key", caption_key])]
+def index_name(locations: Sequence[str], caption_key: CaptionKeys | None = None) -> str:
+    """Return the file name, without suffix, of the index of these shards, which counts the captions under a key."""
+    key = caption_keys(caption_key)[0]
+    names = [*relative_names(locations), *([] if key is None else ["caption_key", key])]
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 

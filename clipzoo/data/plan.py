@@ -18,15 +18,19 @@ from numpy.typing import NDArray
 from clipzoo.errors import ConfigError, number_of
 
 Ids = NDArray[np.int64]
-_PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4}
+_PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4, "hard": 5, "box": 6}
 
 
 def generator(
-    purpose: Literal["shards", "window", "augment", "caption"], seed: int, epoch: int, index: int
+    purpose: Literal["shards", "window", "augment", "caption", "hard", "box"],
+    seed: int,
+    epoch: int,
+    index: int,
+    draw: int = 0,
 ) -> np.random.Generator:
-    """Return a generator for (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
+    """Return a generator for (purpose, seed, epoch, index, draw): the same numbers on every rank, worker and resume."""
     key = np.array([seed % 2**64, _PURPOSES[purpose]], dtype=np.uint64)
-    counter = np.array([0, 0, index, epoch], dtype=np.uint64)
+    counter = np.array([0, draw, index, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 

@@ -9,7 +9,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from clipzoo.data.captions import read_captions, read_member
+from clipzoo.config.vocabulary import CaptionKeys
+from clipzoo.data.captions import SampleTexts, read_member
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import ShardIndex
 from clipzoo.data.locations import ShardCache, is_remote
@@ -21,19 +22,19 @@ _DOWNLOAD_THREADS = 4
 
 
 class ShardReader:
-    """Reads samples at random; the most recently used shards stay open.
+    """Reads samples at random; the most recently used shards stay open. caption_key: as in ShardDataset."""
 
-    caption_key: key of the .json that holds the caption; None for the .txt.
-    """
-
-    def __init__(self, cache: ShardCache, caption_key: str | None) -> None:
+    def __init__(self, cache: ShardCache, caption_key: CaptionKeys | None) -> None:
         self._cache, self._caption_key = cache, caption_key
         self._descriptors: OrderedDict[str, int] = OrderedDict()
 
     def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
         """Return the usable captions of a sample. Raises BadSampleError, also if there is none."""
-        record = index.records[index.starts[shard] + position]
-        return read_captions(self._open(index, shard), record, self._caption_key)
+        return self.texts(index, shard, position).captions(self._caption_key)[0]
+
+    def texts(self, index: ShardIndex, shard: int, position: int) -> SampleTexts:
+        """Return the texts of a sample, which are read on access. Raises BadSampleError."""
+        return SampleTexts(self._open(index, shard), index.records[index.starts[shard] + position])
 
     def image(self, index: ShardIndex, shard: int, position: int) -> bytes:
         """Return the encoded image of a sample. Raises BadSampleError."""

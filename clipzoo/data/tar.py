@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clipzoo.data.captions import NO_CAPTION, digest, read_captions
+from clipzoo.config.vocabulary import CaptionKeys
+from clipzoo.data.captions import NO_CAPTION, SampleTexts, caption_keys, digest
 from clipzoo.data.faults import BadSampleError
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
@@ -47,8 +48,8 @@ class Scan:
     duplicates: int = 0
 
 
-def scan_shard(path: str, caption_key: str | None = None) -> Scan:
-    """List the samples of a shard by reading its headers and captions. caption_key: see `read_captions`.
+def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
+    """List the samples of a shard by reading its headers and captions. caption_key: as in ShardDataset.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
     shard. A repeated member begins a second sample with its key. A key without image and caption is not a
@@ -61,7 +62,7 @@ def scan_shard(path: str, caption_key: str | None = None) -> Scan:
         return Scan(error.fault.removeprefix("is "))
 
 
-def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
+def scan_descriptor(descriptor: int, caption_key: CaptionKeys | None = None) -> Scan:
     """List the samples of an open shard; see `scan_shard`."""
     try:
         size = os.fstat(descriptor).st_size
@@ -95,7 +96,7 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
             if not record[f"{role}_offset"]:
                 record[f"{role}_offset"], record[f"{role}_size"] = member.offset, min(member.size, 2**32 - 1)
         try:
-            record["caption"] = digest(read_captions(descriptor, record, caption_key)[0])
+            record["caption"] = digest(SampleTexts(descriptor, record).texts(caption_keys(caption_key)[0])[0])
         except BadSampleError:
             record["caption"] = NO_CAPTION
     return Scan(flaw, records, [key for key, _ in samples], size, len(samples) - len(by_key))

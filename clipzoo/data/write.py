@@ -7,7 +7,7 @@ import json
 import tarfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import CaptionCounts, described, digest, has_text
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
@@ -46,12 +47,14 @@ class Pair:
 
     caption_line: None joins all lines to one caption; "all" makes each line a caption; "2" is the second line; any
     other text is the beginning of the line, which is removed: "de.utf8=" chooses "Hund" from "de.utf8=Hund".
+    facts: further keys of the .json.
     """
 
     image: Path
     captions: list[str]
     caption_file: Path | None = None
     caption_line: str | None = None
+    facts: Mapping[str, str | list[str]] = field(default_factory=dict)
 
     def read_captions(self) -> tuple[list[str], bool]:
         """Return the captions, and True if several lines were joined to one. Raises BadSampleError."""
@@ -104,14 +107,19 @@ def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[li
     return pairs, left_out
 
 
-def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
-    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
+def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: Sequence[str] = ()) -> list[Pair]:
+    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair.
+
+    kept: columns that the .json keeps, from the first row of an image.
+    """
     captions: dict[str, list[str]] = {}
-    for row in read_table(table, (image_column, caption_column)):
+    facts: dict[str, dict[str, str]] = {}
+    for row in read_table(table, (image_column, caption_column, *kept)):
         captions.setdefault(row[image_column], []).append(row[caption_column])
+        facts.setdefault(row[image_column], {column: row[column] for column in kept})
     if not captions:
         raise ConfigError(f"{table} has no rows")
-    return [Pair(table.parent / image, texts) for image, texts in captions.items()]
+    return [Pair(table.parent / image, texts, facts=facts[image]) for image, texts in captions.items()]
 
 
 def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
@@ -240,7 +248,7 @@ def write_shards(
         path, earlier_samples = folder / f"{written.shards:05d}.tar", written.samples
         with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for pair, (suffix, encoded, captions, joined) in chain([first], islice(samples, samples_a_shard - 1)):
-                facts = {"caption": captions[0], "captions": captions, "file": pair.image.name}
+                facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
                 members = {suffix: encoded, "txt": captions[0].encode(), "json": json.dumps(facts).encode()}
                 for extension, content in members.items():
                     entry = tarfile.TarInfo(f"{written.samples:09d}.{extension}")
@@ -287,7 +295,7 @@ class Inspection:
     """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers."""
 
     cache: ShardCache
-    caption_key: str | None
+    caption_key: CaptionKeys | None
     max_pixels: int
     decode: bool = True
 

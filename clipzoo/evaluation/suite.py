@@ -29,7 +29,7 @@ from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.model import Model
 from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
-from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
+from clipzoo.types import CaptionKeys, Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
 
 REMEDY = "the dataset is evaluated again"
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
@@ -86,7 +86,7 @@ class Suite(Part):
         at_start: bool = False,
         resize_mode: Literal["shortest", "squash", "longest"] = "shortest",
         validation: str | list[str] | None = None,
-        caption_key: str | None = None,
+        caption_key: CaptionKeys | None = None,
         index_folder: str | None = None,
     ) -> None:
         self._root = Path(root)

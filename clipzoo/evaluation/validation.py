@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from PIL.Image import Image
 
+from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import decode
 from clipzoo.data.index import ShardIndex, index_folders, load_or_build
@@ -45,7 +46,11 @@ class HeldOutLoss:
     def key(self) -> str:
         """Cache key over the parameters and the global state of the objective, and the progress."""
         per_sample = self.objective.initial_state(0)
-        state = {name: value.tolist() for name, value in self.objective.state_dict().items() if name not in per_sample}
+        state = {
+            name: hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()
+            for name, value in self.objective.state_dict().items()
+            if name not in per_sample
+        }
         return hashlib.sha256(repr((self.objective.name, state, self.progress)).encode()).hexdigest()
 
     @torch.no_grad()
@@ -67,7 +72,9 @@ class HeldOutLoss:
         return float(world.sum(values).mean())
 
 
-def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
+def open_validation(
+    shards: str | list[str], caption_key: CaptionKeys | None, index_folder: str | None
+) -> RetrievalDataset:
     """Return the pairs of shards with an image and a usable caption (the first of several).
 
     Captions are read now, images on access. Arguments are as in `ShardDataset`. Raises ConfigError for fewer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -36,8 +36,12 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """True if a parameter scales the scores; objectives with their own temperature refuse such heads."""
     is_inner_product: bool = False
     """True if the score is the inner product of `search_factors`, or an increasing function of it."""
+    needs_teacher: bool = False
+    """True if `terms` reads `Similarity.teacher`."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
+    matryoshka: Sequence[int] = ()
+    """Widths of the prefixes of an embedding that are trained as embeddings too (Matryoshka, Kusupati et al. 2022)."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) with which papers train this head."""
     citations: tuple[Paper, ...] = ()
@@ -54,6 +58,11 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     @abstractmethod
     def score(self, image: EmbeddingKind, text: EmbeddingKind) -> Tensor:
         """n image and k text embeddings -> logits [n, k]. Each logit depends only on its own two rows."""
+
+    def both_scores(self, image: EmbeddingKind, text: EmbeddingKind) -> tuple[Tensor, Tensor]:
+        """n image and k text embeddings -> logits [n, k] for image anchors and for text anchors; equal by default."""
+        scores = self.score(image, text)
+        return scores, scores
 
     @abstractmethod
     def ensemble(self, prompts: EmbeddingKind) -> EmbeddingKind:
@@ -79,6 +88,23 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         captions; None: a sample's own captions are its positives.
         """
         images, texts = self.embed_image(image), self.embed_text(text)
+        similarity = self.compare(images, texts, world, tile, views, pairing)
+        prefixes = {
+            width: self.compare(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
+            for width in self.matryoshka
+        }
+        return replace(similarity, prefixes=prefixes)
+
+    def compare(
+        self,
+        images: EmbeddingKind,
+        texts: EmbeddingKind,
+        world: World = World(),
+        tile: int | None = None,
+        views: Views = Views(),
+        pairing: Pairing | None = None,
+    ) -> Similarity:
+        """Embeddings of all images and texts of the b local samples -> similarities; arguments as for `forward`."""
         plain, columns, crops, boxes = split_views(images, texts, views)
         if pairing is None and views.captions + views.hard > 1:
             pairing = samples_pairing(len(plain), views, world)
@@ -90,7 +116,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
                 further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
             if views.boxes:
                 further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
-        return replace(similarity, image=images, text=texts, further=tuple(further), views=views)
+        every = *similarity.further, *further
+        return replace(similarity, image=images, text=texts, further=every, views=views)
 
     def similarity(
         self,
@@ -102,14 +129,17 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     ) -> Similarity:
         """Embeddings of local images and captions -> similarities to the global batch; arguments as for `forward`."""
         all_texts = gather_embedding(text, world, world.gather_dtype)
-        # Each rank scores its own images with all texts; the other direction is the same matrix, redistributed.
-        image_to_text = self.score(image, all_texts)
+        # Each rank compares its own images with all texts; the rows of the other direction are redistributed.
+        image_to_text, text_to_image = self.both_scores(image, all_texts)
         first = world.rank * len(image)
-        text_to_image = world.transpose(image_to_text)
-        if pairing is not None:
+        text_to_image = world.transpose(text_to_image)
+        if pairing is not None or not self.compares_within:
+            # Hard negative captions are columns, but not rows.
+            of_texts = text_to_image if pairing is None else text_to_image[pairing.local_anchors(world)]
+            transposed = None if pairing is None else pairing.transposed
             return Similarity(
-                DenseScores(image_to_text, pairing=pairing),
-                DenseScores(text_to_image[pairing.local_anchors(world)], pairing=pairing.transposed),
+                DenseScores(image_to_text, first, pairing),
+                DenseScores(of_texts, world.rank * len(of_texts), transposed),
                 world=world,
             )
         return Similarity(
@@ -134,12 +164,16 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         texts: whether the anchors are texts, and the contrasts images.
         """
         everything = gather_embedding(contrasts, world, world.gather_dtype)
-        matrix = self.score(everything, anchors).mT if texts else self.score(anchors, everything)
+        matrix = self.both_scores(everything, anchors)[1].mT if texts else self.score(anchors, everything)
         return DenseScores(matrix, world.rank * len(anchors), pairing)
 
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
         """Return parts of the loss that the head adds to any objective, by name; each is logged as `term_NAME`."""
         return {}
+
+    def prefix(self, embedding: EmbeddingKind, width: int) -> EmbeddingKind:
+        """Return the embeddings made of the first `width` coordinates, for the widths of `matryoshka`."""
+        raise NotImplementedError
 
     def resample(self, index: int) -> None:
         """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.

@@ -12,7 +12,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.heads.base import FLOAT, Cost, Paper, Shape, cost_of_vectors, projections
 from clipzoo.heads.pairs import Pairing
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, World, checked, gather_embedding
+from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, Widths, World, checked, gather_embedding
 
 CLOOB = Paper(
     "cloob",
@@ -36,6 +36,7 @@ class CloobHead(UnitVectorHead):
     beta: inverse temperature of the retrieval.
     hopfield_start: first step with retrieval; earlier ones compare the plain embeddings. At the start embeddings of one
         modality are nearly parallel, and their retrieved patterns are nearly equal.
+    matryoshka: widths of prefixes of the embeddings, renormalised, that the objective trains as well, with weight 1.
     """
 
     citations = (CLOOB,)
@@ -50,8 +51,9 @@ class CloobHead(UnitVectorHead):
         hopfield: bool,
         beta: Annotated[float, Range(at_least=0, at_most=1e6)],
         hopfield_start: NonNegativeCount = 0,
+        matryoshka: Widths = (),
     ) -> None:
-        super().__init__(image_width, text_width, embed_width)
+        super().__init__(image_width, text_width, embed_width, matryoshka=matryoshka)
         self._inverse_temperature, self._beta = inverse_temperature, beta
         self._hopfield, self._hopfield_start, self._step = hopfield, hopfield_start, 0
         self.score_range = -inverse_temperature, inverse_temperature

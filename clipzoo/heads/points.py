@@ -36,23 +36,31 @@ class TokenPoints(nn.Module):
         Raises:
             ConfigError: the encoder has no tokens, or fewer than `first`.
         """
-        if features.tokens is None:
-            raise ConfigError(
-                "the head takes the tokens of the encoder as points, and this encoder has none: choose another"
-            )
-        tokens = features.tokens[:, : self._first]
-        if self._first is not None and tokens.shape[1] < self._first:
-            raise ConfigError(
-                f"{self._key} is {self._first}, but the encoder has {number_of(tokens.shape[1], 'token')}: lower it"
-            )
+        tokens, mask = leading_tokens(features, self._first, self._key)
         weights = (tokens @ self.weight_projection).squeeze(-1)
-        if features.mask is None or self._padding:
-            return tokens, weights, torch.ones_like(weights, dtype=torch.bool)
-        return tokens, weights, features.mask[:, : self._first]
+        return tokens, weights, torch.ones_like(mask) if self._padding else mask
 
     def points(self, tokens: Tensor) -> Tensor:
         """[b, M, w] -> [b, M, d], unit vectors."""
         return functional.normalize(tokens @ self.projection, dim=-1, eps=EPSILON)
+
+
+def leading_tokens(features: Features, first: int | None, key: str) -> tuple[Tensor, Tensor]:
+    """Return the tokens [b, M, w] and their mask [b, M]. first: their number; None: all. key: its configuration key.
+
+    Raises:
+        ConfigError: the encoder has no tokens, or fewer than `first`.
+    """
+    if features.tokens is None:
+        raise ConfigError(
+            "the head takes the tokens of the encoder as points, and this encoder has none: choose another"
+        )
+    tokens = features.tokens[:, :first]
+    if first is not None and tokens.shape[1] < first:
+        raise ConfigError(f"{key} is {first}, but the encoder has {number_of(tokens.shape[1], 'token')}: lower it")
+    if features.mask is None:
+        return tokens, torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    return tokens, features.mask[:, :first]
 
 
 def weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class ProLipHead(UnitVectorHead):
                 # One decision for all ranks: the mean over ranks is then the term of the global batch.
                 dropped = similarity.world.mean(value.detach()) > limit
                 terms[name] = Term(weight, value.masked_fill(dropped, 0.0))
-        return terms
+        return {name: term for name, term in terms.items() if term.weight}
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, 2d] -> [1, 2d], the normalised mean of the means, and the mean of the variances."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head, Paper
 from clipzoo.heads.pairs import Pairing
 from clipzoo.heads.scores import tiled_anchors, tiled_scores
 from clipzoo.ops.features import squared_distances
-from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, World, checked, gather_embedding
+from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, Widths, World, checked, gather_embedding
 
 
 class VectorHead(Head[Tensor]):
@@ -87,13 +88,21 @@ class VectorHead(Head[Tensor]):
 class ProjectedHead(VectorHead):
     """Base class of heads with linear projections of the pooled features; `bias` adds a vector to each, or to images'.
 
-    embed_width: d; None leaves the features as they are.
+    embed_width: d; None leaves the features as they are. matryoshka: see Head.
     """
 
     def __init__(
-        self, image_width: int, text_width: int, embed_width: int | None, bias: bool | Literal["image"] = False
+        self,
+        image_width: int,
+        text_width: int,
+        embed_width: int | None,
+        bias: bool | Literal["image"] = False,
+        matryoshka: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        if embed_width is not None and max(matryoshka, default=0) > embed_width:
+            raise ConfigError(f"head.matryoshka={list(matryoshka)}: at most head.embed_width={embed_width}")
+        self.matryoshka = [width for width in matryoshka if width != embed_width]
         self.image_projection = None if embed_width is None else projection(image_width, embed_width)
         self.text_projection = None if embed_width is None else projection(text_width, embed_width)
         self.image_bias = nn.Parameter(torch.zeros(embed_width)) if bias and embed_width else None
@@ -104,6 +113,9 @@ class ProjectedHead(VectorHead):
 
     def embed_text(self, features: Features) -> Tensor:
         return self.project(features.pooled, self.text_projection, self.text_bias)
+
+    def prefix(self, embedding: Tensor, width: int) -> Tensor:
+        return embedding[:, :width]
 
     def project(self, pooled: Tensor, matrix: Tensor | None, bias: Tensor | None) -> Tensor:
         """[b, w] -> [b, d]."""
@@ -121,6 +133,9 @@ class UnitVectorHead(ProjectedHead):
     def project(self, pooled: Tensor, matrix: Tensor | None, bias: Tensor | None) -> Tensor:
         """[b, w] -> [b, d], unit vectors."""
         return functional.normalize(super().project(pooled, matrix, bias), dim=-1)
+
+    def prefix(self, embedding: Tensor, width: int) -> Tensor:
+        return functional.normalize(super().prefix(embedding, width), dim=-1)
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] unit vectors -> [1, d], their normalised mean."""
@@ -154,6 +169,7 @@ class ClipHead(UnitVectorHead):
     learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
     bias: add a vector to each projection, as in SigLIP's models; "image": only to that of images, as in CLIP's ResNets.
     image_projection: False keeps the identity in place of P, without a bias, as in SigLIP's models.
+    matryoshka: widths of prefixes of the embeddings, renormalised, that the objective trains as well, with weight 1.
     """
 
     citations = (
@@ -191,8 +207,9 @@ class ClipHead(UnitVectorHead):
         learnable_temperature: bool,
         bias: bool | Literal["image"] = False,
         image_projection: bool = True,
+        matryoshka: Widths = (),
     ) -> None:
-        super().__init__(image_width, text_width, embed_width, bias)
+        super().__init__(image_width, text_width, embed_width, bias, matryoshka)
         if not image_projection:
             self.image_projection = nn.Parameter(torch.eye(image_width), requires_grad=False)
             if self.image_bias is not None:
@@ -239,6 +256,7 @@ class InnerProductHead(ProjectedHead):
     image_width, text_width: widths of the pooled features.
     embed_width: output width of the linear maps G and H; null: no maps, g is the encoder.
     temperature: fixed.
+    matryoshka: widths of prefixes of the embeddings that the objective trains as well, with weight 1.
     """
 
     citations = (PERSPECTIVE,)
@@ -251,8 +269,15 @@ class InnerProductHead(ProjectedHead):
         )
     }
 
-    def __init__(self, image_width: Count, text_width: Count, embed_width: Count | None, temperature: Scale) -> None:
-        super().__init__(image_width, text_width, embed_width)
+    def __init__(
+        self,
+        image_width: Count,
+        text_width: Count,
+        embed_width: Count | None,
+        temperature: Scale,
+        matryoshka: Widths = (),
+    ) -> None:
+        super().__init__(image_width, text_width, embed_width, matryoshka=matryoshka)
         self._temperature = temperature
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,9 @@ class Objective(nn.Module):
                 "has 1 sample: give it at least 2"
             )
         loss: Loss = super().__call__(similarity, batch, progress)
+        for width, prefix in similarity.prefixes.items():
+            of_prefix = super().__call__(prefix, batch, progress).total
+            loss = Loss(loss.total + of_prefix, {**loss.logs, f"loss_prefix_{width}": of_prefix.detach()})
         return loss
 
     @abstractmethod
@@ -96,6 +99,11 @@ class Objective(nn.Module):
     def check(self, head: Head) -> list[str]:
         """Return the reasons why this objective cannot train this head, with the keys to change; empty if it can."""
         reasons = []
+        if head.matryoshka and any(True for _ in self.buffers()):
+            reasons.append(
+                f"objective {self.name} has one state for each sample or network, and not one for each prefix of "
+                "head.matryoshka: use objective=infonce, or head.matryoshka=[]"
+            )
         if self.own_temperature and head.learnable_temperature:
             reasons.append(
                 f"objective {self.name} has its own temperature, and head {type(head).__name__} learns another: "

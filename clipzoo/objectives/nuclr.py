@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -88,10 +87,7 @@ class NUCLR(MovingAverageObjective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         samples, tau = self.rows(batch, similarity.world), self._temperature
-        begins_epoch = (
-            progress.step > 0 and progress.completed() > replace(progress, step=progress.step - 1).completed()
-        )
-        if self.training and not self._xi_each_step and begins_epoch:
+        if self.training and not self._xi_each_step and progress.step > 0 and progress.begins_epoch:
             self.xi.copy_(self.largest(self.zeta).clamp(min=self._first_xi))
         rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
         # Read before the popularities of either modality change.

@@ -37,13 +37,16 @@ class Layout:
 
 
 class Block:
-    """Samples `first` to `last` of a layout: slices of its samples and points, and the segments of its samples."""
+    """Samples `first` to `last` of a layout: slices of its samples and points, and where each sample's points are."""
 
     def __init__(self, layout: Layout, first: int, last: int) -> None:
         start = layout.starts[first]
         self.samples = slice(first, last)
         self.points = slice(start, layout.starts[last])
         self.owner = layout.owner[self.points] - first
+        # [samples], the first point of each; for one without points any point of the block.
+        starts = [min(first_point - start, len(self.owner) - 1) for first_point in layout.starts[first:last]]
+        self.starts = torch.tensor(starts).to(self.owner, non_blocking=True)
         self.count = last - first
         lengths = layout.lengths[first:last]
         self.length = lengths[0] if min(lengths) == max(lengths) else None

@@ -73,8 +73,8 @@ def tile_scores(
 ):  # fmt: skip
     """Return the row tile and column tile of this program, their rows and columns, and the products in the tile.
 
-    left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero beyond the ends. GROUP row tiles follow each
-    other, so that operands stay in the cache. UPCAST is for Triton's interpreter, whose bf16 products are wrong.
+    See `products`. GROUP row tiles follow each other, so that operands stay in the cache. UPCAST is for Triton's
+    interpreter, whose bf16 products are wrong.
     """
     program = tl.program_id(0)
     row_tiles, column_tiles = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
@@ -84,7 +84,18 @@ def tile_scores(
     row_tile, column_tile = group * GROUP + within % size, within // size
     row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    total = products(
+        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    )
+    return row_tile, column_tile, row, column, total
 
+
+@triton.jit
+def products(
+    left_ptr, right_ptr, row, column, rows, columns, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero from `rows` and `columns` on."""
     depth = tl.arange(0, BLOCK_D)
     left_at = left_ptr + row.to(tl.int64)[:, None] * WIDTH + depth[None, :]
     right_at = right_ptr + column.to(tl.int64)[None, :] * WIDTH + depth[:, None]
@@ -101,7 +112,7 @@ def tile_scores(
         if UPCAST:
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    return row_tile, column_tile, row, column, total
+    return total
 
 
 @triton.jit

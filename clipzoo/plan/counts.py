@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipzoo.build import build_model, build_parts, parameters_of
+from clipzoo.build import build_model, build_part, build_parts, parameters_of
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.training.gradients import PairEncoder
 from clipzoo.training.tuned import TunedModel
-from clipzoo.types import Batch
+from clipzoo.types import Batch, Views
 
 # Memory of tensors, counted as they are made and freed; fake tensors use none and are counted as if they did.
 
@@ -149,12 +149,12 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         objective.allocate(samples)
         model = build_model(plain, parts.head, trust)
         TunedModel(model, objective, parts.tuning, plain["seed"])
-        # FLOPs of a forward pass of one image and of one caption, and their numbers of tokens.
+        # FLOPs of a forward pass of a sample's images and of its texts, and their numbers of tokens.
         flops, points = [], []
         # The text towers of transformers read the values of masks, unless these are fake tensors.
         with FakeTensorMode(allow_non_fake_inputs=True):
             batch = batch_of(plain, 1, "meta")
-            for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
+            for encode, view in ((model.image_read_by_head, batch.images), (model.text_read_by_head, batch.texts)):
                 with FlopCounterMode(display=False) as counter:
                     features = encode(view)
                 flops.append(float(counter.get_total_flops()))
@@ -188,7 +188,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
         forward_flops=sum(flops),
         step_flops=sum(count * number for count, number in zip(flops, passes, strict=True)),
-        sample=3 * plain["encoder"]["image_size"] ** 2 + 8 * plain["encoder"]["context_length"],
+        sample=batch.image.nbytes + batch.text.nbytes,
         activations={on: _activations(with_recomputation(plain, on), autocast, trust) for on in (False, True)},
         image_points=points[0],
         text_points=points[1],
@@ -226,10 +226,14 @@ def recomputation_keys(plain: Mapping[str, Any]) -> list[str]:
 def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:
     """Return a batch of the shape that the configuration's loader gives, with values that nothing reads."""
     size, tokens = plain["encoder"]["image_size"], plain["encoder"]["context_length"]
+    node = plain["data"].get("views")
+    views = build_part(node, kind=Views) if node else Views()
+    images, texts = (([count] if count > 1 else []) for count in (views.images, views.texts))
     return Batch(
-        torch.zeros(samples, 3, size, size, dtype=torch.uint8, device=device),
-        torch.zeros(samples, tokens, dtype=torch.int64, device=device),
+        torch.zeros(samples, *images, 3, size, size, dtype=torch.uint8, device=device),
+        torch.zeros(samples, *texts, tokens, dtype=torch.int64, device=device),
         torch.arange(samples, dtype=torch.int64, device=device),
+        views=views,
     )
 
 

@@ -16,7 +16,7 @@ from clipzoo import io
 from clipzoo.config.compose import NOT_SETTINGS
 from clipzoo.config.trust import is_within, read
 from clipzoo.errors import ConfigError, TrainingError, masked
-from clipzoo.io import folder_name
+from clipzoo.io import digest_of, folder_name
 from clipzoo.io.weights import is_of_other_program, run_of, weights_digest
 from clipzoo.runs.identity import (
     DATASET_FILE,
@@ -36,12 +36,12 @@ from clipzoo.runs.lock import RunLock
 from clipzoo.runs.record import TASKS
 from clipzoo.runs.remote import runs_of
 
-CONFIG = "config.yaml"
+CONFIG, FEATURES = "config.yaml", "features.json"
 CAPTIONS = "captions.json"
 """How often captions repeat in the dataset of a run: `CaptionCounts.figures`."""
 PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
 """Nodes that the configuration of every run has."""
-NODES = ("eval", "logger", "init", "tune", "average")
+NODES = ("eval", "logger", "init", "tune", "average", "teacher", "distill")
 """Nodes that the configuration of a run may have besides PARTS."""
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "name": (str, type(None)), "runs": str, "row": (str, type(None)), "seed": int,
@@ -197,6 +197,8 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     The digests identify the run, wherever the files are. A run with a configured name keeps its digests if the files
     are gone, because a resume does not read them. Otherwise a missing file is a ConfigError.
     """
+    if "teacher" in plain:
+        plain = {**plain, "teacher": _with_teacher_digests(plain["teacher"])}
     node = plain.get("init") or {}
     names = with_variables({key: node[key] for key in WEIGHT_KEYS if node.get(key) is not None})
     if not is_of_other_program(Path(names.get("resume", ""))):
@@ -215,6 +217,26 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
             raise
         digests = stored_node["digests"]
     return {**plain, "init": {**node, "digests": digests}}
+
+
+def _with_teacher_digests(node: Any) -> Any:
+    """Return the node of a teacher, and the nodes inside it, with the digests of their weights or features."""
+    if isinstance(node, list):
+        return [_with_teacher_digests(inner) for inner in node]
+    if not isinstance(node, Mapping):
+        return node
+    node = {key: _with_teacher_digests(value) for key, value in node.items()}
+    if (path := with_variables(node.get("path"))) is not None:
+        if "average" in node:
+            return {**node, "digest": weights_digest(path, "teacher.path")}
+        if not (features := Path(path) / FEATURES).exists():
+            raise ConfigError(f"teacher.path={path} has no {FEATURES}: make it with clipzoo features MODEL data=...")
+        return {**node, "digest": digest_of(features)}
+    if "library" in node:
+        name = "/".join(filter(None, (node["name"], with_variables(node["pretrained"]))))
+        registry = node["library"].replace("transformers", "huggingface")
+        return {**node, "digest": weights_digest(f"{registry}:{name}", "teacher.name")}
+    return node
 
 
 # Names of runs: a description of the overrides, then the digest of the configuration.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,18 +16,26 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from clipzoo.distributed.parallel import by_kind
 from clipzoo.encoders.tuning import plain_name
+from clipzoo.errors import ConfigError
+from clipzoo.heads.pairs import Pairing
+from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
-from clipzoo.training.parts import Averaging, Hook, Step
+from clipzoo.training.gradients import GradientCache, encode, joined
+from clipzoo.training.parts import Averaging, Hook, Parts, Step, Teacher
 from clipzoo.training.schedules import in_steps
+from clipzoo.training.tuned import VIEWS, View
 from clipzoo.types import (
+    Batch,
     Count,
     Epochs,
+    Features,
     NonNegativeCount,
     Part,
     Positive,
     Probability,
     Progress,
     Samples,
+    Similarity,
     checked,
     decimal,
 )
@@ -167,3 +176,45 @@ class WeightAverage(Hook):
             old = tensor.clone()
             tensor.copy_(average)
             average.copy_(old)
+
+
+class AverageTeacher(Teacher):
+    """The running average of the student as its own teacher; the student itself until the average begins."""
+
+    def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
+        if parts.averaging is None:
+            raise ConfigError(
+                "teacher=average is the average of the student's weights: give average=ema or average=swa"
+            )
+
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
+        self._gradients, self._average = gradients, average
+
+    @torch.no_grad()
+    def __call__(
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+    ) -> Similarity:
+        gradients, average = self._gradients, self._average
+        model, views = gradients.model, [view for view in VIEWS if view not in constant]
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        # Ranks that divide the weights gather them again after each exchange.
+        gradients.parallel.end_step()
+        try:
+            with average.applied() if average is not None and average.has_begun else nullcontext():
+                parts = [encode(gradients.encoder, batch, views) for batch in micro_batches]
+                features = {**constant, **dict(zip(views, map(joined, zip(*parts, strict=True)), strict=True))}
+                similarity = model.compare(
+                    features["image"],
+                    features["text"],
+                    gradients.world,
+                    gradients.tile,
+                    micro_batches[0].views,
+                    pairing,
+                )
+        finally:
+            gradients.parallel.end_step()
+            for module, mode in modes:
+                module.training = mode
+        # These would be computed later, with the weights of the student.
+        return replace(similarity, within_image=None, within_text=None)

@@ -78,6 +78,8 @@ class TrainingState:
         self._facts = {PRECISION: parts.settings.precision}
         self._history, self._world = history, parallel.world
         self._modules: dict[str, nn.Module] = {MODEL: model, "objective": parts.objective}
+        if parts.distill is not None and parts.distill.state_dict():
+            self._modules["distill"] = parts.distill
         self._whole: Mapping[str, Stateful] = {**self._modules, **others, MODEL: TunedPart(model, tuned.frozen)}
         # As above, but with only this rank's shards if the weights are sharded.
         self._own: Mapping[str, Stateful] = {**self._whole, MODEL: TunedPart(parallel.trained, tuned.frozen)}

@@ -8,10 +8,13 @@ at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from clipzoo.distillation import Distillation
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
@@ -19,6 +22,7 @@ from clipzoo.heads.pairs import batch_pairing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
+from clipzoo.training.parts import Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, View
 from clipzoo.types import Batch, Features, Loss, Progress
 
@@ -31,7 +35,7 @@ class GradientCache:
     micro-batch by itself and counts it once in its running statistics.
     tile: see Head.forward. autocast, compile: see PairEncoder.
     caches: feature caches of frozen towers, by view. parallel: how ranks share the model's weights; None for
-    a copy on every rank.
+    a copy on every rank. distill: adds terms to the loss. teacher: gives `Similarity.teacher`; None for none.
 
     A tower without a parameter that trains is encoded once, without a graph, and has no backward pass.
     """
@@ -47,26 +51,29 @@ class GradientCache:
         compile: bool = False,
         caches: Mapping[View, FeatureCache] | None = None,
         parallel: Parallel[Model] | None = None,
+        distill: Distillation | None = None,
     ) -> None:
         self.tile, self.autocast = tile, autocast
-        self._parallel = Parallel(model, world) if parallel is None else parallel
-        self._model, self.objective, self._world = self._parallel.trained, objective, world
+        self.parallel = Parallel(model, world) if parallel is None else parallel
+        self.model, self.objective, self.world = self.parallel.trained, objective, world
+        self.distill, self.teacher = distill, cast(Teacher | None, None)
         self._micro_batch = micro_batch
-        self._encoder = PairEncoder(self._model, autocast, compile)
+        self.encoder = PairEncoder(self.model, autocast, compile)
         self._caches = caches or {}
-        for cache in self._caches.values() if self._parallel.equal_passes else ():
-            cache.any_rank = self._parallel.any_rank
+        for cache in self._caches.values() if self.parallel.equal_passes else ():
+            cache.any_rank = self.parallel.any_rank
         self._trained = []
         for view in VIEWS:
             # An encoder without towers is one tower.
-            parameters = list(self._model.encoder.towers.get(view, self._model.encoder).parameters())
+            parameters = list(self.model.encoder.towers.get(view, self.model.encoder).parameters())
             if not parameters or any(parameter.requires_grad for parameter in parameters):
                 self._trained.append(view)
-        self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
+        others = [model.head, objective, *filter(None, [distill])]
+        self._others = [p for module in others for p in module.parameters() if p.requires_grad]
         world.broadcast_(parameter.detach() for parameter in self._others)
-        self._shared = self._parallel.wrap(self._encoder, self._encoder.blocks())
+        self._shared = self.parallel.wrap(self.encoder, self.encoder.blocks())
         self._mark: Mark = _no_mark
-        self._parallel.time_passes(lambda part: self._mark(part))
+        self.parallel.time_passes(lambda part: self._mark(part))
 
     def __call__(
         self,
@@ -89,10 +96,13 @@ class GradientCache:
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
         constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
+        pairing = batch_pairing(batch, self.world, self.objective.same_caption)
+        with step_part("teacher"):
+            teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
         random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
-            features = _encode(self._shared, batch, trained)
+            features = encode(self._shared, batch, trained)
         elif trained:
             # The first pass has no graph. The second one restores the random state before each micro-batch.
             encoded = []
@@ -101,8 +111,8 @@ class GradientCache:
                 on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
                 random_states.append((torch.get_rng_state(), on_gpu))
                 with torch.no_grad():
-                    encoded.append(_encode(self._encoder, micro_batch, trained))
-            features = [_concatenate(parts) for parts in zip(*encoded, strict=True)]
+                    encoded.append(encode(self.encoder, micro_batch, trained))
+            features = [joined(parts) for parts in zip(*encoded, strict=True)]
         # Detached copies, the leaves of a new graph.
         leaves = {
             view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
@@ -112,11 +122,14 @@ class GradientCache:
         self._mark(OWN_PASSES)
         with step_part("head"):
             image, text = (head_inputs[view] for view in VIEWS)
-            pairing = batch_pairing(batch, self._world, self.objective.same_caption)
-            similarity = self._model.compare(image, text, self._world, self.tile, batch.views, pairing)
+            similarity = self.model.compare(image, text, self.world, self.tile, batch.views, pairing)
         with step_part("objective"):
+            similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
             loss = self.objective(similarity, batch, progress)
-            terms = {**self._model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}
+            terms = {**self.model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}
+            if self.distill is not None:
+                terms |= self.distill.terms(similarity, batch, progress)
+                loss = replace(loss, total=self.distill.objective_weight * loss.total)
             if terms:
                 total = loss.total + sum(term.weight * term.value for term in terms.values())
                 logs = {f"term_{name}": term.value.detach() for name, term in terms.items()}
@@ -124,7 +137,7 @@ class GradientCache:
         if diagnose:
             with torch.no_grad():
                 of_pairs = diagnostics.embedding_diagnostics(
-                    *self._model.embed(
+                    *self.model.embed(
                         image.first(diagnostics.ROWS, batch.views.images),
                         text.first(diagnostics.ROWS, batch.views.texts),
                     )
@@ -143,7 +156,7 @@ class GradientCache:
                 _backward(features, gradients)
             elif trained:
                 self._replay(micro_batches, trained, random_states, gradients)
-            self._parallel.end_step()
+            self.parallel.end_step()
         self._mark("backward")
         return loss
 
@@ -151,11 +164,11 @@ class GradientCache:
     def _constant_features(self, view: View, micro_batches: Sequence[Batch]) -> Features:
         """Return the features of a view that does not train in this step, from its cache if it has one."""
 
-        def encode(batch: Batch) -> Features:
-            return _encode(self._encoder, batch, [view])[0]
+        def computed(batch: Batch) -> Features:
+            return encode(self.encoder, batch, [view])[0]
 
         cache = self._caches.get(view)
-        return _concatenate([encode(batch) if cache is None else cache(batch, encode) for batch in micro_batches])
+        return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
 
     def _replay(
         self,
@@ -166,7 +179,7 @@ class GradientCache:
     ) -> None:
         """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
         device = micro_batches[0].image.device
-        buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in self.encoder.buffers()]
         # A sample may have several rows.
         samples = sum(map(len, micro_batches))
         split = [gradient.split(len(gradient) // samples * len(micro_batches[0])) for gradient in gradients]
@@ -175,17 +188,17 @@ class GradientCache:
                 torch.set_rng_state(on_cpu)
                 if on_gpu is not None:
                     torch.cuda.set_rng_state(on_gpu, device)
-                with self._parallel.accumulating(last=index == len(micro_batches) - 1):
-                    _backward(_encode(self._shared, micro_batch, views), [parts[index] for parts in split])
+                with self.parallel.accumulating(last=index == len(micro_batches) - 1):
+                    _backward(encode(self._shared, micro_batch, views), [parts[index] for parts in split])
         for buffer, value in buffers:
             buffer.copy_(value)
 
     def _average_others(self) -> None:
         """Average the gradients of head and objective over ranks; `parallel` averages those of the encoder."""
         gradients = [parameter.grad for parameter in self._others if parameter.grad is not None]
-        if self._world.size == 1 or not gradients:
+        if self.world.size == 1 or not gradients:
             return
-        mean = self._world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
+        mean = self.world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
         for gradient, part in zip(gradients, mean.split([len(g.flatten()) for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
@@ -194,7 +207,8 @@ def _no_mark(part: str) -> None:
     pass
 
 
-def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
+def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
+    """Return the features of the views. encoder: a PairEncoder, or the module that ranks call in its place."""
     return [Features(*tensors) for tensors in encoder(batch, views)]
 
 
@@ -210,7 +224,8 @@ def _tensors(features: Iterable[Features]) -> list[Tensor]:
     return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
 
 
-def _concatenate(parts: Sequence[Features]) -> Features:
+def joined(parts: Sequence[Features]) -> Features:
+    """Return the features of micro-batches as those of one batch."""
     columns = zip(*((part.pooled, part.tokens, part.mask) for part in parts), strict=True)
     pooled, tokens, mask = (None if column[0] is None else torch.cat(column) for column in columns)
     assert pooled is not None

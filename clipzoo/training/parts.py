@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.data.captions import CaptionCounts
+from clipzoo.distillation import Distillation
 from clipzoo.distributed.launch import say
 from clipzoo.encoders.tuning import Tuning
+from clipzoo.errors import ConfigError
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
+from clipzoo.heads.pairs import Pairing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.settings import Settings
-from clipzoo.types import Batch, Loss, Progress, World
+from clipzoo.types import Batch, Features, Loss, Part, Progress, Similarity, World
+
+if TYPE_CHECKING:
+    from clipzoo.training.averaging import WeightAverage
+    from clipzoo.training.gradients import GradientCache
+    from clipzoo.training.tuned import FeatureCache, View
 
 
 class Dataset(Protocol):
     """Batches of samples in an order that is a pure function of seed, epoch and step.
 
-    A subclass need not define `names`, `repeats` and `leave_out_images`.
+    A subclass need not define `names`, `repeats`, `leave_out_images` and `shards`.
     """
 
     @property
@@ -63,12 +72,16 @@ class Dataset(Protocol):
         return []
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample's image or caption is the same in every epoch: its features can be cached."""
+        """Return True if a sample has one image or caption, the same in every epoch: its features can be cached."""
         return False
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """Skip decoding of images whose features are cached. stored_keys: sample ids [b] -> digests of these images,
         [b] int64; 0 for other samples."""
+
+    def shards(self) -> Sequence[tuple[str, str, int]]:
+        """Return name, digest and number of samples of each shard in the order of sample ids; empty without shards."""
+        return []
 
 
 class Evaluator(Protocol):
@@ -101,6 +114,36 @@ class Averaging(Protocol):
         """Return the weight of the parameters after `progress.step` steps in their running average.
 
         1 for the first step that enters, 0 for a step that does not enter.
+        """
+
+
+class Teacher(Part):
+    """A second model, whose similarities of the student's batches stand next to the student's.
+
+    needs_padding: True if the padding of captions changes the result; captions are then not trimmed.
+    readers: the feature caches of each model that reads the batch's images; empty if none does.
+    """
+
+    needs_padding: bool = False
+    readers: Sequence[Mapping[View, FeatureCache]] = ()
+
+    def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
+        """Load what the teacher needs. Raises ConfigError if it cannot, or cannot read the student's batches.
+
+        parts: with an open dataset. trust: as in `clipzoo.load`.
+        """
+
+    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
+        """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
+
+    @abstractmethod
+    def __call__(
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+    ) -> Similarity:
+        """Return the similarities of a rank's batch, without gradient; called before the student's forward pass.
+
+        micro_batches: parts of the batch to encode one after the other. constant: the student's features of its towers
+        that do not train. pairing: as for `Head.forward`.
         """
 
 
@@ -190,7 +233,8 @@ class Parts:
 
     head: the model's head. seed: seeds all random numbers. folder: run directory; None: nothing is written. config:
     configuration, for the logger. tuning: which parameters of the encoder train; None for all. averaging: None for no
-    average of the weights. report: called with each line for the terminal.
+    average of the weights. teacher: None for none. distill: terms of the loss that read the teacher. report: called
+    with each line for the terminal.
     """
 
     settings: Settings
@@ -205,4 +249,17 @@ class Parts:
     seed: int
     folder: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    teacher: Teacher | None = None
+    distill: Distillation | None = None
     report: Callable[[str], None] = say
+
+    def require_teacher(self) -> None:
+        """Raise ConfigError if the loss reads a teacher and there is none, or the other way round."""
+        readers = [f"objective {self.objective.name}"] * self.objective.needs_teacher
+        readers += [f"distillation {self.distill.name}"] if self.distill is not None else []
+        if readers and self.teacher is None:
+            raise ConfigError(
+                f"{' and '.join(readers)} compares the model with a teacher: give teacher=run teacher.path=RUN"
+            )
+        if self.teacher is not None and not readers and not self.head.needs_teacher:
+            raise ConfigError("no part of the loss reads the teacher: give distill=open_clip, or leave teacher out")

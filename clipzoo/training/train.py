@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clipzoo.distillation import Distillation
 from clipzoo.distributed.launch import load_warning, say
 from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.preemption import Preemption
@@ -32,7 +33,7 @@ from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import adam, scale_rates, split_groups
-from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step
+from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step, Teacher
 from clipzoo.training.profile import Profile
 from clipzoo.training.settings import (
     MATMUL_PRECISIONS,
@@ -43,7 +44,7 @@ from clipzoo.training.settings import (
     Settings,
 )
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
-from clipzoo.training.tuned import FEATURES, TunedModel
+from clipzoo.training.tuned import FEATURES, TunedModel, common_keys
 from clipzoo.types import Progress
 
 
@@ -73,6 +74,8 @@ def train(
     learning_rate: float = 5e-4,
     optimizer: Optimizer | None = None,
     averaging: Averaging | None = None,
+    teacher: Teacher | None = None,
+    distill: Distillation | None = None,
     evaluate: Callable[[Model], Mapping[str, float]] | None = None,
     evaluate_every: float | None = 1.0,
     computation: Computation | None = None,
@@ -91,6 +94,7 @@ def train(
     batch: global batch size. epochs, steps: length of the training; give one of the two.
     learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
     averaging: average of the weights, which is evaluated and saved too; None for no average.
+    teacher: a second model, such as `clipzoo.teachers.FrozenTeacher(model)`; distill: terms of the loss that read it.
     evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
     computation: precision, micro-batches, gradient clipping; None for plain fp32. inspection: a profile, the
     response to spikes, slow ranks; conf/trainer/default.yaml documents the arguments of both. tuning: which parameters
@@ -112,9 +116,12 @@ def train(
     logger = HistoryLogger()
     parts = Parts(
         settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
-        optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder,
+        optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder, teacher=teacher, distill=distill,
         report=(lambda line: None) if quiet else say,
     )  # fmt: skip
+    parts.require_teacher()
+    if teacher is not None:
+        teacher.open(parts, model)
     # The caller's signal handlers stay in place.
     cost, metrics = fit(model, parts, world, Preemption(Watchdog(), signals=()))
     logger.close()
@@ -133,6 +140,7 @@ def fit(
     parts: have an open dataset and resolved settings. hooks: called after a step, before its checkpoint and evaluation.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
+    teacher, distill = parts.teacher, parts.distill
     assert settings.precision != "auto", "Settings.resolved comes first"
     if settings.gather == "bf16":
         world = replace(world, gather_dtype=torch.bfloat16)
@@ -143,6 +151,8 @@ def fit(
 
     # The model, its gradients and its optimizer.
     settings.place(model, objective, dataset.samples, world)
+    if distill is not None:
+        distill.to(world.device, model.dtype)
     throughput = Throughput(total_steps, global_batch, world)
     tuned = TunedModel(model, objective, parts.tuning, parts.seed)
     for line in filter(None, (load_warning(), tuned.summary())):
@@ -151,10 +161,11 @@ def fit(
     tile, autocast = settings.tile_size(global_batch, world), settings.autocast_dtype
     caches = tuned.caches(dataset, folder, parts.report)
     gradients = GradientCache(
-        model, objective, world, settings.micro_batch, tile, autocast, settings.compile, caches, parallel
+        model, objective, world, settings.micro_batch, tile, autocast, settings.compile, caches, parallel, distill
     )
     trained = parallel.trained
-    optimizer = parts.optimizer.build(trained, objective)
+    losses = [objective] if distill is None else [objective, distill]
+    optimizer = parts.optimizer.build(trained, *losses)
     split_groups(optimizer, parallel.trained_parameters(tuned.factors), objective.learning_rates(progress(0)))
     scaler = parallel.scaler(settings.precision == "fp16")
 
@@ -162,6 +173,13 @@ def fit(
     average = spikes = early_stopping = rewind = profile = None
     if parts.averaging is not None:
         average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
+    readers = [caches]
+    if teacher is not None:
+        teacher.begin(parts, gradients, average, folder and folder / FEATURES / "teacher")
+        gradients.teacher, readers = teacher, [caches, *teacher.readers]
+    image_caches = [reader["image"] for reader in readers if "image" in reader]
+    if len(image_caches) == len(readers):
+        dataset.leave_out_images(partial(common_keys, image_caches))
     if settings.spikes.policy is not None:
         spikes = Spikes(settings.spikes, world, folder, dataset.names, parts.logger.log)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
@@ -201,7 +219,7 @@ def fit(
             batches = throughput.timed(
                 dataset.batches(
                     seed=parts.seed, global_batch=global_batch, world=world, start_step=start, stop_step=total_steps,
-                    trim_text=not trained.needs_padding,
+                    trim_text=not (trained.needs_padding or (teacher is not None and teacher.needs_padding)),
                 )
             )  # fmt: skip
             preemption.watchdog.set_status(start, "waiting for data")
@@ -282,7 +300,7 @@ def fit(
         parts.report(f"step {done}/{total_steps}: the training ends early: {reason}")
         cost[ENDED_EARLY] = reason
     parallel.finish()
-    if caches and folder is not None:
+    if any(readers) and folder is not None:
         world.run_on_first(partial(shutil.rmtree, folder / FEATURES, ignore_errors=True))
     return {**cost, PRECISION: settings.precision}, metrics
 

@@ -82,18 +82,8 @@ class TunedModel:
         """Return the caches of towers that do not train, where the dataset repeats its inputs."""
         if self._tuning is None or folder is None:
             return {}
-        caches: dict[View, FeatureCache] = {}
-        for view in VIEWS:
-            gigabytes = self._tuning.towers[view].cache_gigabytes
-            if gigabytes and dataset.repeats(view):
-                length = self._model.encoder.context_length if view == "text" else None
-                caches[view] = FeatureCache(
-                    folder / FEATURES, view, dataset.samples, gigabytes, length, report,
-                    images=lambda ids: [image for image, _ in dataset.examples(ids)],
-                )  # fmt: skip
-        if "image" in caches:
-            dataset.leave_out_images(caches["image"].stored_keys)
-        return caches
+        limits = {view: self._tuning.towers[view].cache_gigabytes for view in VIEWS}
+        return feature_caches(dataset, folder / FEATURES, limits, self._model.encoder.context_length, report)
 
 
 @dataclass(frozen=True)
@@ -141,6 +131,26 @@ def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     return read_tensors(path, REMEDY)
 
 
+def feature_caches(
+    dataset: Dataset,
+    folder: Path,
+    gigabytes: Mapping[View, float],
+    length: int | None,
+    report: Callable[[str], None],
+    key: str = "tune",
+) -> dict[View, FeatureCache]:
+    """Return caches of the views that the dataset repeats, unless their limit is 0. Arguments as for FeatureCache."""
+
+    def images(ids: Sequence[int]) -> list[Tensor]:
+        return [image for image, _ in dataset.examples(ids)]
+
+    return {
+        view: FeatureCache(folder, view, dataset.samples, gigabytes[view], length if view == "text" else None, report,
+                           images, key)
+        for view in VIEWS if gigabytes[view] and dataset.repeats(view)
+    }  # fmt: skip
+
+
 class FeatureCache:
     """Returns the features of a batch's samples, from disk where the same input was encoded before.
 
@@ -153,7 +163,7 @@ class FeatureCache:
     gigabytes: limit of the cache; nothing is cached if the features take more, or the disk has less. length: number of
     tokens of a stored row, if batches may have fewer; None if all batches have the same number.
     report: called with one line if the features do not fit. images: returns the images of sample ids; an image that
-    the loader has left out is black in the batch.
+    the loader has left out is black in the batch. key: node of the configuration that has the limit.
 
     any_rank: returns True if its argument is True on any rank that must call `encode` equally often; None if ranks
     encode independently.
@@ -170,7 +180,9 @@ class FeatureCache:
         length: int | None,
         report: Callable[[str], None],
         images: Callable[[Sequence[int]], Sequence[Tensor]] | None = None,
+        key: str = "tune",
     ) -> None:
+        self._key = f"{key}.{view}" if key == "tune" else key
         self._folder, self._view, self._samples = folder, view, samples
         self._gigabytes, self._length, self._report = gigabytes, length, report
         self._images = images
@@ -246,7 +258,7 @@ class FeatureCache:
         if needed > self._gigabytes * 1e9 or needed > 0.9 * free:
             self._report(
                 f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
-                f"tune.{self._view}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
+                f"{self._key}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
             )
             return False
         io.write_json(self._form_file, forms)
@@ -290,6 +302,14 @@ class FeatureCache:
         """[b] int64 digests of stored rows."""
         parts = [self._files[name][ids] for name in PARTS if name in self._files]
         return torch.stack([row_digests(part) for part in parts]).sum(dim=0)
+
+
+def common_keys(caches: Sequence[FeatureCache], ids: Tensor) -> Tensor:
+    """[b] sample ids -> [b] int64 digests of the images whose features all caches have; 0 for the others."""
+    first, *others = (cache.stored_keys(ids) for cache in caches)
+    for keys in others:
+        first = torch.where(first == keys, first, 0)
+    return first
 
 
 def _is_form(form: object) -> bool:

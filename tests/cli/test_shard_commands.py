@@ -174,6 +174,18 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
         pairs_from_table(table, "url", "title")
 
 
+def test_columns_of_a_table_are_kept_in_the_json(tmp_path):
+    pictures(tmp_path / "images", 2)
+    table = tmp_path / "pairs.csv"
+    table.write_text(
+        "filepath,title,album\nimages/p0.png,number 0,7\nimages/p1.png,number 1,8\nimages/p0.png,number 2,9\n"
+    )
+    run_command(["shards", "make", str(table), str(tmp_path / "out"), "--keep", "album"])
+    with tarfile.open(tmp_path / "out" / "00000.tar") as archive:
+        facts = [json.load(archive.extractfile(member)) for member in archive if member.name.endswith("json")]
+    assert {entry["caption"]: entry["album"] for entry in facts} == {"number 0": "7", "number 1": "8"}
+
+
 @pytest.mark.parametrize(("side", "size"), [(None, (300, 200)), (100, (150, 100))])
 def test_original_bytes_are_kept_and_large_images_scaled_where_asked(side, size, tmp_path):
     pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))

@@ -6,6 +6,7 @@ import torch
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.types import Views
 from tests.support.shards import batches_of
 
 
@@ -23,6 +24,32 @@ def test_ranks_and_resumed_steps_have_the_rows_of_an_uninterrupted_single_rank()
     assert all(torch.equal(a, b) for a, b in zip(whole[2:], resumed, strict=True))
     halves = [[batch.sample_id for batch in batches_of(dataset, 6, 4, world=World(rank, 2))] for rank in (0, 1)]
     assert all(torch.equal(a, torch.cat(parts)) for a, *parts in zip(whole, *halves, strict=True))
+
+
+def test_samples_may_have_several_texts_crops_and_groups():
+    image, text, group = torch.randn(12, 2, 3), torch.randint(0, 2, (12, 3, 2)), torch.arange(12) // 3
+    views = Views(captions=2, hard=1, crops=1)
+    dataset = InMemoryDataset(image, text, views, group)
+    (batch,) = batches_of(dataset, 1, 12)
+    assert batch.views == views and torch.equal(batch.text, text[batch.sample_id])
+    assert torch.equal(batch.image, image[batch.sample_id]) and torch.equal(batch.group, group[batch.sample_id])
+    texts, keys = batch.text.flatten(0, 1), batch.caption_key.flatten()
+    assert batch.caption_key.shape == (12, 3)
+    assert torch.equal(keys[:, None] == keys, (texts[:, None] == texts).all(dim=2))
+    assert dataset.fingerprint != InMemoryDataset(image, text, views).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(4, 2), torch.zeros(4, 2), Views(captions=3)), r"text is \[4, 2\], not \[n, 3, ...\]"),
+        ((torch.zeros(4, 3), torch.zeros(4, 2), Views(crops=1)), r"image is \[4, 3\], not \[n, 2, ...\]"),
+        ((torch.zeros(4, 3), torch.zeros(4, 2), Views(), torch.zeros(3)), r"group is \[3\], not \[4\]"),
+    ],
+)
+def test_tensors_that_do_not_hold_the_views_are_errors(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        InMemoryDataset(*arguments)
 
 
 def test_different_pairs_have_different_fingerprints():

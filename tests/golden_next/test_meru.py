@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy
@@ -12,8 +11,6 @@ from torch import Tensor
 
 from clipzoo.build import build_objective
 from clipzoo.heads.meru import MeruHead, exterior_angle, half_aperture, tangent
-from clipzoo.heads.scores import DenseScores
-from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.types import Features, Views
 from scripts.compatibility import composed
 from tests.support.heads import build_head
@@ -72,20 +69,12 @@ def test_loss_and_gradients_of_meru(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_of_hycoclip(case):
-    """Crops and boxes are rows of two further directions."""
     head, names = head_of(case, "hycoclip"), (*SIDES, "box_image", "box_text")
     leaves = [golden()[f"{name}_raw"].clone().requires_grad_() for name in names]
-    image, text, crop, box = (
-        embed(Features(leaf)) for embed, leaf in zip((head.embed_image, head.embed_text) * 2, leaves, strict=True)
-    )
-    similarity = replace(
-        head.similarity(image, text),
-        image=torch.stack([image, crop], dim=1).flatten(0, 1),
-        text=torch.stack([text, box], dim=1).flatten(0, 1),
-        views=Views(boxes=1, crops=1),
-    )
-    further = DenseScores(head.score(crop, text)), DenseScores(head.score(box, image))
-    contrastive = sum(map(cross_entropy, (*similarity.directions, *further))) / 4
+    image, text, crop, box = leaves
+    images, texts = (Features(torch.stack(views, dim=1).flatten(0, 1)) for views in ((image, crop), (text, box)))
+    similarity = head(images, texts, views=Views(boxes=1, crops=1))
+    contrastive = loss_of(build_objective(composed("+objective=infonce")), similarity).total
     parts = [f"{name}_entailment" for name in ("text_image", "cross_image", "cross_text", "box_text_image")]
     compare(f"{case}_hycoclip", head, contrastive, head.terms(similarity), parts, leaves, names)
 

@@ -1,4 +1,4 @@
-"""Tokens as points of WPSE and KME-CLIP: which ones there are, and what each pair contributes to the score."""
+"""Tokens as points of WPSE, KME-CLIP and FILIP: which ones there are, and what each pair contributes to the score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.types import Features
 from tests.support.heads import HEADS, build_head, image_features, scored, text_features
 
-POINTS = [name for name in HEADS if name.startswith(("wpse", "kme"))]
+POINTS = [name for name in HEADS if name.startswith(("wpse", "kme", "filip"))]
 
 
 @pytest.mark.parametrize("name", [*POINTS, "kme head.merge=2"])

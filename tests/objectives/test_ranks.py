@@ -20,11 +20,12 @@ from tests.support.ranks import run_ranks
 pytestmark = pytest.mark.medium
 
 SAMPLES, BATCH, STEPS = 16, 8, 3
-HEADS = [*config_names("head"), "cloob head.inverse_temperature=1.0"]
+HEADS = [*config_names("head"), "cloob head.inverse_temperature=1.0", "clip head.matryoshka=[2,4]"]
 OBJECTIVES = [
     *config_names("objective"),
     "siglip objective.initial_scale=10.0",
     "cyclip objective.learnable_temperature=true",
+    "hardness objective.learnable_temperature=true",
     "mmd_conditional objective.exclude_diagonal=true",
     "sogclr objective.positive_in_denominator=true",
     "fastclip objective.version=v0",

@@ -14,13 +14,16 @@ from clipzoo.errors import ConfigError
 from clipzoo.objectives.dcl import DCL
 from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.glofnd import GloFND
+from clipzoo.objectives.hardness import Hardness
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.isogclr import ISogCLR
 from clipzoo.objectives.joint import Joint
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.per_sample import PerSampleObjective
+from clipzoo.objectives.rince import RINCE
 from clipzoo.objectives.siglip import SigLIP
+from clipzoo.objectives.sinkhorn import Sinkhorn
 from clipzoo.objectives.sogclr import SogCLR
 from tests.support.objectives import (
     FASTCLIP_OPTIONS,
@@ -186,6 +189,9 @@ COLD = {
     "infonce": (lambda: InfoNCE(0.5, 0.5), 1 / TAU),
     "infoloob": (lambda: InfoLOOB(TAU, 1.0, 1.0), 1 / TAU),
     "joint": (Joint, 1 / TAU),
+    "rince": (lambda: RINCE(0.1, 0.01, 0.5, 0.5), 1 / TAU),
+    "hardness": (lambda: Hardness(TAU, True, 100.0, 9.0, 0.5, 0.5), 1.0),
+    "sinkhorn": (lambda: Sinkhorn(5, 1.0, 0.0), 1 / TAU),
 }
 """Objectives at temperature 0.01, and the factor on cosines that makes their scores."""
 

@@ -363,6 +363,7 @@ BASES = {
     "explore": ("{run}", "--images", "{pictures}", "--static", "{made}", "--limit", "2"),
     "export": ("{run}", "--to", "hub", "--output", "{made}"),
     "index": ("{run}", "--images", "{pictures}", "--output", "{made}"),
+    "features": ("{run}", "data.shards={shards}", "data.workers=0", "--output", "{made}", "--device", "cpu"),
     "search": ("a red picture", "--index", "{index}"),
     "shards make": ("{captioned}", "{made}", "--processes", "1"), "shards index": ("{shards}", "--processes", "1"),
     "shards inspect": ("{shards}", "--processes", "1"), "datasets list": (),

@@ -38,8 +38,8 @@ class Towers(Encoder):
 
 
 @cache
-def part_config(group: str, name: str) -> dict[str, Any]:
-    return composed(f"+{group}={name}")
+def config_of(head: str, objective: str) -> dict[str, Any]:
+    return composed(f"+head={head}", f"+objective={objective}")
 
 
 def training_step(head: str, objective: str, device: torch.device, micro_batch: int | None) -> dict[str, Tensor]:
@@ -51,8 +51,8 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
     """
     torch.manual_seed(0)
     name, _, tiles = head.partition(" in ")
-    model = Model(Towers(), build_head(part_config("head", name))).to(device)
-    criterion = build_objective(part_config("objective", objective)).to(device)
+    model = Model(Towers(), build_head(config_of(name, objective))).to(device)
+    criterion = build_objective(config_of(name, objective)).to(device)
     criterion.allocate(SAMPLES)
     schedule = Cosine(1e-3, 0.0, 0.0, None, 0, None, False)
     optimizer = AdamW([0.9, 0.98], 1e-8, 0.1, schedule).build(model, criterion)
@@ -61,6 +61,12 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
     images = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)
     batch = Batch(images, text, torch.randperm(SAMPLES)[:BATCH]).to(device)
     model.head.resample(1)
+    if criterion.needs_teacher:
+        # The student as its own teacher.
+        with torch.no_grad():
+            features = model.encoder.image(batch.image), model.encoder.text(batch.text)
+            teacher = model.compare(*features, World(device=device), cache.tile)
+        cache.teacher = lambda micro_batches, constant: teacher
     loss = cache(batch, Progress(30, 50, SAMPLES, BATCH))
     results = {"loss": loss.total.detach(), **{f"log {name}": value for name, value in loss.logs.items()}}
     results |= {f"state {name}": buffer.clone() for name, buffer in criterion.named_buffers()}

@@ -31,7 +31,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine 
 PAIRS = [
     *((head, "infonce") for head in (*config_names("head"), "clip in tiles", "cloob in tiles")),
     *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
-    *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr", "fastclip")),
+    *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
+    *(("cosine", name) for name in ("hardness", "amorlip", "neuclip", "fastclip", "drrho", "glofnd")),
+    *(("clip", name) for name in ("rince", "sinkhorn")),
 ]
 """Every head and every objective."""
 # Numbers of points, and of identical ones, set the sizes of later tensors; gamma selects the way to compute a tile.
@@ -47,7 +49,7 @@ STATE_WAITS = {"objectives/per_sample.py rows"}
 RAW_WAITS = {"objectives/mmd.py kernel_matrix"}
 WAITS = {
     "kme": KME_WAITS,
-    **dict.fromkeys(("nuclr", "sogclr", "isogclr", "fastclip"), STATE_WAITS),
+    **dict.fromkeys(("nuclr", "sogclr", "isogclr", "fastclip", "drrho", "glofnd"), STATE_WAITS),
     **dict.fromkeys(("mmd_conditional", "mmd_joint"), RAW_WAITS),
 }
 

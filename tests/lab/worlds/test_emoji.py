@@ -96,7 +96,11 @@ def test_one_vendor_is_trained_on_and_the_other_evaluated(dataset):
     with tarfile.open(dataset / "train" / "00000.tar") as archive:
         texts = {archive.extractfile(member).read().decode() for member in archive if member.name.endswith("txt")}
         images = [archive.extractfile(member).read() for member in archive if member.name.endswith("png")]
+        entries = [json.load(archive.extractfile(member)) for member in archive if member.name.endswith("json")]
     assert texts == {"red heart", "pizza", "flag of France"} and set(images) == {png(COLOURS["google"])}
+    facts = {entry["caption"]: entry for entry in entries}
+    assert facts["pizza"]["captions"] == ["pizza", "a picture of pizza", "pizza, Food & Drink"]
+    assert facts["pizza"]["hard"] == ["flag of France", "red heart"] and facts["pizza"]["group"] == "Food & Drink"
     names, groups, pairs = (open_tar_dataset(dataset / "downstream", name) for name in ("names", "groups", "pairs"))
     assert isinstance(names, ClassificationDataset) and isinstance(groups, ClassificationDataset)
     assert isinstance(pairs, RetrievalDataset)

@@ -32,6 +32,7 @@ from clipzoo.lab.worlds.scenes import (
     sample_scene,
     write_caption,
     write_captions,
+    write_hard_negatives,
 )
 from clipzoo.lab.worlds.world import WorldParameters, ensure_world
 from tests.support import damage
@@ -81,6 +82,46 @@ def test_a_disk_too_small_for_the_world_is_named_and_nothing_is_left(tmp_path: P
         with pytest.raises(WriteError, match="could not write .*: No space left on device"):
             make(disk / "demo")
         assert not (disk / "demo").exists()
+
+
+def test_views_add_captions_hard_negatives_regions_and_a_group_to_the_same_images(small: Path, tmp_path: Path) -> None:
+    make(tmp_path / "views", dataclasses.replace(SMALL, views=True))
+    plain, rich = members_of(small / "train/00000.tar"), members_of(tmp_path / "views/train/00000.tar")
+    for name, content in rich.items():
+        assert name.endswith(".json") or content == plain[name]
+        if name.endswith(".json"):
+            before, facts = json.loads(plain[name]), json.loads(content)
+            assert {key: facts[key] for key in before} == before
+            assert facts["captions"][0] == facts["caption"] and len(set(facts["captions"])) == 5
+            assert len(set(facts["hard"])) == 3 and len(facts["boxes"]) == len(facts["scene"]["things"])
+            for (text, left, top, right, bottom), thing in zip(facts["boxes"], facts["scene"]["things"], strict=True):
+                assert 0 <= left < thing["x"] < right <= 1 and 0 <= top < thing["y"] < bottom <= 1
+                assert text.split()[1:] == [thing["colour"], thing["shape"]] and text in facts["group"]
+    with pytest.raises(ConfigError, match="--views needs --captions natural, not one"):
+        dataclasses.replace(SMALL, views=True, captions="one")
+
+
+@pytest.mark.parametrize("kind", ["single", "group", "pair"])
+def test_hard_negatives_name_a_colour_and_shape_that_the_scene_does_not_combine(kind: str) -> None:
+    for number, scene in enumerate(scenes(40, kind)):
+        random = np.random.default_rng(number)
+        present = {(thing.colour, thing.shape) for thing in scene.things}
+        true = set(write_captions(scene, random, 2.0, 8))
+        for caption in write_hard_negatives(scene, random, 3):
+            # Without the place, which may have a colour: "on white snow", "in front of a blue sky".
+            named = caption.replace("white snow", "").replace("blue sky", "").replace("crosses", "cross")
+            words = re.findall(r"[a-z]+", named)
+            shapes = [
+                shape for word in words if (shape := word if word in SHAPES else word.removesuffix("s")) in SHAPES
+            ]
+            colours = [word for word in words if word in COLOURS]
+            assert caption not in true and len(shapes) == len(colours) > 0
+            assert not set(zip(colours, shapes, strict=True)) <= present, caption
+
+
+def members_of(shard: Path) -> dict[str, bytes]:
+    with tarfile.open(shard) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
 
 
 def test_another_seed_changes_every_image(small: Path, tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""Distillation: terms of the loss that compare the student with a teacher, `Similarity.teacher`.
+
+The similarity of an ensemble's teacher has that of the next teacher as its own teacher.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.errors import ConfigError
+from clipzoo.heads.base import Paper
+from clipzoo.heads.scores import DenseScores
+from clipzoo.types import Batch, Count, NonNegative, Probability, Progress, Scale, Scores, Similarity, Term, checked
+
+
+class Distillation(nn.Module):
+    """Base class of distillations. Parameters train with the model; they are part of a checkpoint of the training.
+
+    name: option of the group `distill`. objective_weight: weight of the objective's own loss.
+    """
+
+    name: str
+    objective_weight: float = 1.0
+    citations: tuple[Paper, ...] = ()
+    """Papers that define the method."""
+
+    @abstractmethod
+    def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
+        """Return parts of the loss by name. similarity: has a teacher."""
+
+
+def teachers_of(similarity: Similarity) -> list[Similarity]:
+    """Return the similarities of all teachers."""
+    teachers, last = list[Similarity](), similarity.teacher
+    while last is not None:
+        teachers, last = [*teachers, last], last.teacher
+    return teachers
+
+
+def cross_entropy(scores: Scores, teachers: Sequence[Scores]) -> Tensor:
+    """Return -mean_i sum_j p_ij log softmax(scores)_ij, where p is the mean of the teachers' softmaxes."""
+    expectations = [scores.expectation(teacher) for teacher in teachers]
+    return (scores.log_sum_exp() - torch.stack(expectations).mean(dim=0)).mean()
+
+
+def both_directions(similarity: Similarity) -> Tensor:
+    """Return the mean of `cross_entropy` over image and text anchors."""
+    columns = zip(similarity.directions, *(teacher.directions for teacher in teachers_of(similarity)), strict=True)
+    return torch.stack([cross_entropy(scores, teachers) for scores, *teachers in columns]).mean()
+
+
+@checked
+class OpenClipDistillation(Distillation):
+    """Cross-entropy of the teacher's softmax over the batch, in both directions, as in open_clip's DistillClipLoss.
+
+    Student and teacher have their own scales. weight: of the term; the objective's weight is 1.
+    """
+
+    name = "open_clip"
+
+    def __init__(self, weight: NonNegative) -> None:
+        super().__init__()
+        self._weight = weight
+
+    def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
+        return {"distill": Term(self._weight, both_directions(similarity))}
+
+
+@checked
+class DataCompDR(Distillation):
+    """Cross-entropy of the mean of the teachers' softmaxes, summed over the captions of an image (MobileCLIP, eq. 3).
+
+    A softmax runs over one caption of each sample: the first, second, ... captions are separate batches, such as real
+    and synthetic captions. weight: lambda; the objective's weight is 1 - lambda.
+    """
+
+    name = "datacomp_dr"
+    citations = (
+        Paper(
+            "mobileclip",
+            "MobileCLIP: Fast Image-Text Models through Multi-Modal Reinforced Training",
+            "Vasu, Pavan Kumar Anasosalu and others",
+            "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
+            2024,
+        ),
+    )
+
+    def __init__(self, weight: Probability) -> None:
+        super().__init__()
+        self._weight, self.objective_weight = weight, 1 - weight
+
+    def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
+        captions, columns = similarity.views.captions, similarity.views.captions + similarity.views.hard
+        if captions == 1:
+            return {"distill": Term(self._weight, both_directions(similarity))}
+        # [b, N * columns] and [b * captions, N], texts of a sample in sequence -> [b, N] for each caption.
+        of_all = []
+        for one in (similarity, *teachers_of(similarity)):
+            images, texts = (scores.dense() for scores in one.directions)
+            images, texts = images.unflatten(1, (-1, columns)), texts.unflatten(0, (-1, captions))
+            of_all.append([DenseScores(matrix) for k in range(captions) for matrix in (images[:, :, k], texts[:, k])])
+        values = [cross_entropy(scores, teachers) for scores, *teachers in zip(*of_all, strict=True)]
+        return {"distill": Term(self._weight, torch.stack(values).sum() / 2)}
+
+
+@checked
+class ClipKD(Distillation):
+    """CLIP-KD's relations (CRD), features (FD) and interactive contrast (ICL); a weight of 0 leaves a term out.
+
+    CRD: KL divergence of the student's softmax from the teacher's. FD: mean squared difference of the teacher's
+    embeddings and unit(W x). ICL: InfoNCE of unit(W x) with the teacher's embeddings of the other modality.
+
+    width, teacher_width: of the embeddings x; W is learned if they differ, and the identity if not.
+    scale: 1 / temperature of ICL. relations, features, interactive: weights of CRD, FD and ICL.
+    """
+
+    name = "clip_kd"
+    citations = (
+        Paper(
+            "clip_kd",
+            "CLIP-KD: An Empirical Study of CLIP Model Distillation",
+            "Yang, Chuanguang and others",
+            "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
+            2024,
+        ),
+    )
+
+    def __init__(
+        self,
+        width: Count,
+        teacher_width: Count,
+        relations: NonNegative,
+        features: NonNegative,
+        interactive: NonNegative,
+        scale: Scale,
+    ) -> None:
+        super().__init__()
+        self._relations, self._features, self._interactive, self._scale = relations, features, interactive, scale
+        is_learned = width != teacher_width and (features > 0 or interactive > 0)
+        self.image_map = nn.Linear(width, teacher_width) if is_learned else nn.Identity()
+        self.text_map = nn.Linear(width, teacher_width) if is_learned else nn.Identity()
+
+    def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
+        teacher, terms = similarity.teacher, dict[str, Term]()
+        assert teacher is not None
+        if self._relations:
+            entropies = [(scores.log_sum_exp() - scores.expectation(scores)).mean() for scores in teacher.directions]
+            kl = both_directions(similarity) - torch.stack(entropies).mean()
+            terms["relations"] = Term(self._relations, kl)
+        if self._features or self._interactive:
+            image, teacher_image = self._mapped(
+                similarity.image, teacher.image, self.image_map, similarity.views.images
+            )
+            text, teacher_text = self._mapped(similarity.text, teacher.text, self.text_map, similarity.views.texts)
+            if self._features:
+                differences = functional.mse_loss(image, teacher_image) + functional.mse_loss(text, teacher_text)
+                terms["features"] = Term(self._features, differences)
+            if self._interactive:
+                world = similarity.world
+                own = torch.arange(len(image), device=image.device) + world.rank * len(image)
+                values = [
+                    functional.cross_entropy(self._scale * anchors @ world.gather(contrasts).mT, own)
+                    for anchors, contrasts in ((image, teacher_text), (text, teacher_image))
+                ]
+                terms["interactive"] = Term(self._interactive, torch.stack(values).mean())
+        return terms
+
+    def _mapped(self, own: object, teacher: object, map: nn.Module, each: int) -> tuple[Tensor, Tensor]:
+        """Return unit(W x) of the first image or text of each sample, and the teacher's. each: those of a sample."""
+        if not isinstance(own, Tensor) or not isinstance(teacher, Tensor):
+            raise ConfigError("distill=clip_kd compares vectors, and a head has point sets: give distill=open_clip")
+        own = functional.normalize(map(own[::each]), dim=1)
+        if own.shape[1] != teacher.shape[1]:
+            raise ConfigError(
+                f"distill.teacher_width={own.shape[1]}, but the teacher's embeddings have width {teacher.shape[1]}: "
+                f"give distill.teacher_width={teacher.shape[1]}"
+            )
+        return own, teacher[::each]

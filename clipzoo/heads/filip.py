@@ -1,0 +1,136 @@
+"""FILIP: for each token the largest cosine with the other modality's tokens (Yao et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.heads.base import FLOAT, Cost, Head, Paper, ScoreParts, Shape, projections, transposed
+from clipzoo.heads.points import leading_tokens, weighted_sum
+from clipzoo.heads.vector import projection
+from clipzoo.ops.filip import filip_scores
+from clipzoo.types import Count, Features, PointSet, Positive, Scale, checked
+
+
+@checked
+class FilipHead(Head[PointSet]):
+    """logits = exp(log_scale) * mean over tokens of the largest cosine with a token of the other modality.
+
+    The mean is over the tokens of the anchor: image_to_text and text_to_image are different matrices. Padding is left
+    out of both. `score` is image_to_text, with which the paper classifies and ranks.
+
+    image_width, text_width: widths of the tokens. embed_width: d.
+    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
+    """
+
+    needs_tokens = True
+    learnable_temperature = True
+    compares_within = False
+    published_with = ("infonce",)
+    citations = (
+        Paper(
+            "filip",
+            "FILIP: Fine-grained Interactive Language-Image Pre-Training",
+            "Yao, Lewei and others",
+            "International Conference on Learning Representations",
+            2022,
+        ),
+    )
+    relations = {
+        "at_most(1, 1 / temperature) and at_most(1 / temperature, max_scale)": (
+            "every step clamps the scale 1 / temperature to [1, max_scale]: change one"
+        ),
+    }
+
+    def __init__(
+        self, image_width: Count, text_width: Count, embed_width: Count, temperature: Scale, max_scale: Positive
+    ) -> None:
+        super().__init__()
+        self.image_projection = projection(image_width, embed_width)
+        self.text_projection = projection(text_width, embed_width)
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        self.score_range = -max_scale, max_scale
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        """Three products of all image tokens with all text tokens of the global batch: forward and two gradients.
+
+        In memory are two matrices and the positions of the maxima, a byte each.
+        """
+        products = 3 * 2 * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+        flops = projections(shape, shape.image_points, shape.text_points) + products
+        gathered = shape.text_points * (shape.width + 1)
+        points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
+        positions = shape.local * shape.batch * (shape.image_points + shape.text_points)
+        return Cost(flops, gathered, transposed(shape), 6 * shape.local * shape.batch * FLOAT + positions, points)
+
+    def embed_image(self, features: Features) -> PointSet:
+        return _unit_points(features, self.image_projection)
+
+    def embed_text(self, features: Features) -> PointSet:
+        return _unit_points(features, self.text_projection)
+
+    def both_scores(self, image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
+        to_text, to_image = _cosines(image, text)
+        return self.log_scale.exp() * to_text, self.log_scale.exp() * to_image
+
+    def score(self, image: PointSet, text: PointSet) -> Tensor:
+        """image_to_text; for an ensemble the mean over its prompts."""
+        scale = self.log_scale.exp()
+        if torch.compiler.is_exporting():
+            return scale * _cosines(image, text)[0]
+        prompts = (-text.log_weights.amax(dim=1)).exp().round().long()  # of each row
+        scores = scale.new_zeros(len(image), len(text))
+        for count in prompts.unique().tolist():
+            rows = prompts == count
+            ensembles = text[rows]
+            places = ensembles.log_weights.shape[1]
+            # Point j of prompt p is in column j * count + p.
+            split = ensembles.padded(places + -places % count).map(
+                lambda x, count=count: x.unflatten(1, (-1, count)).transpose(1, 2).flatten(0, 1)  # type: ignore[misc]
+            )
+            scores[:, rows] = scale * _cosines(image, split)[0].unflatten(1, (-1, count)).mean(dim=2)
+        return scores
+
+    def ensemble(self, prompts: PointSet) -> PointSet:
+        """[p, L, d] -> [1, L p, d]; its score is the mean score of the prompts, from which p is read."""
+        points = prompts.points.transpose(0, 1).flatten(0, 1)
+        log_weights = prompts.log_weights.mT.flatten() - math.log(len(prompts))
+        return PointSet(points[None], log_weights[None])
+
+    def score_parts(self, image: Features, text: Features) -> ScoreParts:
+        """Terms of image_to_text: each image token with its nearest text token."""
+        left, right = self.embed_image(image), self.embed_text(text)
+        cosines = left.points @ right.points.mT + right.log_weights[:, None]  # [b, M, L]
+        largest, position = cosines.max(dim=2, keepdim=True)
+        image_weights, text_weights = (points.log_weights.softmax(dim=1) for points in (left, right))
+        terms = self.log_scale.exp() * image_weights[:, :, None] * largest
+        return ScoreParts(torch.zeros_like(cosines).scatter(2, position, terms), image_weights, text_weights)
+
+    def probe(self, features: Features, where: str) -> Tensor:
+        """The pooled features before the projection, the mean point after it."""
+        if where == "before":
+            return features.pooled
+        embedding = self.embed_image(features)
+        return weighted_sum(embedding.log_weights.softmax(dim=1), embedding.points)
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        self.log_scale.clamp_(0.0, math.log(self.score_range[1]))
+
+    def logs(self) -> Mapping[str, Tensor]:
+        return {"temperature": (-self.log_scale.detach()).exp()}
+
+
+def _unit_points(features: Features, matrix: Tensor) -> PointSet:
+    tokens, mask = leading_tokens(features, None, "")
+    points = functional.normalize(tokens @ matrix, dim=-1)
+    return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
+
+
+def _cosines(image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
+    return filip_scores(image.points, image.log_weights > -math.inf, text.points, text.log_weights > -math.inf)

@@ -1,0 +1,77 @@
+"""LLIP: the caption mixes the image's learned tokens (Lavoie et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clipzoo.heads.base import Paper
+from clipzoo.heads.conditional import ConditionalHead
+from clipzoo.heads.points import leading_tokens, weighted_sum
+from clipzoo.heads.vector import projection
+from clipzoo.types import Count, Features, PointSet, Positive, checked
+
+
+@checked
+class LlipHead(ConditionalHead):
+    """score = cosine(W_o mixture of the image's tokens by the caption, W_t caption).
+
+    In each head m of the attention the caption g and token k of the image have the weight softmax_k(g Q_m . h_k K_m /
+    attention_temperature). There is no released code.
+
+    image_width, text_width: widths of the tokens. embed_width: d. heads: number of attention heads.
+    image_tokens: number of learned tokens, the first of the image tower: class token and registers
+        (encoder.image.reg_tokens); null: all its tokens.
+    """
+
+    citations = (
+        Paper(
+            "llip",
+            "Modeling Caption Diversity in Contrastive Vision-Language Pretraining",
+            "Lavoie, Samuel and others",
+            "International Conference on Machine Learning",
+            2024,
+        ),
+    )
+    published_with = ("siglip",)
+    relations = {"embed_width % heads == 0": "embed_width must be a multiple of heads"}
+
+    def __init__(
+        self,
+        image_width: Count,
+        text_width: Count,
+        embed_width: Count,
+        heads: Count,
+        image_tokens: Count | None,
+        attention_temperature: Positive,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.text_projection = (projection(text_width, embed_width) for _ in range(2))
+        self.key, self.value = (projection(image_width, embed_width) for _ in range(2))
+        self.output_projection = projection(embed_width, embed_width)
+        self._image_tokens, self._attention_temperature = image_tokens, attention_temperature
+
+    def embed_image(self, features: Features) -> PointSet:
+        tokens, mask = leading_tokens(features, self._image_tokens, "head.image_tokens")
+        return PointSet(tokens, torch.zeros_like(tokens[:, :, 0]).masked_fill(~mask, -math.inf))
+
+    def embed_text(self, features: Features) -> PointSet:
+        return PointSet(features.pooled[:, None], torch.zeros_like(features.pooled[:, :1]))
+
+    def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
+        return image.points @ self.key, image.points @ self.value, image.log_weights
+
+    def queries_and_targets(self, text: PointSet) -> tuple[Tensor, Tensor]:
+        captions = text.points[:, 0]
+        return captions @ self.query / self._attention_temperature, captions @ self.text_projection
+
+    def output(self, pooled: Tensor) -> Tensor:
+        return pooled @ self.output_projection
+
+    def summary(self, image: PointSet) -> Tensor:
+        """The mixture with equal weights."""
+        values = weighted_sum(image.log_weights.softmax(dim=1), image.points @ self.value)
+        return self.output(values)

@@ -1,0 +1,103 @@
+"""Token-wise similarities of two sets of points: for each point the largest inner product with the other set (FILIP).
+
+    image_to_text[a, c] = mean over a's points i of max over c's points j of x_i . y_j
+    text_to_image[a, c] = mean over c's points j of max over a's points i of x_i . y_j
+
+Inner products are in memory one tile at a time. The positions of the maxima are kept for the gradient, a byte each for
+sets of up to 256 points; inner products are not computed again. The slow twin is `filip_scores_reference`.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from clipzoo.ops.packing import Layout
+from clipzoo.ops.tiles import backend, product, tile_side
+
+GPU_TILE = 4096
+"""Points of a tile's side for the gradient on a GPU, 64 MiB in float32."""
+
+
+def filip_scores_reference(image: Tensor, image_mask: Tensor, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, M, d] with [n, M] bool, [k, L, d] with [k, L] -> image_to_text and text_to_image, [n, k] each."""
+    cosines = torch.einsum("aid,cjd->acij", image, text)
+    cosines = cosines.masked_fill(~(image_mask[:, None, :, None] & text_mask[:, None]), -torch.inf)
+    means = []
+    for best, mask in ((cosines.amax(3), image_mask[:, None]), (cosines.amax(2), text_mask)):
+        total = best.where(mask & (best != -torch.inf), 0.0).sum(dim=2)
+        means.append(total / mask.sum(dim=-1).clamp(min=1))
+    return means[0], means[1]
+
+
+def filip_scores(image: Tensor, image_mask: Tensor, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Points [n, M, d] with their mask [n, M], points [k, L, d] with [k, L] -> image_to_text, text_to_image [n, k].
+
+    Differentiable in the points; of equal maxima one has the gradient. A set without points scores 0. Half-precision
+    points are scored in fp32.
+    """
+    image, text = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (image, text))
+    if torch.compiler.is_exporting():
+        return filip_scores_reference(image, image_mask, text, text_mask)
+    (left, of_images), (right, of_texts) = packed(image, image_mask), packed(text, text_mask)
+    scores: tuple[Tensor, Tensor] = _Scores.apply(left, right, of_images, of_texts)
+    return scores
+
+
+def packed(points: Tensor, mask: Tensor) -> tuple[Tensor, Layout]:
+    """[n, M, d], [n, M] -> the points without padding [P, d], and their layout."""
+    lengths = mask.sum(dim=1).tolist()
+    owner = torch.arange(len(mask), device=mask.device).repeat_interleave(mask.shape[1])
+    points = points.flatten(0, 1)
+    if sum(lengths) < len(owner):
+        index = mask.flatten().nonzero().squeeze(1)
+        owner, points = owner.index_select(0, index), points.index_select(0, index)
+    return points, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
+
+
+def position_type(layout: Layout) -> torch.dtype:
+    """Return the type of positions inside a set of points."""
+    return torch.uint8 if max(layout.lengths, default=0) <= 256 else torch.int16
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout) -> tuple[Tensor, ...]:
+        kernels = backend("filip", left.device.type, left.dtype)
+        to_text, to_image, *positions = kernels.filip_forward(left, right, of_images, of_texts)
+        context.save_for_backward(left, right, *positions)
+        context.layouts = of_images, of_texts
+        return to_text / _counts(of_images, left)[:, None].clamp(min=1), to_image / _counts(of_texts, left).clamp(min=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, to_text: Tensor, to_image: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of both sides: products with P, whose entry (i, j) is the gradient of x_i . y_j."""
+        left, right, best_of_text, best_of_image = context.saved_tensors
+        of_images, of_texts = context.layouts
+        images, texts = _counts(of_images, left)[:, None], _counts(of_texts, left)
+        scored = (images > 0) & (texts > 0)
+        to_text, to_image = (to_text / images).where(scored, 0.0), (to_image / texts).where(scored, 0.0)
+        d_left, d_right = torch.zeros_like(left), right.new_zeros(right.shape[::-1])
+        size = tile_side() if left.device.type == "cpu" else GPU_TILE
+        column_blocks = list(of_texts.blocks(size))
+        for rows in of_images.blocks(size):
+            transposed = left[rows.points].mT.contiguous()
+            for columns in column_blocks:
+                pairs = rows.samples, columns.samples
+                tile = left.new_zeros(len(rows.owner), len(columns.owner))
+                position = best_of_text[rows.points, columns.samples].long() + columns.starts
+                tile.scatter_add_(1, position, to_text[pairs].index_select(0, rows.owner))
+                position = best_of_image[rows.samples, columns.points].long() + rows.starts[:, None]
+                tile.scatter_add_(0, position, to_image[pairs].index_select(1, columns.owner))
+                d_left[rows.points].add_(product(tile, right[columns.points].mT))
+                d_right[:, columns.points].add_(product(transposed, tile.mT))
+        return d_left, d_right.mT, None, None
+
+
+def _counts(layout: Layout, like: Tensor) -> Tensor:
+    return torch.tensor(layout.lengths, dtype=like.dtype, device=like.device)
