@@ -8,6 +8,7 @@ import sys
 import time
 
 from clipzoo.objectives.amorlip import AmorLIP
+from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.neuclip import NeuCLIP
 from clipzoo.objectives.nuclr import NUCLR
@@ -62,4 +63,8 @@ class FaultyAmorLIP(Faults, AmorLIP):
 
 
 class FaultyNeuCLIP(Faults, NeuCLIP):
+    pass
+
+
+class FaultyFastCLIP(Faults, FastCLIP):
     pass
