@@ -47,16 +47,10 @@ class Hardness(Objective):
     }
 
     def __init__(
-        self,
-        temperature: Scale,
-        learnable_temperature: bool,
-        max_scale: Positive,
-        alpha: Weight,
-        image_to_text: Weight,
-        text_to_image: Weight,
-        weighted: Literal["all", "other", "own"] = "all",
+        self, temperature: Scale, learnable_temperature: bool, max_scale: Positive, alpha: Weight,
+        image_to_text: Weight, text_to_image: Weight, weighted: Literal["all", "other", "own"] = "all",
         same_caption: Literal["negative", "ignore", "positive"] = "negative",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._weighted, self.same_caption = weighted, same_caption
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
