@@ -83,8 +83,8 @@ class Hardness(Objective):
             sample, place = columns // (views.captions + views.hard), columns % (views.captions + views.hard)
             is_own = (images[:, None] == sample) & (place >= views.captions)
             logits = scale * matrix + self._alpha * matrix.detach() * (is_own == (self._weighted == "own"))
-            counted = pairing.counted(exclude_positive=True)
-            return entropy(scores, logits.masked_fill(~counted, -torch.inf).logsumexp(dim=1))
+            absent = pairing.absent(exclude_positive=True)
+            return entropy(scores, logits.masked_fill(absent, -torch.inf).logsumexp(dim=1))
 
         of_images = some_weighted if self._weighted != "all" and views.hard else same_weighted
         if of_images is some_weighted and similarity.further:
