@@ -24,7 +24,8 @@ class Hardness(Objective):
     image_to_text, text_to_image: weights of the directions; both are weighted by hardness.
     weighted: negatives with weights: "all"; "other", all but an image's own hard captions; "own", only these. With hard
         captions, "other" and "own" need the matrix of the scores.
-    same_caption: as for InfoNCE; several positives are those of its "mean_log".
+    same_caption: pairs of different samples with an equal caption or group are negatives, are left out ("ignore"), or
+        are positives, of which the mean of the losses is taken.
     """
 
     name = "hardness"
