@@ -108,7 +108,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         plain, columns, crops, boxes = split_views(images, texts, views)
         if pairing is None and views.captions + views.hard > 1:
             pairing = samples_pairing(len(plain), views, world)
-        similarity = self.similarity(plain, columns, world, tile, pairing)
+        similarity: Similarity = self.similarity(plain, columns, world, tile, pairing)
         further = []
         if views.crops or views.boxes:
             pairing = pairing or samples_pairing(len(plain), views, world)
