@@ -106,12 +106,13 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     ) -> Similarity:
         """Embeddings of all images and texts of the b local samples -> similarities; arguments as for `forward`."""
         plain, columns, crops, boxes = split_views(images, texts, views)
+        device = images.device if isinstance(images, Tensor) else images.points.device
         if pairing is None and views.captions + views.hard > 1:
-            pairing = samples_pairing(len(plain), views, world)
+            pairing = samples_pairing(len(plain), views, world, device)
         similarity = self.similarity(plain, columns, world, tile, pairing)
         further = []
         if views.crops or views.boxes:
-            pairing = pairing or samples_pairing(len(plain), views, world)
+            pairing = pairing or samples_pairing(len(plain), views, world, device)
             if views.crops:
                 further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
             if views.boxes:

@@ -56,10 +56,10 @@ class Pairing:
         """Number of negatives of each row, [r]."""
         return len(self.column_label) - self._equal(self.row_label, self.column_label)[2]
 
-    def counted(self, exclude_positive: bool = False) -> Tensor:
-        """Mask of the negatives and, unless excluded, of the positives, [r, c]."""
-        negatives = self.row_label[:, None] != self.column_label
-        return negatives if exclude_positive else negatives.logical_or_(self.row_owner[:, None] == self.column_owner)
+    def absent(self, exclude_positive: bool = False, rows: slice = slice(None)) -> Tensor:
+        """Mask of the left-out pairs and, if excluded, of the positives, of some rows, [r, c]."""
+        absent = self.row_label[rows, None] == self.column_label
+        return absent if exclude_positive else absent.logical_and_(self.row_owner[rows, None] != self.column_owner)
 
     @cached_property
     def labels(self) -> tuple[Tensor, Tensor]:
@@ -84,23 +84,20 @@ class Pairing:
     @cached_property
     def transposed(self) -> Pairing:
         """The pairing of the other direction: rows are the local captions, columns all ranks' images."""
-        owner, label = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
         rows = self.transpose_rows
-        return Pairing(self.column_owner[rows], owner, self.column_label[rows], label, samples=self.local_samples)
-
-    def rows(self, part: slice) -> Pairing:
-        """Return the pairing of some of the rows."""
-        return replace(self, row_owner=self.row_owner[part], row_label=self.row_label[part])
+        return self._with_images(self.column_owner[rows], self.column_label[rows])
 
     def of_crops(self, crops: int) -> Pairing:
         """Return the pairing of `crops` further images of each sample, as rows."""
         owner, label = (values.repeat_interleave(crops) for values in (self.row_owner, self.row_label))
-        return Pairing(owner, self.column_owner, label, self.column_label, samples=self.local_samples)
+        return replace(self, row_owner=owner, row_label=label, samples=self.local_samples)
 
     def of_boxes(self, boxes: int) -> Pairing:
         """Return the pairing of `boxes` captions of regions of each sample, as rows, with all ranks' images."""
+        return self._with_images(*(values.repeat_interleave(boxes) for values in (self.row_owner, self.row_label)))
+
+    def _with_images(self, owner: Tensor, label: Tensor) -> Pairing:
         columns = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
-        owner, label = (values.repeat_interleave(boxes) for values in (self.row_owner, self.row_label))
         return Pairing(owner, columns[0], label, columns[1], samples=self.local_samples)
 
     @staticmethod
@@ -122,15 +119,21 @@ def batch_pairing(batch: Batch, world: World, same_caption: SameCaption = "negat
     """
     views = batch.views
     if same_caption == "negative":
-        return None if views.captions == 1 and not views.hard else samples_pairing(len(batch), views, world)
+        plain = views.captions + views.hard == 1
+        return None if plain else samples_pairing(len(batch), views, world, batch.sample_id.device)
     digests = batch.caption_key if batch.caption_key is not None else token_digests(batch)
     keys = world.gather(digests.reshape(len(batch), -1)[:, : views.captions].contiguous())
     label = components(keys, None if batch.group is None else world.gather(batch.group))
-    return samples_pairing(len(batch), views, world, label, shared=same_caption == "positive")
+    return samples_pairing(len(batch), views, world, label.device, label, shared=same_caption == "positive")
 
 
 def samples_pairing(
-    samples: int, views: Views, world: World, label: Tensor | None = None, shared: bool = False
+    samples: int,
+    views: Views,
+    world: World,
+    device: torch.device,
+    label: Tensor | None = None,
+    shared: bool = False,
 ) -> Pairing:
     """Return the pairing of the local images with all ranks' captions.
 
@@ -138,25 +141,22 @@ def samples_pairing(
     shared: whether the captions of all samples with the same label are positives.
     """
     count, columns = samples * world.size, views.captions + views.hard
-    owner = torch.arange(count, device=world.device if label is None else label.device)
+    owner = torch.arange(count, device=device)
     label = owner if label is None else label
     owner = label if shared else owner
     # A hard negative caption has a number that no sample has.
-    hard = torch.arange(count, count * (1 + views.hard), device=owner.device).view(count, views.hard)
+    hard = torch.arange(count, count * (1 + views.hard), device=device).view(count, views.hard)
 
     def of_columns(of_sample: Tensor) -> Tensor:
         return torch.cat([of_sample[:, None].expand(count, views.captions), hard], dim=1).flatten()
 
     local = slice(world.rank * samples, (world.rank + 1) * samples)
-    places = torch.arange(count * columns, device=owner.device).view(count, columns)
+    places = torch.arange(count * columns, device=device).view(count, columns)
     return Pairing(
-        owner[local],
-        of_columns(owner),
-        label[local],
-        of_columns(label),
-        torch.stack([owner, label]),
-        places[local, : views.captions].flatten(),
-        samples,
+        *(owner[local], of_columns(owner), label[local], of_columns(label)),
+        all_rows=torch.stack([owner, label]),
+        anchors=places[local, : views.captions].flatten(),
+        samples=samples,
     )
 
 
@@ -178,20 +178,16 @@ def token_digests(batch: Batch) -> Tensor:
 def components(keys: Tensor, group: Tensor | None = None) -> Tensor:
     """Return the first sample that is joined to each of N samples by equal keys or groups, directly or not, [N].
 
-    keys: [N, k]; samples with an equal key in any column are joined. group: [N]; a negative number is no group.
+    keys: [N, k]; samples with an equal key in any column are joined. group: [N].
     """
-    count = len(keys)
-    label = torch.arange(count, device=keys.device)
-    distinct, place = keys.unique(return_inverse=True)  # place: [N, k]
-    nodes = len(distinct)
+    label = torch.arange(len(keys), device=keys.device)
+    place = keys.unique(return_inverse=True)[1]  # [N, k], numbers of distinct keys
     if group is not None:
-        distinct, of_group = torch.where(group < 0, -1 - label, group).unique(return_inverse=True)
-        place = torch.cat([place, of_group[:, None] + nodes], dim=1)
-        nodes += len(distinct)
+        place = torch.cat([place, group.unique(return_inverse=True)[1][:, None] + place.numel()], dim=1)
     while True:
-        smallest = label.new_full((nodes,), count).scatter_reduce(
-            0, place.flatten(), label[:, None].expand_as(place).flatten(), "amin"
-        )
+        samples = label[:, None].expand_as(place).flatten()
+        smallest = label.new_full((place.numel() + len(keys),), len(keys))
+        smallest = smallest.scatter_reduce(0, place.flatten(), samples, "amin")
         joined = smallest[place].amin(dim=1)
         joined = joined[joined]  # a sample that is joined to its label takes over the label's label
         if torch.equal(joined, label):

@@ -5,6 +5,7 @@ Tiles are recomputed for the gradient: objectives need memory for one tile inste
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 
@@ -18,50 +19,82 @@ from clipzoo.heads.pairs import Pairing, log_add, log_sums, sums
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from clipzoo.types import Negatives, Scores, World
 
+Combine = Callable[[Tensor, Tensor, int], Tensor]
+"""`sums` or `log_sums`."""
 
-class DenseScores(Scores):
+
+class PairedScores(Scores):
+    """Results of the positives of each row, which a pairing lists; without one there is one positive."""
+
+    pairing: Pairing | None
+
+    @abstractmethod
+    def listed(self) -> Tensor:
+        """Return the scores of the positives that this rank has, [P]."""
+
+    @abstractmethod
+    def over_rows(self, combine: Combine, values: Tensor) -> Tensor:
+        """[P] values of the listed positives -> their sums or log-sum-exps over the rows, [r]."""
+
+    @abstractmethod
+    def of_listed(self, values: Tensor) -> Tensor:
+        """[r] values of the rows -> those of the listed positives, [P]."""
+
+    def positives(self) -> Tensor:
+        assert self.pairing is not None
+        return self.over_rows(sums, self.listed()) / self.pairing.positive_counts
+
+    def positives_log_sum_exp(self) -> Tensor:
+        return self.positives() if self.pairing is None else self.over_rows(log_sums, self.listed())
+
+    def each_alone(self) -> Tensor:
+        if self.pairing is None:
+            return self.log_sum_exp() - self.positives()
+        listed, negatives = self.listed(), self.of_listed(self.log_sum_exp(exclude_positive=True))
+        return self.over_rows(sums, torch.logaddexp(negatives, listed) - listed) / self.pairing.positive_counts
+
+    def negative_counts(self) -> int | Tensor:
+        return super().negative_counts() if self.pairing is None else self.pairing.negative_counts
+
+
+class DenseScores(PairedScores):
     """Scores of a matrix [r, c]; without a pairing, row i has its positive in column `first_positive + i`."""
 
     def __init__(self, matrix: Tensor, first_positive: int = 0, pairing: Pairing | None = None) -> None:
         self._matrix, self.pairing = matrix, pairing
         self.first_positive, self.columns = first_positive, matrix.shape[1]
 
+    def listed(self) -> Tensor:
+        assert self.pairing is not None
+        return self._matrix[self.pairing.positives]
+
+    def over_rows(self, combine: Combine, values: Tensor) -> Tensor:
+        assert self.pairing is not None
+        return combine(values, self.pairing.positives[0], len(self._matrix))
+
+    def of_listed(self, values: Tensor) -> Tensor:
+        assert self.pairing is not None
+        return values[self.pairing.positives[0]]
+
     def positives(self) -> Tensor:
-        if self.pairing is None:
-            return self._matrix.diagonal(self.first_positive)
-        return self._sums(self._positives) / self.pairing.positive_counts
+        return self._matrix.diagonal(self.first_positive) if self.pairing is None else super().positives()
 
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         matrix = self._matrix
         if self.pairing is not None:
             # A row may have no negatives.
-            return log_add(matrix.masked_fill(~self.pairing.counted(exclude_positive), float("-inf")), dim=1)
+            return log_add(matrix.masked_fill(self.pairing.absent(exclude_positive), float("-inf")), dim=1)
         if exclude_positive:
             # Masked with -inf: a subtraction from the sum would be inexact if the positive dominates it.
             matrix = matrix.clone()
             matrix.diagonal(self.first_positive).fill_(float("-inf"))
         return matrix.logsumexp(dim=1)
 
-    def positives_log_sum_exp(self) -> Tensor:
-        if self.pairing is None:
-            return self.positives()
-        return log_sums(self._positives, self.pairing.positives[0], len(self._matrix))
-
-    def each_alone(self) -> Tensor:
-        if self.pairing is None:
-            return self.log_sum_exp() - self.positives()
-        negatives = self.log_sum_exp(exclude_positive=True)[self.pairing.positives[0]]
-        losses = torch.logaddexp(negatives, self._positives) - self._positives
-        return self._sums(losses) / self.pairing.positive_counts
-
     def expectation(self, other: Scores) -> Tensor:
         weights = other.dense().detach()
         if self.pairing is not None:
-            weights = weights.masked_fill(~self.pairing.counted(), float("-inf"))
+            weights = weights.masked_fill(self.pairing.absent(), float("-inf"))
         return (weights.softmax(dim=1) * self._matrix).sum(dim=1)
-
-    def negative_counts(self) -> int | Tensor:
-        return super().negative_counts() if self.pairing is None else self.pairing.negative_counts
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
         return DenseScores(scaling(self._matrix), self.first_positive, self.pairing)
@@ -74,7 +107,7 @@ class DenseScores(Scores):
         labels = torch.full_like(logits, -1.0)
         if self.pairing is not None:
             labels[self.pairing.positives] = 1.0
-            losses = -functional.logsigmoid(labels * logits).where(self.pairing.counted(), 0.0)
+            losses = -functional.logsigmoid(labels * logits).masked_fill(self.pairing.absent(), 0.0)
             return losses.sum() / self.pairing.local_samples
         labels.diagonal(self.first_positive).fill_(1.0)
         return -functional.logsigmoid(labels * logits).sum(dim=1).mean()
@@ -93,17 +126,6 @@ class DenseScores(Scores):
 
     def dense(self) -> Tensor:
         return self._matrix
-
-    @property
-    def _positives(self) -> Tensor:
-        """Scores of the pairing's positives, [P]."""
-        assert self.pairing is not None
-        return self._matrix[self.pairing.positives]
-
-    def _sums(self, values: Tensor) -> Tensor:
-        """[P], values of the positives -> sums over each row, [r]."""
-        assert self.pairing is not None
-        return sums(values, self.pairing.positives[0], len(self._matrix))
 
 
 class DenseNegatives(Negatives):
@@ -129,7 +151,7 @@ class DenseNegatives(Negatives):
         if self._pairing is None:
             self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
         else:
-            self._log_terms.masked_fill_(~self._pairing.counted(exclude_positive=True), float("-inf"))
+            self._log_terms.masked_fill_(self._pairing.absent(exclude_positive=True), float("-inf"))
         if threshold is not None:
             self._log_terms.masked_fill_(scores.dense() > threshold[local_rows, None], float("-inf"))
 
@@ -329,60 +351,42 @@ class NegativeSums:
         return (rows, row_means), (sums, (shares * means).sum(dim=0))
 
 
-class TiledScores(Scores):
+class TiledScores(PairedScores):
     """Scores of image anchors (rows of the pairs) or of text anchors (their columns)."""
 
     def __init__(self, pairs: Pairs, of_texts: bool) -> None:
         self.pairs, self.of_texts = pairs, of_texts
+        self.pairing = pairs.pairing.transposed if pairs.pairing is not None and of_texts else pairs.pairing
         self.first_positive = pairs.first_positive
         self.columns = len(pairs.left) * pairs.world.size if of_texts else len(pairs.right)
 
-    @cached_property
-    def pairing(self) -> Pairing | None:
-        """The pairing of this direction."""
-        pairing = self.pairs.pairing
-        return pairing.transposed if pairing is not None and self.of_texts else pairing
-
     def positives(self) -> Tensor:
-        if self.pairing is None:
-            return self.pairs.positives
-        return self._sums(self.pairs.positive_pairs) / self.pairing.positive_counts
+        return self.pairs.positives if self.pairing is None else super().positives()
 
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         excluded = self.pairs.excluded[self.of_texts]
         return excluded if exclude_positive else torch.logaddexp(excluded, self.positives_log_sum_exp())
 
-    def positives_log_sum_exp(self) -> Tensor:
-        pairs = self.pairs
-        if pairs.pairing is None:
-            return pairs.positives
-        rows, columns = pairs.pairing.positives
-        if self.of_texts:
-            return pairs.log_added(log_sums(pairs.positive_pairs, columns, len(pairs.right)))
-        return log_sums(pairs.positive_pairs, rows, len(pairs.left))
+    def listed(self) -> Tensor:
+        return self.pairs.positive_pairs
 
-    def each_alone(self) -> Tensor:
-        pairs, negatives = self.pairs, self.log_sum_exp(exclude_positive=True)
-        if pairs.pairing is None or self.pairing is None:
-            return torch.logaddexp(negatives, pairs.positives) - pairs.positives
-        rows, columns = pairs.pairing.positives
-        if self.of_texts:
-            # A rank has all positives of its images, also those with captions of other ranks.
-            texts = len(pairs.right) // pairs.world.size
-            negatives = pairs.world.gather(negatives.new_zeros(texts).index_copy(0, pairs.anchors, negatives))[columns]
-        else:
-            negatives = negatives[rows]
-        losses = torch.logaddexp(negatives, pairs.positive_pairs) - pairs.positive_pairs
-        return self._sums(losses) / self.pairing.positive_counts
+    def over_rows(self, combine: Combine, values: Tensor) -> Tensor:
+        assert self.pairs.pairing is not None
+        rows, columns = self.pairs.pairing.positives
+        if not self.of_texts:
+            return combine(values, rows, len(self.pairs.left))
+        # A rank has all positives of its images, also those with captions of other ranks.
+        parts = self.pairs.exchanged(combine(values, columns, len(self.pairs.right)))
+        return (parts.sum(dim=0) if combine is sums else log_add(parts, dim=0))[self.pairs.anchors]
 
-    def _sums(self, values: Tensor) -> Tensor:
-        """[P], values of the pairs' positives -> sums over each row of this direction, of all ranks' positives."""
-        pairs = self.pairs
-        assert pairs.pairing is not None
-        rows, columns = pairs.pairing.positives
-        if self.of_texts:
-            return pairs.exchanged(sums(values, columns, len(pairs.right))).sum(dim=0)[pairs.anchors]
-        return sums(values, rows, len(pairs.left))
+    def of_listed(self, values: Tensor) -> Tensor:
+        assert self.pairs.pairing is not None
+        rows, columns = self.pairs.pairing.positives
+        if not self.of_texts:
+            return values[rows]
+        texts = len(self.pairs.right) // self.pairs.world.size
+        of_texts = values.new_zeros(texts).index_copy(0, self.pairs.anchors, values)
+        return self.pairs.world.gather(of_texts)[columns]
 
     def expectation(self, other: Scores) -> Tensor:
         if not isinstance(other, TiledScores):
@@ -394,7 +398,7 @@ class TiledScores(Scores):
         def of_rows(anchors: Tensor, contrasts: Tensor, rows: slice) -> Tensor:
             logits = weights_left[rows] @ weights_right.mT
             if pairing is not None:
-                logits = logits.masked_fill(~pairing.rows(rows).counted(), float("-inf"))
+                logits = logits.masked_fill(pairing.absent(rows=rows), float("-inf"))
             return (anchors * (logits.softmax(dim=1) @ contrasts)).sum(dim=1)
 
         # Recomputed in the backward pass: the memory is that of `tile` rows of the matrix.
@@ -412,9 +416,6 @@ class TiledScores(Scores):
             return pairs.left, pairs.right
         anchors = pairs.right[pairs.own]
         return anchors if pairs.pairing is None else anchors[pairs.anchors], pairs.world.gather(pairs.left)
-
-    def negative_counts(self) -> int | Tensor:
-        return super().negative_counts() if self.pairing is None else self.pairing.negative_counts
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
         return TiledScores(self.pairs.scaled(scaling), self.of_texts)

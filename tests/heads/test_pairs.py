@@ -26,7 +26,7 @@ SAMPLES = 8
 VIEWS = Views(captions=2, hard=1, boxes=1, crops=2)
 KEYS = torch.tensor([[0, 10], [1, 11], [2, 12], [0, 13], [4, 13], [5, 15], [6, 16], [7, 17]])
 """Sample 3 shares a caption with samples 0 and 4, which share none with each other."""
-GROUPS = torch.tensor([-1, 3, -1, -1, -1, 3, 9, -1])
+GROUPS = torch.tensor([10, -3, 12, 13, 14, -3, 9, 17])
 LABELS = torch.tensor([0, 1, 2, 0, 0, 1, 6, 7])
 OBJECTIVES = [
     "siglip",

@@ -64,6 +64,21 @@ def test_nuclr_killed_on_one_rank_and_resumed_on_two_ends_as_on_one(tiny_shards,
     assert losses(runs) == pytest.approx(losses(straight), abs=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["AmorLIP", "NeuCLIP"])
+def test_networks_of_an_objective_killed_within_an_epoch_end_as_without_bit_for_bit(tiny_shards, tmp_path, objective):
+    faulty = f"objective._target_=tests.support.faults.Faulty{objective}"
+    changes = ("head=cosine", f"objective={objective.lower()}", faulty, "trainer.checkpoints.every=3")
+    train(tiny_shards, tmp_path / "straight", *changes)
+    train_and_kill(tiny_shards, tmp_path / "killed", KILLED_AFTER, *changes)
+    train(tiny_shards, tmp_path / "killed", *changes)
+    expected, actual = newest_state(tmp_path / "straight"), newest_state(tmp_path / "killed")
+    for part in ("model", "objective"):
+        assert_equal(actual[part], expected[part])
+    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    assert expected["objective"]["network"].abs().sum() > 0
+
+
 FASTCLIP = (
     "head=cosine",
     "objective=fastclip",
