@@ -45,7 +45,7 @@ def draw() -> None:
         points = sorted((value["C"], value[side]["seconds"]) for value in read("probe")["values"] if side in value)
         panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=side)
     panel.set(xscale="log", yscale="log", xlabel="C", ylabel="seconds per fit")
-    panel.legend(frameon=False, fontsize=8)
+    panel.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     save(drawn, "benchmarks/probe")
 
     seen_once = "seen exactly once"
