@@ -61,7 +61,7 @@ OBJECTIVES_BUDGET = (
 )
 
 COSINE = "head=cosine objective.temperature=0.05"
-VIEWS = "data=views data.views.captions=3"
+VIEWS = "data.views.captions=3"
 TEACHER = "teacher=run teacher.path=runs/tables/methods_clip__infonce_0"
 METHODS = {
     "CLIP, InfoNCE": "",
@@ -70,7 +70,7 @@ METHODS = {
     "FastCLIP v1": f"{COSINE} objective=fastclip objective.version=v1",
     "FastCLIP v2": f"{COSINE} objective=fastclip objective.version=v2",
     "FastCLIP v3": f"{COSINE} objective=fastclip objective.version=v3",
-    "GloFND": f"{COSINE} objective=glofnd objective.start=3",
+    "GloFND": f"{COSINE} objective=glofnd objective.start=1",
     "RINCE": "head.learnable_temperature=false head.temperature=0.05 objective=rince",
     "hardness weighting": f"{COSINE} objective=hardness",
     "Sinkhorn contrast": "objective=sinkhorn",
@@ -83,22 +83,22 @@ METHODS = {
     "three captions, log of the sum": f"{VIEWS} objective.positives=log_sum",
     "three captions, each alone": f"{VIEWS} objective.positives=each_alone",
     "three captions, SigLIP": f"{VIEWS} objective=siglip objective.initial_scale=null",
-    "NegCLIP": "data=views data.views.hard=1",
+    "NegCLIP": "data.hard_key=hard data.views.hard=1",
     "FILIP": "head=filip head.embed_width=64",
-    "LLIP": "head=llip head.heads=4 objective=siglip",
     "FLAIR": f"{VIEWS} head=flair head.heads=4 objective=flair",
     "ProLIP": "head=prolip objective=siglip objective.initial_scale=null",
     "MERU": "head=meru",
-    "HyCoCLIP": "head=hycoclip data=views data.views.boxes=1 data.views.crops=1",
+    "HyCoCLIP": "head=hycoclip data.box_key=boxes data.views.boxes=1 data.views.crops=1",
     "distillation, open_clip": f"{TEACHER} distill=open_clip",
     "distillation, DataCompDR": f"{TEACHER} distill=datacomp_dr",
     "distillation, CLIP-KD": f"{TEACHER} distill=clip_kd distill.width=64 distill.teacher_width=64",
     "DRRho-CLIP": f"{TEACHER} head=cosine objective=drrho objective.temperature=0.05",
+    "LLIP": "head=llip head.heads=4 objective=siglip",
 }
 METHODS_BUDGET = (
     "data=views data.hard_key=null data.box_key=null data.group_key=null data.workers=0 eval.root=data/views/downstream "
-    "eval.linear_probe=[] encoder.image_size=32 head.embed_width=64 trainer.epochs=null trainer.steps=500 trainer.global_batch=64 "
-    "optim.schedule.peak=1e-3"
+    "eval.linear_probe=[] encoder.image_size=32 head.embed_width=64 trainer.epochs=null trainer.steps=250 "
+    "trainer.global_batch=64 optim.schedule.peak=1e-3"
 )
 """Scenes of 32 pixels with five captions: clipzoo world --root data/views --views --image-size 32 --train 8000."""
 
@@ -135,22 +135,28 @@ def main() -> None:
     print(text)
 
 
-TABLES = {"heads": (HEADS, HEADS_BUDGET, 1), "objectives": (OBJECTIVES, OBJECTIVES_BUDGET, 3)}
+TABLES = {
+    "heads": (HEADS, HEADS_BUDGET, 1),
+    "objectives": (OBJECTIVES, OBJECTIVES_BUDGET, 3),
+    "methods": (METHODS, METHODS_BUDGET, 3),
+}
 """Methods, budget and number of seeds."""
 
 
 def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
     """A row per method: mean and deviation over seeds; speed and memory of the first seed."""
     rows = []
+    first = next(iter(runs.values()))[0]
+    columns = {column: key for column, key in COLUMNS.items() if MetricKey.parse(key) in first.metrics}
     for name, records in runs.items():
         cells = [name]
-        for key in map(MetricKey.parse, COLUMNS.values()):
+        for key in map(MetricKey.parse, columns.values()):
             values = [record.metrics[key] for record in records]
             deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{deviation}")
         cells += [f"{float(records[0].training[key]):.0f}" for key in ("samples_per_second", "peak_memory_mib")]
         rows.append(cells)
-    return text_table(["method", *COLUMNS, "samples/s", "peak MiB"], rows, left=1)
+    return text_table(["method", *columns, "samples/s", "peak MiB"], rows, left=1)
 
 
 def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:

@@ -35,8 +35,9 @@ class GloFND(FastCLIP):
     along alpha minus the share of its negatives above it, before they are left out. The term of an anchor without a
     negative below its threshold is zero.
 
-    alpha: share of false negatives. start: whole epochs without thresholds. threshold_rate, threshold_betas,
-    adam_epsilon: Adam of the thresholds, whose initial value is 1. Other arguments: see FastCLIP.
+    alpha: share of false negatives. start: whole epochs without thresholds. threshold_rate: learning rate of
+    the thresholds, whose initial value is 1. threshold_betas, adam_epsilon: of their Adam.
+    Others as for FastCLIP.
     """
 
     name = "glofnd"

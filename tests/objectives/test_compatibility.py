@@ -22,6 +22,7 @@ OWN_TEMPERATURE = (
     "fastclip",
     "drrho",
     "glofnd",
+    "flair",
     "dcl",
     "cyclip",
     "hardness",
@@ -47,8 +48,8 @@ def test_yaml_gives_every_argument_with_its_type_and_the_objectives_name(objecti
 
 
 def test_infonce_trains_every_head_as_published(pairs):
-    # A paper trains cosines only with an objective's temperature, and ProLIP's Gaussians only with SigLIP.
-    for head in set(config_names("head")) - {"cosine", "prolip"}:
+    # Papers train cosines only with an objective's temperature, and these heads only with sigmoid losses.
+    for head in set(config_names("head")) - {"cosine", "prolip", "flair", "llip"}:
         pair = pairs["infonce", head]
         assert pair.compatible and pair.published and not pair.warnings
 
