@@ -55,23 +55,28 @@ class LlipHead(ConditionalHead):
         self._image_tokens, self._attention_temperature = image_tokens, attention_temperature
 
     def embed_image(self, features: Features) -> PointSet:
+        """Keys and values of the tokens, [b, K, 2 d]."""
         tokens, mask = leading_tokens(features, self._image_tokens, "head.image_tokens")
-        return PointSet(tokens, torch.zeros_like(tokens[:, :, 0]).masked_fill(~mask, -math.inf))
+        points = torch.cat([tokens @ self.key, tokens @ self.value], dim=2)
+        return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
 
     def embed_text(self, features: Features) -> PointSet:
-        return PointSet(features.pooled[:, None], torch.zeros_like(features.pooled[:, :1]))
+        """The query and the projected caption, [b, 1, 2 d]."""
+        points = torch.cat([features.pooled @ self.query, features.pooled @ self.text_projection], dim=1)[:, None]
+        return PointSet(points, torch.zeros_like(points[:, :, 0]))
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
-        return image.points @ self.key, image.points @ self.value, image.log_weights
+        keys, values = image.points.chunk(2, dim=2)
+        return keys, values, image.log_weights
 
     def queries_and_targets(self, text: PointSet) -> tuple[Tensor, Tensor]:
-        captions = text.points[:, 0]
-        return captions @ self.query / self._attention_temperature, captions @ self.text_projection
+        queries, targets = text.points[:, 0].chunk(2, dim=1)
+        return queries / self._attention_temperature, targets
 
     def output(self, pooled: Tensor) -> Tensor:
         return pooled @ self.output_projection
 
     def summary(self, image: PointSet) -> Tensor:
         """The mixture with equal weights."""
-        values = weighted_sum(image.log_weights.softmax(dim=1), image.points @ self.value)
+        values = weighted_sum(image.log_weights.softmax(dim=1), image.points.chunk(2, dim=2)[1])
         return self.output(values)

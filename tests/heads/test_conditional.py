@@ -17,7 +17,6 @@ from clipzoo.heads.llip import LlipHead
 from clipzoo.objectives.flair import Flair, selected_captions
 from clipzoo.types import Batch, Features, Views, map_embedding
 from tests.support.heads import (
-    IMAGE_WIDTH,
     assert_same_values_and_gradients,
     build_head,
     image_features,
@@ -77,8 +76,8 @@ def test_blocks_change_neither_values_nor_gradients_and_bound_the_memory(monkeyp
     images, captions = (map_embedding(lambda x: x.detach().requires_grad_(), side) for side in (images, captions))
     with LargestTensor() as largest:
         head.score(images, captions).square().sum().backward()
-    # Neither attention weights nor pooled vectors of all pairs: tokens are the largest.
-    assert largest.elements <= 9 * 6 * IMAGE_WIDTH < 9 * 11 * 8
+    # Neither attention weights nor pooled vectors of all pairs: the images' points are the largest.
+    assert largest.elements <= images.points.numel() < 9 * 11 * 8
 
 
 @every_head
