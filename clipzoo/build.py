@@ -75,7 +75,7 @@ def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dic
     if head and class_constant(head, "needs_tokens") and (towers := encoder.without_tokens()):
         faults.append(
             f"{' and '.join(towers)} has no tokens, or tokens of another width than its pooled features, and cannot "
-            f"serve the heads {' and '.join(heads_with_tokens())}: choose another encoder, or another head"
+            f"serve the heads {', '.join(heads_with_tokens())}: choose another encoder, or another head"
         )
     if faults:
         raise ConfigError("\n         ".join(faults))

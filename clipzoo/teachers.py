@@ -281,8 +281,8 @@ class StoredTeacher(Teacher):
                 for key in keys:
                     if (position, key) not in rows:
                         raise ConfigError(
-                            f"{self._files[number]} has no embedding of a text of sample {position}: it has those of the "
-                            "data.caption_key, hard_key and box_key that clipzoo features was given"
+                            f"{self._files[number]} has no embedding of a text of sample {position}: it has those of "
+                            "the data.caption_key, hard_key and box_key that clipzoo features was given"
                         )
                     texts.append(_embedding(tensors, "text", [rows[position, key]]))
         gradients, (image, text) = self._gradients, (concatenate(images), concatenate(texts))

@@ -307,10 +307,17 @@ class Scores(ABC):
         """Return sum_j (score_ij - other score_ij)^2, [b]."""
 
     @abstractmethod
-    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
+    def negatives(
+        self,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> Negatives:
         """Return factor * exp((score_ij - score_ii - offset_j) / temperature_i) for the columns j of the negatives.
 
-        temperature: one number, or [N] for all ranks' anchors. offset: [N] for the columns. Neither has a gradient.
+        temperature: one number, or [N] for all ranks' anchors. offset: [N] for the columns. threshold: [N] for all
+        ranks' anchors; a negative with a higher score is left out. None of these has a gradient.
         Call this for both directions before using a sum of either: one pass over the scores then serves both.
         """
 
@@ -334,6 +341,7 @@ class Similarity:
     image, text: embeddings of all local images and texts, `views` of a sample, for terms; None if they were not kept.
     further: scores of rows that are no columns: crops with all captions, and boxes with all images.
     teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
+    log_cosine_scale: log of the factor of the cosines of `image` and `text` in the scores; None for other scores.
     prefixes: similarities of the embeddings' prefixes, by width (see `Head.matryoshka`).
     """
 
@@ -347,6 +355,7 @@ class Similarity:
     views: Views = Views()
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
+    log_cosine_scale: Tensor | None = None
     prefixes: Mapping[int, Similarity] = field(default_factory=dict)
 
     @property

@@ -6,24 +6,41 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import clipzoo
 from clipzoo.build import build_model
-from clipzoo.distillation import ClipKD, OpenClipDistillation
+from clipzoo.config.compose import compose
+from clipzoo.data.dataset import ShardDataset
+from clipzoo.distillation import ClipKD, DataCompDR, OpenClipDistillation
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError
+from clipzoo.exports.open_clip import write_open_clip
+from clipzoo.exports.transformers import write_transformers
+from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.teachers import Ensemble, FrozenTeacher
+from clipzoo.runs.directory import with_digests
+from clipzoo.runs.identity import identity
+from clipzoo.teachers import Ensemble, FrozenTeacher, LibraryTeacher, StoredTeacher, write_features
 from clipzoo.training.averaging import AverageTeacher, ExponentialAverage
 from clipzoo.training.gradients import GradientCache
-from clipzoo.types import World
-from tests.support import tuned
-from tests.support.tuned import frozen, state, train
+from clipzoo.training.optimizers import SGD
+from clipzoo.training.schedules import Constant
+from clipzoo.training.settings import Computation
+from clipzoo.types import Progress, Views, World
+from tests.support import runs, tuned
+from tests.support.processes import run_script
+from tests.support.ranks import run_ranks
+from tests.support.shards import picture, shard_data, write_shard
+from tests.support.tuned import frozen, pairs, state, train
 
 DISTILL = OpenClipDistillation(0.5)
+GRADIENT_DESCENT = SGD(0.0, False, 0.0, Constant(0.1, 0.0, 0.0, None, 0, None, False))
+"""AdamW's first steps would enlarge the rounding errors of sums over ranks."""
 
 
 def model(seed: int = 0, **encoder: object) -> Model:
@@ -68,16 +85,23 @@ def test_micro_batches_and_cached_features_change_no_loss_and_the_teacher_stays_
     assert "teacher" not in json.dumps(list(saved)) and not (tmp_path / "features").exists()
 
 
-def test_until_the_average_begins_the_teacher_is_the_student_and_then_its_averaged_weights():
-    student = model().double()
+def test_the_teacher_of_a_step_is_the_average_before_the_step_and_at_first_the_student(tmp_path):
     average = ExponentialAverage(None, 2.0, None)
-    result = trained(student, AverageTeacher(), averaging=average, steps=3)
-    reference = model().double()
-    first = trained(reference, FrozenTeacher(copy.deepcopy(reference)), steps=1)
-    # After one step the average is the student itself.
-    second = trained(copy.deepcopy(reference), FrozenTeacher(copy.deepcopy(reference)), steps=1)
+    arguments = {"averaging": average, "optimizer": GRADIENT_DESCENT}
+    result = trained(model(), AverageTeacher(), steps=3, **arguments)
+    trained(model(), AverageTeacher(), steps=2, folder=tmp_path, **arguments)
+    saved = torch.load(tmp_path / "checkpoints" / "step_00000002.pt", weights_only=True)
+    assert not torch.equal(saved["model"]["head.log_scale"], saved["average"]["model"]["head.log_scale"])
+    student, teacher = model().double(), model().double()
+    student.load_state_dict(saved["model"])
+    teacher.load_state_dict({**saved["model"], **saved["average"]["model"]})
+    order = {"seed": 0, "global_batch": tuned.BATCH, "world": World(), "trim_text": False}
+    batch = next(pairs().batches(start_step=2, stop_step=3, **order))
+    similarity = replace(student(batch), teacher=teacher(batch))
+    term = DISTILL.terms(similarity, batch, Progress(2, 3, tuned.SAMPLES, tuned.BATCH))["distill"]
+    assert distilled(result)[2] == pytest.approx(float(term.value.detach()), rel=1e-11)
+    first = trained(model(), FrozenTeacher(model()), steps=1)
     assert distilled(result)[0] == pytest.approx(distilled(first)[0], rel=1e-12)
-    assert len({*distilled(result)}) == 3 and second is not None
 
 
 def test_a_teacher_draws_no_random_numbers_and_leaves_the_students_dropout_on():
@@ -152,3 +176,180 @@ def test_parts_that_do_not_fit_are_refused():
         trained(model(), AverageTeacher())
     with pytest.raises(ConfigError, match="give distill.teacher_width=16"):
         train(model(), None, 1, teacher=FrozenTeacher(model(1)), distill=ClipKD(16, 8, 0.0, 1.0, 0.0, 1.0))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("library", "write"), [("open_clip", write_open_clip), ("transformers", write_transformers)])
+def test_models_of_other_libraries_teach_as_the_model_that_they_were_exported_from(tmp_path, library, write):
+    write(loaded(1), tmp_path)
+    name = f"local-dir:{tmp_path}" if library == "open_clip" else str(tmp_path)
+    teacher = LibraryTeacher(library, name, None, 0.0)
+    expected = trained(model(), FrozenTeacher(loaded(1)), steps=2)
+    assert distilled(trained(model(), teacher, steps=2)) == pytest.approx(distilled(expected), rel=1e-6)
+
+
+def test_the_digest_of_its_weights_identifies_a_teacher_wherever_it_is(tmp_path):
+    def identity_of(*changes: str) -> dict[str, object]:
+        return identity(with_digests(compose(["data.shards=a.tar", "distill=open_clip", *changes])))
+
+    for name in ("one", "two", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "features.json").write_text("{}" if name != "other" else "{ }")
+    one, two, other = (
+        identity_of("teacher=stored", f"teacher.path={tmp_path / name}") for name in ("one", "two", "other")
+    )
+    assert one == two != other and one["teacher.digest"] != other["teacher.digest"]
+    with pytest.raises(ConfigError, match="teacher.path=nothing has no features.json: make it with clipzoo features"):
+        identity_of("teacher=stored", "teacher.path=nothing")
+    with pytest.raises(ConfigError, match="teacher.path=nothing does not exist"):
+        identity_of("teacher=run", "teacher.path=nothing")
+    nodes = "[{_target_: clipzoo.teachers.StoredTeacher, path: " + str(tmp_path / "one") + "}]"
+    ensemble = identity_of("teacher=ensemble", f"teacher.teachers={nodes}")
+    assert ensemble["teacher.teachers"][0]["digest"] == one["teacher.digest"]
+    named = identity_of("teacher=open_clip", "teacher.name=ViT-B-32", "teacher.pretrained=laion2b_s34b_b79k")
+    assert named["teacher.digest"] == "open_clip:ViT-B-32/laion2b_s34b_b79k"
+
+
+KINDS = {
+    "frozen": lambda: (FrozenTeacher(model(1)), None),
+    "average": lambda: (AverageTeacher(), ExponentialAverage(None, 2.0, None)),
+}
+
+
+def trained_on_rank(kind: str, parallel: str = "ddp") -> dict[str, torch.Tensor]:
+    teacher, average = KINDS[kind]()
+    torch.manual_seed(0)
+    distill = ClipKD(16, 16, 1.0, 10.0, 1.0, 10.0)
+    distill.image_map, distill.text_map = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+    computation = Computation(precision="float64", parallel=parallel, micro_batch=2)
+    student = model().double()
+    world = World.from_process_group() if torch.distributed.is_initialized() else World()
+    arguments = {"teacher": teacher, "averaging": average, "distill": distill, "computation": computation}
+    train(
+        student,
+        None,
+        4,
+        world=world,
+        optimizer=GRADIENT_DESCENT,
+        **arguments,
+    )
+    return {**student.state_dict(), **distill.state_dict()}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_train_as_one(kind):
+    expected = trained_on_rank(kind)
+    for weights in run_ranks(2, trained_on_rank, kind):
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_that_divide_the_weights_have_the_same_teacher(kind):
+    expected = trained_on_rank(kind)
+    for name, value in run_ranks(2, trained_on_rank, kind, "fsdp")[0].items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+# Stored features.
+
+
+def squares(folder: Path, count: int = 12) -> Path:
+    """Write two shards of images of the model's size, so that no crop changes them, with two captions each."""
+    for shard in range(2):
+        samples = []
+        for number in range(shard * count, (shard + 1) * count):
+            captions = [f"a red picture number {number}", f"picture {number}, blue"]
+            content = {"png": picture(number, (32, 32)), "json": json.dumps({"caption": captions}).encode()}
+            samples.append((f"{number:06d}", content))
+        write_shard(folder / f"{shard:05d}.tar", samples)
+    return folder
+
+
+def dataset(folder: Path, **changes: object) -> ShardDataset:
+    settings = {"tokenizer": model().encoder.tokenizer, "image_size": 32, "crop_scale": [1.0, 1.0]}
+    data = shard_data(folder, **{**settings, "caption_key": "caption", **changes})
+    data.open(None, World())
+    return data
+
+
+def loaded(seed: int) -> LoadedModel:
+    config = {**tuned.configuration(), "seed": seed}
+    return LoadedModel(build_model(config), config).eval()
+
+
+@pytest.mark.parametrize("captions", [1, 2])
+def test_stored_features_give_the_terms_of_their_model(tmp_path, captions):
+    data = dataset(squares(tmp_path / "shards"), views=Views(captions=captions))
+    teacher = loaded(1)
+    assert write_features(teacher, "runs/teacher", data, tmp_path / "features", batch=5) == 2
+
+    def terms(teacher) -> list[float]:
+        distill = DataCompDR(0.5)
+        computation = Computation(precision="float32", tile=None)
+        result = clipzoo.train(
+            model(), InfoNCE(0.5, 0.5), data, batch=8, steps=5, device="cpu", quiet=True, log_every=1, teacher=teacher,
+            distill=distill, computation=computation,
+        )  # fmt: skip
+        return distilled(result)
+
+    stored = terms(StoredTeacher(str(tmp_path / "features")))
+    assert stored == pytest.approx(terms(FrozenTeacher(teacher)), rel=2e-6)
+
+
+def test_features_continue_after_an_interruption_and_follow_moved_shards(tmp_path):
+    folder, teacher = tmp_path / "features", loaded(1)
+    data = dataset(squares(tmp_path / "shards"))
+    seen: list[tuple[int, int]] = []
+    write_features(teacher, "a", data, folder, batch=5, report=lambda *counts: seen.append(counts))
+    assert seen == [(5, 24), (10, 24), (12, 24), (17, 24), (22, 24), (24, 24)]
+    files = sorted((folder / "embeddings").glob("[0-9a-f]*.safetensors"))
+    files = [file for file in files if file.stem != "head"]
+    content = files[0].read_bytes()
+    files[0].unlink()
+    with pytest.raises(ConfigError, match="has no features of 1 of 2 shards of data.shards, 0000.*clipzoo features a"):
+        StoredTeacher(str(folder)).open(SimpleNamespace(dataset=data), model())
+    assert write_features(teacher, "a", data, folder, batch=5) == 1 and files[0].read_bytes() == content
+    (tmp_path / "shards").rename(tmp_path / "moved")
+    assert write_features(teacher, "a", dataset(tmp_path / "moved"), folder) == 0
+    with pytest.raises(ConfigError, match="has features of another model or other settings: give another --output"):
+        write_features(loaded(2), "b", data, folder)
+    with pytest.raises(ConfigError, match="has no features of this dataset"):
+        StoredTeacher(str(folder)).open(SimpleNamespace(dataset=pairs()), model())
+    write_features(teacher, "a", dataset(tmp_path / "moved"), tmp_path / "half", half=True)
+    assert 0.5 < sum(f.stat().st_size for f in (tmp_path / "half" / "embeddings").iterdir()) / len(content) / 3 < 1
+    files[0].write_bytes(files[1].read_bytes()[:-8])
+    teacher_of_features = StoredTeacher(str(folder))
+    teacher_of_features.open(SimpleNamespace(dataset=dataset(tmp_path / "moved")), model())
+    with pytest.raises(ConfigError, match="safetensors"):
+        for number in range(2):
+            teacher_of_features._shard(number)
+
+
+RUNS = {
+    "run": ("teacher=run", "distill=open_clip"),
+    "average": ("teacher=average", "average=ema", "average.half_life_steps=2", "distill=open_clip"),
+    "stored": ("teacher=stored", "distill=clip_kd", "distill.width=16", "distill.teacher_width=512"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_killed_run_with_a_teacher_equals_an_uninterrupted_one(tiny_shards, undisturbed, tmp_path, kind):
+    changes = [*RUNS[kind], "head.embed_width=16"]
+    if kind == "run":
+        changes.append(f"teacher.path={undisturbed / 'run'}")
+    if kind == "stored":
+        changes.append(f"teacher.path={tmp_path / 'features'}")
+        run_script(
+            "clipzoo/cli/__main__.py", "features", undisturbed / "run", f"data.shards={tiny_shards}", "data.workers=0",
+            "--output", tmp_path / "features", "--device", "cpu", log=tmp_path / "features_log",
+        )  # fmt: skip
+    runs.train(tiny_shards, tmp_path / "whole", *changes)
+    runs.train_and_kill(tiny_shards, tmp_path / "killed", 5, *changes)
+    runs.train(tiny_shards, tmp_path / "killed", *changes)
+    runs.assert_same_training(tmp_path / "killed", tmp_path / "whole")
+    state = runs.newest_state(tmp_path / "whole")
+    assert "teacher" not in state and ("distill" in state) == (kind == "stored")

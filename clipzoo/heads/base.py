@@ -109,8 +109,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         device = images.device if isinstance(images, Tensor) else images.points.device
         if pairing is None and views.captions + views.hard > 1:
             pairing = samples_pairing(len(plain), views, world, device)
-        similarity = self.similarity(plain, columns, world, tile, pairing)
-        further = []
+        similarity: Similarity = self.similarity(plain, columns, world, tile, pairing)
+        further: list[Scores] = []
         if views.crops or views.boxes:
             pairing = pairing or samples_pairing(len(plain), views, world, device)
             if views.crops:

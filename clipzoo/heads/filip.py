@@ -113,10 +113,11 @@ class FilipHead(Head[PointSet]):
 
     def probe(self, features: Features, where: str) -> Tensor:
         """The pooled features before the projection, the mean point after it."""
-        if where == "before":
-            return features.pooled
-        embedding = self.embed_image(features)
-        return weighted_sum(embedding.log_weights.softmax(dim=1), embedding.points)
+        return features.pooled if where == "before" else _mean(self.embed_image(features))
+
+    def search_factors(self, image: PointSet, text: PointSet, basis: None = None) -> tuple[Tensor, Tensor]:
+        """Mean points: candidates are found by the mean cosine of all pairs of tokens."""
+        return _mean(image), _mean(text)
 
     @torch.no_grad()
     def clamp_(self) -> None:
@@ -130,6 +131,10 @@ def _unit_points(features: Features, matrix: Tensor) -> PointSet:
     tokens, mask = leading_tokens(features, None, "")
     points = functional.normalize(tokens @ matrix, dim=-1)
     return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
+
+
+def _mean(points: PointSet) -> Tensor:
+    return weighted_sum(points.log_weights.softmax(dim=1), points.points)
 
 
 def _cosines(image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:

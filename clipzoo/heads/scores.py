@@ -115,8 +115,14 @@ class DenseScores(PairedScores):
     def squared_distance(self, other: Scores) -> Tensor:
         return (self._matrix - other.dense()).square().sum(dim=1)
 
-    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
-        return DenseNegatives(self, temperature, log_factor, offset)
+    def negatives(
+        self,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> Negatives:
+        return DenseNegatives(self, temperature, log_factor, offset, threshold)
 
     def dense(self) -> Tensor:
         return self._matrix
@@ -126,13 +132,18 @@ class DenseNegatives(Negatives):
     """Terms of the negatives as a matrix [b, N]."""
 
     def __init__(
-        self, scores: DenseScores, temperature: float | Tensor, log_factor: float, offset: Tensor | None
+        self,
+        scores: DenseScores,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None,
+        threshold: Tensor | None,
     ) -> None:
         self._pairing = scores.pairing
         self._differences = scores.dense() - scores.positives()[:, None]
         shifted = self._differences.detach() if offset is None else self._differences.detach() - offset
+        local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
         if isinstance(temperature, Tensor):
-            local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
             temperature = temperature[local_rows, None]
         self._temperature = temperature
         self._exponents = shifted / temperature
@@ -141,6 +152,8 @@ class DenseNegatives(Negatives):
             self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
         else:
             self._log_terms.masked_fill_(self._pairing.absent(exclude_positive=True), float("-inf"))
+        if threshold is not None:
+            self._log_terms.masked_fill_(scores.dense() > threshold[local_rows, None], float("-inf"))
 
     def log_sum(self) -> Tensor:
         return self._log_terms.logsumexp(dim=1)
@@ -332,7 +345,8 @@ class NegativeSums:
         parts, means = pairs.exchanged(columns), pairs.exchanged(column_means)
         if pairs.pairing is not None:
             parts, means = parts[:, pairs.anchors], means[:, pairs.anchors]
-        sums = reduce(torch.logaddexp, parts) if pairs.pairing is None else log_add(parts, dim=0)
+        some_empty = pairs.pairing is not None or self.sides[True].threshold is not None
+        sums = log_add(parts, dim=0) if some_empty else reduce(torch.logaddexp, parts)
         shares = (parts - sums.clamp(min=torch.finfo(sums.dtype).min)).exp().detach()
         return (rows, row_means), (sums, (shares * means).sum(dim=0))
 
@@ -424,8 +438,14 @@ class TiledScores(PairedScores):
         right = torch.cat([contrasts, other_contrasts], dim=1).double()
         return ((left @ (right.mT @ right)) * left).sum(dim=1).to(anchors.dtype)
 
-    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
-        return TiledNegatives(self, temperature, log_factor, offset)
+    def negatives(
+        self,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> Negatives:
+        return TiledNegatives(self, temperature, log_factor, offset, threshold)
 
     def dense(self) -> Tensor:
         """[b, N]; for texts, this rank's rows of the transpose of the global matrix."""
@@ -440,7 +460,12 @@ class TiledNegatives(Negatives):
     """Terms of the negatives, summed in tiles."""
 
     def __init__(
-        self, scores: TiledScores, temperature: float | Tensor, log_factor: float, offset: Tensor | None
+        self,
+        scores: TiledScores,
+        temperature: float | Tensor,
+        log_factor: float,
+        offset: Tensor | None,
+        threshold: Tensor | None,
     ) -> None:
         pairs, self._positives = scores.pairs, scores.positives()
         self._pairs, self._of_texts, self._log_factor = pairs, scores.of_texts, log_factor
@@ -455,7 +480,8 @@ class TiledNegatives(Negatives):
             self._tau = self._tau[pairs.anchors]
         anchors, contrasts = (slice(None), images) if self._of_texts else (images, slice(None))
         bias = None if self._offset is None else -self._offset[contrasts]
-        self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias))
+        threshold = None if threshold is None else threshold.to(self._positives.dtype)[anchors]
+        self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias, threshold))
 
     def log_sum(self) -> Tensor:
         sums, _ = self._sums.results[self._of_texts]
@@ -467,7 +493,7 @@ class TiledNegatives(Negatives):
         # The gradient of tau * log-sum-exp is that of the scores under the softmax; the value is their mean.
         scores = self._tau * sums
         scores = means + (scores - scores.detach())
-        return (weights * torch.where(means.isfinite(), scores - self._positives, 0.0)).mean()
+        return (weights * torch.where(sums.isfinite(), scores - self._positives, 0.0)).mean()
 
     def mean_difference(self, log_denominator: Tensor) -> Tensor:
         weights = (self.log_sum() - log_denominator).exp()

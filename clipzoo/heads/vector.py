@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -182,6 +183,7 @@ class ClipHead(UnitVectorHead):
     )
     published_with = (
         *("infonce", "infoloob", "siglip", "dcl", "cyclip", "nuclr", "sogclr", "isogclr"),
+        *("fastclip", "drrho", "glofnd"),
         *("conditional", "joint", "mmd_conditional", "mmd_joint"),
     )
 
@@ -219,6 +221,10 @@ class ClipHead(UnitVectorHead):
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.log_scale.exp() * image, text
+
+    def similarity(self, *arguments: Any, **options: Any) -> Similarity:
+        similarity = super().similarity(*arguments, **options)
+        return replace(similarity, log_cosine_scale=self.log_scale.detach())
 
     def log_cosine_scale(self) -> Tensor:
         return self.log_scale

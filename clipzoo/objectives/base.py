@@ -87,6 +87,10 @@ class Objective(nn.Module):
         """
         return 0.0
 
+    def learning_rates(self, progress: Progress) -> Mapping[nn.Parameter, float]:
+        """Return the learning rates in the coming step of parameters that do not follow the optimizer's schedule."""
+        return {}
+
     @staticmethod
     def pair(state: Mapping[str, Tensor]) -> tuple[float, float] | None:
         """Return log t and b of a stored objective whose logits of pairs are t * score + b; None for others."""

@@ -180,14 +180,20 @@ class MovingAverageObjective(PerSampleObjective):
         """The sample's id, and the new sums of both modalities."""
         return 16
 
-    def track(self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World) -> Tensor:
-        """Log batch estimates of local anchors, [b] -> their log u, [b]. In training mode all ranks store all log u."""
+    def track(
+        self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World, gamma: float | None = None
+    ) -> Tensor:
+        """Log batch estimates of local anchors, [b] -> their log u, [b]. In training mode all ranks store all log u.
+
+        An estimate of zero, of an anchor without negatives, leaves u as it is. gamma: None for the constructor's.
+        """
+        gamma = self._gamma if gamma is None else gamma
         log_new = world.gather(log_estimates)
         log_old = samples.read(self.log_u)[modality].to(log_new.dtype)
         blended = log_new
-        if self._gamma < 1:
-            blended = torch.logaddexp(log_old + math.log1p(-self._gamma), log_new + math.log(self._gamma))
-        log_u = torch.where(log_old == UNSET, log_new, blended)
+        if gamma < 1:
+            blended = torch.logaddexp(log_old + math.log1p(-gamma), log_new + math.log(gamma))
+        log_u = torch.where(log_old == UNSET, log_new, blended).where(log_new > -math.inf, log_old)
         if self.training:
             samples.write(self.log_u, modality, log_u)
         return log_u[samples.own]

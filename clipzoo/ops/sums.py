@@ -55,10 +55,14 @@ class _LogSumExps(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Exponents:
-    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts."""
+    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts.
+
+    threshold: of its anchors; pairs with a higher product are left out. None for none.
+    """
 
     scale: Tensor
     bias: Tensor | None = None
+    threshold: Tensor | None = None
 
 
 def negative_sums(
@@ -66,29 +70,30 @@ def negative_sums(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """left [b, f], right [N, f] -> log-sum-exps and means over each row, [b], and over each column, [N].
 
-    rows: scale [b], bias [N]; columns: scale [N], bias [b]; None leaves the sums of a side out (-inf, 0). Means have no
-    gradient, and neither have scale and bias.
+    rows: scale, threshold [b], bias [N]; columns: scale, threshold [N], bias [b]; None leaves the sums of a side out
+    (-inf, 0). Means and exponents have no gradient.
     """
-    sides = [(None, None) if side is None else (side.scale, side.bias) for side in (rows, columns)]
-    return _NegativeSums.apply(left, right, *sides[0], *sides[1], left_out, tile)
+    return _NegativeSums.apply(left, right, rows, columns, left_out, tile)
 
 
 class _NegativeSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, left: Tensor, right: Tensor, row_scale: Tensor | None, row_bias: Tensor | None,
-        column_scale: Tensor | None, column_bias: Tensor | None, left_out: LeftOut, tile: int,
+        context: Any, left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None,
+        left_out: LeftOut, tile: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         kernels = backend("sums", left.device.type, left.dtype)
         sides = [
-            None if scale is None else (scale * math.log2(math.e), bias)
-            for scale, bias in ((row_scale, row_bias), (column_scale, column_bias))
+            None if side is None else (side.scale * math.log2(math.e), side.bias, side.threshold)
+            for side in (rows, columns)
         ]
-        rows, row_means, columns, column_means = kernels.negative_sums_forward(left, right, *sides, left_out, tile)
-        context.save_for_backward(left, right, rows, columns)
+        row_sums, row_means, column_sums, column_means = kernels.negative_sums_forward(
+            left, right, *sides, left_out, tile
+        )
+        context.save_for_backward(left, right, row_sums, column_sums)
         context.kernels, context.arguments = kernels, (*sides, left_out, tile)
         context.mark_non_differentiable(row_means, column_means)
-        return rows * math.log(2), row_means, columns * math.log(2), column_means
+        return row_sums * math.log(2), row_means, column_sums * math.log(2), column_means
 
     @staticmethod
     @once_differentiable
@@ -99,7 +104,7 @@ class _NegativeSums(torch.autograd.Function):
         # As in log_sum_exps: a row that has only its positive.
         sums = rows.clamp(min=-1e29), columns.clamp(min=-1e29)
         gradients = context.kernels.negative_sums_backward(left, right, sums, (d_rows, d_columns), *context.arguments)
-        return *gradients, None, None, None, None, None, None
+        return *gradients, None, None, None, None
 
 
 # SigLIP's loss is a scalar, so its gradients are known up to a factor before the backward pass: they are computed with

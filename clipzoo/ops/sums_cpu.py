@@ -15,8 +15,8 @@ from clipzoo.ops.tiles import LeftOut, gradients, leave_out, log2_sum_exp2, posi
 _LOG2_E = math.log2(math.e)
 Pair = tuple[Tensor, Tensor]
 """Values of the rows [b] and of the columns [N]."""
-Side = tuple[Tensor, Tensor | None]
-"""Scale of the anchors, times log2(e), and bias of the contrasts."""
+Side = tuple[Tensor, Tensor | None, Tensor | None]
+"""Scale of the anchors, times log2(e), bias of the contrasts, and threshold of the anchors."""
 
 
 def log_sum_exps_forward(
@@ -93,10 +93,12 @@ def _transposed(left_out: LeftOut) -> LeftOut:
 
 
 def _exponents(scores: Tensor, side: Side, part: slice, other: slice, left_out: LeftOut) -> Tensor:
-    scale, bias = side
+    scale, bias, threshold = side
     shifted = scores if bias is None else scores + bias[other]
     exponents = shifted * scale[part, None]
     leave_out(exponents, part, other, left_out)
+    if threshold is not None:
+        exponents.masked_fill_(scores > threshold[part, None], -math.inf)
     return exponents
 
 

@@ -139,10 +139,11 @@ def _log2_sum_exp2(sums: Tensor) -> Tensor:
 
 @triton.jit
 def negative_sums_kernel(
-    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
+    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
+    column_scale_ptr, column_bias_ptr, column_threshold_ptr,
     row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns,
     first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
-    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, THRESHOLDS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -155,13 +156,18 @@ def negative_sums_kernel(
     )
     counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
     if WITH_ROWS:
-        exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
+        exponents = _exponents(
+            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr, THRESHOLDS, 1
+        )
         sums, means = _sums_and_means(exponents, scores, 1)
         place = column_tile.to(tl.int64) * rows + row
         tl.store(row_sums_ptr + place, sums, mask=row < rows)
         tl.store(row_means_ptr + place, means, mask=row < rows)
     if WITH_COLUMNS:
-        exponents = _exponents(scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, 0)
+        exponents = _exponents(
+            scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
+            THRESHOLDS, 0,
+        )  # fmt: skip
         sums, means = _sums_and_means(exponents, scores, 0)
         place = row_tile.to(tl.int64) * columns + column
         tl.store(column_sums_ptr + place, sums, mask=column < columns)
@@ -170,10 +176,11 @@ def negative_sums_kernel(
 
 @triton.jit
 def negative_shares_kernel(
-    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
+    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
+    column_scale_ptr, column_bias_ptr, column_threshold_ptr,
     row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
     first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
-    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, THRESHOLDS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -184,12 +191,17 @@ def negative_shares_kernel(
     counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
     tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     if WITH_ROWS:
-        exponents = _exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, 1)
+        exponents = _exponents(
+            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr, THRESHOLDS, 1
+        )
         sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
         d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
         tile += tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
     if WITH_COLUMNS:
-        exponents = _exponents(scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, 0)
+        exponents = _exponents(
+            scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
+            THRESHOLDS, 0,
+        )  # fmt: skip
         sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
         tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
@@ -228,11 +240,18 @@ def sigmoid_loss_kernel(
 
 
 @triton.jit
-def _exponents(scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, AXIS: tl.constexpr):
+def _exponents(
+    scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, threshold_ptr,
+    THRESHOLDS: tl.constexpr, AXIS: tl.constexpr,
+):  # fmt: skip
     """scale of the anchor * (score + bias of the contrast). AXIS: of the contrasts, 1 if the anchors are rows."""
     scale = tl.load(scale_ptr + anchor, mask=anchor < anchors, other=0.0)
     bias = tl.load(bias_ptr + contrast, mask=contrast < contrasts, other=0.0)
-    return tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
+    exponents = tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
+    if THRESHOLDS:
+        threshold = tl.load(threshold_ptr + anchor, mask=anchor < anchors, other=0.0)
+        exponents = tl.where(scores > tl.expand_dims(threshold, AXIS), ABSENT, exponents)
+    return exponents
 
 
 @triton.jit
@@ -256,9 +275,10 @@ def negative_sums_forward(
     row_sums, row_means = _partial(rows, column_tiles, left)
     column_sums, column_means = _partial(columns, row_tiles, right)
     negative_sums_kernel[(row_tiles * column_tiles,)](
-        left, right, *_scale_and_bias(rows, left, right), *_scale_and_bias(columns, right, left),
+        left, right, *_side(rows, left, right), *_side(columns, right, left),
         row_sums, row_means, column_sums, column_means, len(left), len(right), *_left_out(left_out, left),
-        WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
+        WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, THRESHOLDS=_has_thresholds(rows, columns),
+        **tiles.launch(width=left.shape[1]),
     )  # fmt: skip
     return *_combined(row_sums, row_means), *_combined(column_sums, column_means)
 
@@ -276,8 +296,8 @@ def negative_sums_backward(
     """As `sums_cpu.negative_sums_backward`."""
     tiles = narrow_tiles()
     operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
-    row_scale, row_bias = _scale_and_bias(rows, *operands)
-    column_scale, column_bias = _scale_and_bias(columns, *operands[::-1])
+    row_scale, row_bias, row_threshold = _side(rows, *operands)
+    column_scale, column_bias, column_threshold = _side(columns, *operands[::-1])
     # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
     d_rows, d_columns = (
         (gradient * scale * math.log(2)).contiguous()
@@ -286,22 +306,29 @@ def negative_sums_backward(
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         negative_shares_kernel[grid](
-            operands[0][part], operands[1], row_scale[part], row_bias, column_scale, column_bias[part],
+            operands[0][part], operands[1], row_scale[part], row_bias, row_threshold[part],
+            column_scale, column_bias[part], column_threshold,
             sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right),
             *_left_out(left_out, left, part.start), WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None,
-            **tiles.launch(width=left.shape[1]),
+            THRESHOLDS=_has_thresholds(rows, columns), **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 
     return gradients(left, right, tiles, launch)
 
 
-def _scale_and_bias(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and bias in fp32, zeros where there are none."""
-    scale, bias = side or (None, None)
+def _side(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tuple[Tensor, ...]:
+    """Return scale, bias and threshold in fp32; zeros and infinity where there are none."""
+    scale, bias, threshold = side or (None, None, None)
     return tuple(
-        torch.zeros(len(vectors), device=vectors.device) if values is None else values.float().contiguous()
-        for values, vectors in ((scale, anchors), (bias, contrasts))
-    )  # type: ignore[return-value]
+        torch.full((len(vectors),), absent, device=vectors.device) if values is None else values.float().contiguous()
+        for values, vectors, absent in (
+            (scale, anchors, 0.0), (bias, contrasts, 0.0), (threshold, anchors, math.inf),
+        )
+    )  # fmt: skip
+
+
+def _has_thresholds(*sides: Side | None) -> bool:
+    return any(side is not None and side[2] is not None for side in sides)
 
 
 def _partial(side: Side | None, tiles: int, of: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,25 +76,34 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 FACTOR = "rate_factor"
 
 
-def split_groups(optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter, float]) -> None:
-    """Split the parameter groups of a new optimizer so that all parameters of a group have one factor."""
-    if not factors:
+def split_groups(
+    optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter, float], rates: Mapping[nn.Parameter, float]
+) -> None:
+    """Split the parameter groups of a new optimizer so that all parameters of a group have one factor.
+
+    rates: see `scale_rates`; each of these parameters gets its own group.
+    """
+    if not factors and not rates:
         return
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        by_factor: dict[float, list[nn.Parameter]] = {}
+        parts: dict[tuple[float, nn.Parameter | None], list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            by_factor.setdefault(factors.get(parameter, 1.0), []).append(parameter)
+            key = factors.get(parameter, 1.0), parameter if parameter in rates else None
+            parts.setdefault(key, []).append(parameter)
         scale = group.get(FACTOR, 1.0)
-        groups += [{**group, "params": parameters, FACTOR: scale * factor} for factor, parameters in by_factor.items()]
+        groups += [{**group, "params": members, FACTOR: scale * factor} for (factor, _), members in parts.items()]
     optimizer.param_groups[:] = groups
 
 
-def scale_rates(optimizer: torch.optim.Optimizer) -> None:
-    """Multiply the learning rate of each group, which has been set for the coming step, by the group's factor."""
+def scale_rates(optimizer: torch.optim.Optimizer, rates: Mapping[nn.Parameter, float]) -> None:
+    """Multiply the learning rate of each group, which has been set for the coming step, by the group's factor.
+
+    rates: learning rates of parameters that follow neither the schedule nor a factor.
+    """
     for group in optimizer.param_groups:
         if FACTOR in group:
-            group["lr"] *= group[FACTOR]
+            group["lr"] = rates.get(group["params"][0], group["lr"] * group[FACTOR])
 
 
 @checked

@@ -166,7 +166,7 @@ def fit(
     trained = parallel.trained
     losses = [objective] if distill is None else [objective, distill]
     optimizer = parts.optimizer.build(trained, *losses)
-    split_groups(optimizer, parallel.trained_parameters(tuned.factors))
+    split_groups(optimizer, parallel.trained_parameters(tuned.factors), objective.learning_rates(progress(0)))
     scaler = parallel.scaler(settings.precision == "fp16")
 
     # Hooks, and the state that a checkpoint holds.
@@ -239,7 +239,7 @@ def fit(
                     )
 
                 learning_rate = parts.optimizer.set_rate(optimizer, progress(done))
-                scale_rates(optimizer)
+                scale_rates(optimizer, objective.learning_rates(progress(done)))
                 train_encoder = done >= tuned.head_steps
                 if tuned.head_steps and trained.encoder.training != train_encoder:
                     # No dropout and no batch-norm updates while only the head trains.

@@ -17,7 +17,7 @@ from .drawing import BLUE, ORANGE, SIGNED, figure, save
 TEMPERATURE = 0.07
 PAIRS = 6
 NAMES = (
-    "infonce", "infoloob", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "nuclr", "conditional", "joint",
+    "infonce", "infoloob", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "fastclip", "nuclr", "conditional", "joint",
     "mmd_conditional", "mmd_joint",
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ def built(name: str) -> Objective:
     return objective
 
 
-OWN = ("dcl", "cyclip", "sogclr", "isogclr", "nuclr")
+OWN = ("dcl", "cyclip", "sogclr", "isogclr", "fastclip", "nuclr")
 """Objectives that divide cosines by their own temperature; the others receive cosines / TEMPERATURE."""
 
 

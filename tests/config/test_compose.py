@@ -42,7 +42,7 @@ def test_the_default_configuration_needs_only_shards():
         ("head.temperature=hot", "head.temperature must be a number from 0.001 to 1000, not 'hot' (str)"),
         ("trainer.global_batch=1.5", "trainer.global_batch must be a whole number of at least 2, not 1.5 (float)"),
         ("trainer.precision=fp8", "trainer.precision must be auto or bf16 or fp16 or float32 or float64, not 'fp8'"),
-        ("head=klip", "there is no head=klip; did you mean clip?"),
+        ("head=clyp", "there is no head=clyp; did you mean clip?"),
         ("lab=default", "lab is a setting of `clipzoo lab`, not of a training"),
         ("study.epochs=1", "study.epochs is a setting of `clipzoo studies`, not of a training"),
         ("eval=null", "there is no eval=null; did you mean eval=none?"),
@@ -112,7 +112,7 @@ def test_an_incomplete_configuration_can_be_shown_and_completion_and_globs_are_l
 @pytest.mark.parametrize(
     ("command", "override", "expected"),
     [
-        ("train", "head=klip", "clipzoo: there is no head=klip; did you mean clip?"),
+        ("train", "head=clyp", "clipzoo: there is no head=clyp; did you mean clip?"),
         ("evaluate", "run=nowhere", "clipzoo: run=nowhere is not a run"),
     ],
 )

@@ -15,7 +15,19 @@ from clipzoo.objectives.cyclip import CyCLIP
 from scripts.compatibility import PAGE, all_pairs, build_head, build_objective, composed, config_names, page
 from tests.support.objectives import loss_of, similarity
 
-OWN_TEMPERATURE = ("nuclr", "sogclr", "isogclr", "dcl", "cyclip", "hardness", "amorlip", "neuclip")
+OWN_TEMPERATURE = (
+    "nuclr",
+    "sogclr",
+    "isogclr",
+    "fastclip",
+    "drrho",
+    "glofnd",
+    "dcl",
+    "cyclip",
+    "hardness",
+    "amorlip",
+    "neuclip",
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,11 @@ OBJECTIVES = [
     "hardness objective.learnable_temperature=true",
     "mmd_conditional objective.exclude_diagonal=true",
     "sogclr objective.positive_in_denominator=true",
+    "fastclip objective.version=v0",
+    "fastclip objective.version=v1",
+    "fastclip objective.version=v2 objective.temperature=0.2 objective.temperature_rate=0.05",
+    "drrho objective.temperature=0.2 objective.learnable_temperature=true objective.gamma=0.5",
+    "glofnd objective.start=0 objective.alpha=0.3 objective.threshold_rate=0.3 objective.temperature=0.2",
     "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.temperature=0.2",
     "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.positive=zeta",
     "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.xi_update=step",
@@ -111,6 +117,10 @@ def _train(head_config: Plain, objective: Objective, tile: int | None) -> Found:
         head.resample(step)
         image, text, of = _local(step, world)
         similarity = head(image.map(lambda view: view @ image_map), text.map(lambda view: view @ text_map), world, tile)
+        if objective.needs_teacher:
+            with torch.no_grad():
+                teacher = head(image.map(lambda view: view.flip(-1)), text.map(lambda view: view.flip(-1)), world, tile)
+            similarity = replace(similarity, teacher=replace(teacher, log_cosine_scale=text_map.new_zeros(())))
         loss = objective(similarity, of, Progress(step, 2 * STEPS, SAMPLES, BATCH))
         gradients = torch.autograd.grad(loss.total, list(trained.values()), materialize_grads=True)
         results[f"loss {step}"] = world.mean(loss.total)

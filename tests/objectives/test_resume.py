@@ -1,7 +1,8 @@
-"""NUCLR through the real trainer: killed in the middle of an epoch, resumed on one rank and on two."""
+"""NUCLR and FastCLIP through the real trainer: killed in the middle of an epoch, resumed on one rank and on two."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -61,3 +62,47 @@ def test_nuclr_killed_on_one_rank_and_resumed_on_two_ends_as_on_one(tiny_shards,
     for part in ("model", "objective"):
         assert_close(actual[part], expected[part], rtol=1e-9, atol=1e-9)
     assert losses(runs) == pytest.approx(losses(straight), abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["AmorLIP", "NeuCLIP"])
+def test_networks_of_an_objective_killed_within_an_epoch_end_as_without_bit_for_bit(tiny_shards, tmp_path, objective):
+    faulty = f"objective._target_=tests.support.faults.Faulty{objective}"
+    changes = ("head=cosine", f"objective={objective.lower()}", faulty, "trainer.checkpoints.every=3")
+    train(tiny_shards, tmp_path / "straight", *changes)
+    train_and_kill(tiny_shards, tmp_path / "killed", KILLED_AFTER, *changes)
+    train(tiny_shards, tmp_path / "killed", *changes)
+    expected, actual = newest_state(tmp_path / "straight"), newest_state(tmp_path / "killed")
+    for part in ("model", "objective"):
+        assert_equal(actual[part], expected[part])
+    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    assert expected["objective"]["network"].abs().sum() > 0
+
+
+FASTCLIP = (
+    "head=cosine",
+    "objective=fastclip",
+    "objective._target_=tests.support.faults.FaultyFastCLIP",
+    "objective.temperature_rate=0.05",
+    "trainer.checkpoints.every=3",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_fastclip_killed_within_an_epoch_ends_with_the_same_state_on_one_rank_and_on_two(
+    tiny_shards, tmp_path, version
+):
+    changes = (*FASTCLIP, f"objective.version={version}")
+    train(tiny_shards, tmp_path / "straight", *changes)
+    expected = newest_state(tmp_path / "straight")
+    train_and_kill(tiny_shards, tmp_path / "one", KILLED_AFTER, *changes)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    train(tiny_shards, tmp_path / "one", *changes)
+    train(tiny_shards, tmp_path / "two", *changes, ranks=2)
+    one, two = (newest_state(tmp_path / runs) for runs in ("one", "two"))
+    for part in ("model", "objective"):
+        assert_equal(one[part], expected[part])
+        assert_close(two[part], expected[part], rtol=1e-9, atol=1e-9)
+    moved = expected["objective"]["tau"].log() if version == "v2" else -expected["objective"]["log_scale"]
+    assert (moved - math.log(0.07)).abs().max() > 0.1

@@ -12,6 +12,8 @@ import torch
 
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.dcl import DCL
+from clipzoo.objectives.fastclip import FastCLIP
+from clipzoo.objectives.glofnd import GloFND
 from clipzoo.objectives.hardness import Hardness
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
@@ -24,6 +26,8 @@ from clipzoo.objectives.siglip import SigLIP
 from clipzoo.objectives.sinkhorn import Sinkhorn
 from clipzoo.objectives.sogclr import SogCLR
 from tests.support.objectives import (
+    FASTCLIP_OPTIONS,
+    GLOFND_OPTIONS,
     ISOGCLR_OPTIONS,
     NUCLR_OPTIONS,
     ORDER,
@@ -40,6 +44,9 @@ MAKERS = {
     "nuclr": lambda: NUCLR(**{**NUCLR_OPTIONS, "frozen_epochs": 0}),
     "sogclr": lambda: SogCLR(**SOGCLR_OPTIONS),
     "isogclr": lambda: ISogCLR(**ISOGCLR_OPTIONS),
+    "fastclip_v2": lambda: FastCLIP(**{**FASTCLIP_OPTIONS, "version": "v2"}),
+    "fastclip_v3": lambda: FastCLIP(**FASTCLIP_OPTIONS),
+    "glofnd": lambda: GloFND(**GLOFND_OPTIONS),
 }
 
 
@@ -174,6 +181,9 @@ COLD = {
     "sogclr": (lambda: SogCLR(TAU, 0.8, False), 1.0),
     "sogclr_with_positive": (lambda: SogCLR(TAU, 0.8, True), 1.0),
     "isogclr": (lambda: ISogCLR(TAU, 0.8, 8.0, 1e-5, 0.5, 5.0, 0.005, 0.05), 1.0),
+    "fastclip_v0": (lambda: FastCLIP(**{**FASTCLIP_OPTIONS, "temperature": TAU, "version": "v0"}), 1.0),
+    "fastclip_v2": (lambda: FastCLIP(**{**FASTCLIP_OPTIONS, "temperature": TAU, "version": "v2"}), 1.0),
+    "fastclip_v3": (lambda: FastCLIP(**{**FASTCLIP_OPTIONS, "temperature": TAU, "version": "v3"}), 1.0),
     "dcl": (lambda: DCL(TAU, 0.1, 0.5, 0.5), 1.0),
     "siglip": (lambda: SigLIP(100.0, -10.0, 0.5, 0.5), 1.0),
     "infonce": (lambda: InfoNCE(0.5, 0.5), 1 / TAU),

@@ -68,7 +68,7 @@ def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
 
 
 def test_interpreted_sums_over_pairs_are_those_of_the_matrix(interpreted):
-    assert len(interpreted["pairs"]) == 4 * len(PAIR_SHAPES)
+    assert len(interpreted["pairs"]) == 4 * len(PAIR_SHAPES) + 2
     for case in interpreted["pairs"]:
         assert max(case["errors"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
 
@@ -133,6 +133,7 @@ def _interpreted() -> dict[str, list[dict[str, Any]]]:
             cases["kme"] += [{"precision": precision, **_kme_errors(shape, gamma)} for gamma in GAMMAS]
         for labeled in (False, True):
             cases["pairs"] += [{"precision": precision, **_pair_errors(*shape, labeled)} for shape in PAIR_SHAPES]
+        cases["pairs"].append({"precision": precision, **_pair_errors(*PAIR_SHAPES[1], True, thresholds=True)})
         cases["vectors"] += [{"precision": precision, **_vector_errors(*size)} for size in SIZES]
     cases["pretended"] = _steps_on_a_pretended_gpu()
     return cases
@@ -162,8 +163,13 @@ def _vector_errors(samples: int, scale: float) -> dict[str, Any]:
     return {"samples": samples, "scale": scale, "answers": max(answers), "gradients": sum(errors, [])}
 
 
-def _pair_errors(rows: int, columns: int, first: int, width: int, labeled: bool) -> dict[str, Any]:
-    """Relative errors of the kernels' sums, means and gradients; with labels, pairs of equal labels are left out."""
+def _pair_errors(
+    rows: int, columns: int, first: int, width: int, labeled: bool, thresholds: bool = False
+) -> dict[str, Any]:
+    """Relative errors of the kernels' sums, means and gradients.
+
+    labeled: pairs of equal labels are left out. thresholds: of the negatives of each row and column, high ones are.
+    """
     generator = torch.Generator().manual_seed(rows)
     left, right = (
         normalize(torch.randn(count, width, generator=generator).double(), dim=1) for count in (rows, columns)
@@ -175,16 +181,24 @@ def _pair_errors(rows: int, columns: int, first: int, width: int, labeled: bool)
     positives = torch.zeros(rows, columns, dtype=torch.bool).diagonal_scatter(torch.ones(rows, dtype=torch.bool), first)
     absent = labels[0][:, None] == labels[1] if labeled else positives
 
+    cosines = left @ right.mT
+    bounds = [_in_the_widest_gap(cosines), _in_the_widest_gap(cosines.mT)] if thresholds else [None, None]
+    too_high = [
+        scores > (torch.inf if bound is None else bound[:, None])
+        for scores, bound in zip((cosines, cosines.mT), bounds, strict=True)
+    ]
+
     def of_negatives(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         sides = [
-            Exponents(scale.to(left.dtype), bias.to(left.dtype)) for scale, bias in zip(scales, biases, strict=True)
+            Exponents(scale.to(left.dtype), bias.to(left.dtype), None if bound is None else bound.to(left.dtype))
+            for scale, bias, bound in zip(scales, biases, bounds, strict=True)
         ]
         return negative_sums(left, right, left_out, 8, *sides)
 
     def exact_negatives(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         scores = left @ right.mT
-        by_row = (scales[0][:, None] * (scores + biases[0])).masked_fill(absent, -torch.inf)
-        by_column = (scales[1] * (scores + biases[1][:, None])).masked_fill(absent, -torch.inf)
+        by_row = (scales[0][:, None] * (scores + biases[0])).masked_fill(absent | too_high[0], -torch.inf)
+        by_column = (scales[1] * (scores + biases[1][:, None])).masked_fill(absent | too_high[1].mT, -torch.inf)
         return (
             by_row.logsumexp(dim=1), (by_row.softmax(dim=1) * scores).sum(dim=1).detach(),
             by_column.logsumexp(dim=0), (by_column.softmax(dim=0) * scores).sum(dim=0).detach(),
@@ -218,6 +232,14 @@ def _pair_errors(rows: int, columns: int, first: int, width: int, labeled: bool)
             results.append([*values, *torch.autograd.grad(loss, sides)])
         errors += _relative(*results)
     return {"shape": (rows, columns, first, width), "errors": errors}
+
+
+def _in_the_widest_gap(scores: Tensor) -> Tensor:
+    """Return for each row a number far from all of its scores, above a quarter of them or more."""
+    ordered = scores.sort(dim=1).values[:, scores.shape[1] // 4 :]
+    gaps = ordered.diff(dim=1)
+    widest = gaps.argmax(dim=1, keepdim=True)
+    return (ordered[:, :-1] + gaps / 2).gather(1, widest).squeeze(1)
 
 
 def _interpreted_runs() -> list[dict[str, Any]]:

@@ -7,7 +7,10 @@ import signal
 import sys
 import time
 
+from clipzoo.objectives.amorlip import AmorLIP
+from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.objectives.neuclip import NeuCLIP
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.types import Batch, Loss, Progress, Similarity
 
@@ -52,4 +55,16 @@ class FaultyInfoNCE(Faults, InfoNCE):
 
 
 class FaultyNUCLR(Faults, NUCLR):
+    pass
+
+
+class FaultyAmorLIP(Faults, AmorLIP):
+    pass
+
+
+class FaultyNeuCLIP(Faults, NeuCLIP):
+    pass
+
+
+class FaultyFastCLIP(Faults, FastCLIP):
     pass

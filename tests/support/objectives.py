@@ -22,6 +22,15 @@ ISOGCLR_OPTIONS = {
     "temperature": 0.3, "gamma": 0.8, "rho": 1.0, "eta": 0.1, "momentum": 0.6, "gradient_clip": 1.5,
     "minimum_temperature": 0.1, "maximum_temperature": 0.45,
 }  # fmt: skip
+FASTCLIP_OPTIONS: dict[str, Any] = {
+    "version": "v3", "temperature": 0.2, "minimum_temperature": 0.01, "maximum_temperature": 1.0,
+    "temperature_rate": 0.05, "betas": [0.9, 0.999], "adam_epsilon": 1e-8, "gradient_clip": 5.0, "rho": 1.5,
+    "epsilon": 1e-14, "gamma": 0.6, "gamma_decay": 0.5,
+}  # fmt: skip
+GLOFND_OPTIONS: dict[str, Any] = {
+    **{name: value for name, value in FASTCLIP_OPTIONS.items() if name not in ("betas", "gradient_clip")},
+    "alpha": 0.3, "start": 0, "threshold_rate": 0.3, "threshold_betas": [0.9, 0.98],
+}  # fmt: skip
 SOGCLR_OPTIONS = {"temperature": 0.2, "gamma": 0.7, "positive_in_denominator": True}
 
 

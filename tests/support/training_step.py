@@ -61,6 +61,12 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
     images = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)
     batch = Batch(images, text, torch.randperm(SAMPLES)[:BATCH]).to(device)
     model.head.resample(1)
+    if criterion.needs_teacher:
+        # The student as its own teacher.
+        with torch.no_grad():
+            features = model.encoder.image(batch.image), model.encoder.text(batch.text)
+            teacher = model.compare(*features, World(device=device), cache.tile)
+        cache.teacher = lambda *_: teacher
     loss = cache(batch, Progress(30, 50, SAMPLES, BATCH))
     results = {"loss": loss.total.detach(), **{f"log {name}": value for name, value in loss.logs.items()}}
     results |= {f"state {name}": buffer.clone() for name, buffer in criterion.named_buffers()}

@@ -32,7 +32,7 @@ PAIRS = [
     *((head, "infonce") for head in (*config_names("head"), "clip in tiles", "cloob in tiles")),
     *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
     *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
-    *(("cosine", name) for name in ("hardness", "amorlip", "neuclip")),
+    *(("cosine", name) for name in ("hardness", "amorlip", "neuclip", "fastclip", "drrho", "glofnd")),
     *(("clip", name) for name in ("rince", "sinkhorn")),
 ]
 """Every head and every objective."""
@@ -49,7 +49,7 @@ STATE_WAITS = {"objectives/per_sample.py rows"}
 RAW_WAITS = {"objectives/mmd.py kernel_matrix"}
 WAITS = {
     "kme": KME_WAITS,
-    **dict.fromkeys(("nuclr", "sogclr", "isogclr"), STATE_WAITS),
+    **dict.fromkeys(("nuclr", "sogclr", "isogclr", "fastclip", "drrho", "glofnd"), STATE_WAITS),
     **dict.fromkeys(("mmd_conditional", "mmd_joint"), RAW_WAITS),
 }
 

@@ -77,7 +77,7 @@ def trained(recipe: GroupedOptimizer, network: Network, optimizer: torch.optim.O
     """Train with the schedule of the recipe; return the weights."""
     for step in range(first, last):
         recipe.set_rate(optimizer, Progress(step, STEPS, 100, 10))
-        scale_rates(optimizer)
+        scale_rates(optimizer, {})
         optimizer.zero_grad()
         loss(network, step).backward()
         optimizer.step()
@@ -139,7 +139,7 @@ def test_training_resumes_from_the_state_exactly_also_with_groups_that_are_split
     def new():
         network = Network()
         optimizer = recipe.build(network)
-        split_groups(optimizer, {network.linear.weight: 0.5, network.norm.bias: 0.5})
+        split_groups(optimizer, {network.linear.weight: 0.5, network.norm.bias: 0.5}, {})
         return network, optimizer
 
     whole = trained(recipe, *new())
@@ -155,9 +155,9 @@ def test_training_resumes_from_the_state_exactly_also_with_groups_that_are_split
 def test_all_optimizers_have_the_same_groups(name):
     network = Network()
     optimizer = OPTIMIZERS[name].build(network)
-    split_groups(optimizer, {network.linear.weight: 0.1, network.norm.bias: 0.1})
+    split_groups(optimizer, {network.linear.weight: 0.1, network.norm.bias: 0.1}, {})
     OPTIMIZERS[name].set_rate(optimizer, Progress(0, STEPS, 100, 10))
-    scale_rates(optimizer)
+    scale_rates(optimizer, {})
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             tuned = 0.1 if parameter is network.linear.weight or parameter is network.norm.bias else 1.0
