@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -202,7 +202,8 @@ def split_views(
 
     def part(embedding: EmbeddingKind, each: int, chosen: slice) -> EmbeddingKind:
         """Rows of a part of the `each` rows of every sample."""
-        return map_embedding(lambda tensor: tensor.unflatten(0, (-1, each))[:, chosen].flatten(0, 1), embedding)
+        rows = map_embedding(lambda tensor: tensor.unflatten(0, (-1, each))[:, chosen].flatten(0, 1), embedding)
+        return cast(EmbeddingKind, rows)
 
     plain, columns = slice(0, 1), slice(0, views.captions + views.hard)
     return (
