@@ -37,9 +37,10 @@ class Part:
 class Views(Part):
     """Images and captions of a sample in a step, in the order of a batch; by default one image and one caption.
 
+    Columns of the scores are images, captions and hard captions; boxes and crops are rows only.
+
     captions: captions of the image. hard: captions that are wrong for it, negatives of every image.
     boxes: captions of regions, compared with the images. crops: further images, compared with the captions.
-    Columns of the scores are images, captions and hard captions; boxes and crops are rows only.
     """
 
     captions: Count = 1
