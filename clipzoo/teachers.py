@@ -157,8 +157,8 @@ class RunTeacher(FrozenTeacher):
     """The model of a run.
 
     path: a run directory, one of its checkpoints, or a directory of `clipzoo export --to hub`. average: the averaged
-    weights of the run. cache_gigabytes: see FrozenTeacher. digest: SHA-256 of the weights; set when the configuration
-    is checked.
+    weights of the run. cache_gigabytes: largest size of the features on disk, for views that are the same in every
+    epoch; 0 for none. digest: SHA-256 of the weights; set when the configuration is checked.
     """
 
     def __init__(self, path: str, average: bool, cache_gigabytes: CacheGigabytes, digest: str | None = None) -> None:
@@ -169,8 +169,9 @@ class RunTeacher(FrozenTeacher):
 class LibraryTeacher(FrozenTeacher):
     """A model of another library, see `clipzoo.from_open_clip` and `clipzoo.from_transformers`.
 
-    name: of the model, or the folder of one of transformers. pretrained: tag of open_clip's weights, or a file.
-    Other arguments as for RunTeacher.
+    library: the library of the model. name: of the model, or the folder of one of transformers. pretrained: tag of
+    open_clip's weights, or a file. cache_gigabytes: largest size of the features on disk, for views that are the same
+    in every epoch; 0 for none. digest: SHA-256 of the weights; set when the configuration is checked.
     """
 
     def __init__(
@@ -187,7 +188,10 @@ class LibraryTeacher(FrozenTeacher):
 
 @checked
 class Ensemble(Teacher):
-    """Several teachers: the similarity of the first one has that of the second one as its own teacher, and so on."""
+    """Several teachers: the similarity of the first one has that of the second one as its own teacher, and so on.
+
+    teachers: the nodes of the teachers.
+    """
 
     def __init__(self, teachers: list[Teacher]) -> None:
         self._teachers = teachers
