@@ -58,7 +58,7 @@ def both_directions(similarity: Similarity) -> Tensor:
 class OpenClipDistillation(Distillation):
     """Cross-entropy of the teacher's softmax over the batch, in both directions, as in open_clip's DistillClipLoss.
 
-    Student and teacher have their own scales. weight: of the term; the objective's weight is 1.
+    Student and teacher have their own scales. weight: weight of the term; that of the objective is 1.
     """
 
     name = "open_clip"
@@ -115,7 +115,7 @@ class ClipKD(Distillation):
     CRD: KL divergence of the student's softmax from the teacher's. FD: mean squared difference of the teacher's
     embeddings and unit(W x). ICL: InfoNCE of unit(W x) with the teacher's embeddings of the other modality.
 
-    width, teacher_width: of the embeddings x; W is learned if they differ, and the identity if not.
+    width, teacher_width: widths of the embeddings; W is learned if they differ, and the identity if not.
     scale: 1 / temperature of ICL. relations, features, interactive: weights of CRD, FD and ICL.
     """
 

@@ -119,7 +119,8 @@ class FrozenTeacher(Teacher):
 
             cache = self._caches.get(view) if views == Views() else None
             features.append(joined([cache(b, computed) if cache is not None else computed(b) for b in micro_batches]))
-        return self.model.compare(*features, gradients.world, gradients.tile, views, pairing)
+        image, text = features
+        return self.model.compare(image, text, gradients.world, gradients.tile, views, pairing)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
@@ -157,8 +158,8 @@ class RunTeacher(FrozenTeacher):
     """The model of a run.
 
     path: a run directory, one of its checkpoints, or a directory of `clipzoo export --to hub`. average: the averaged
-    weights of the run. cache_gigabytes: limit of its features on disk. digest: SHA-256 of the weights; set when the
-    configuration is checked.
+    weights of the run. cache_gigabytes: largest size of the features on disk, for views that are the same in every
+    epoch; 0 for none. digest: SHA-256 of the weights; set when the configuration is checked.
     """
 
     def __init__(self, path: str, average: bool, cache_gigabytes: CacheGigabytes, digest: str | None = None) -> None:
@@ -169,9 +170,9 @@ class RunTeacher(FrozenTeacher):
 class LibraryTeacher(FrozenTeacher):
     """A model of another library, see `clipzoo.from_open_clip` and `clipzoo.from_transformers`.
 
-    library: "open_clip" or "transformers". name: of the model, or the folder of one of transformers.
-    pretrained: tag of open_clip's weights, or a file. cache_gigabytes: limit of its features on disk.
-    digest: SHA-256 of the weights; set when the configuration is checked.
+    library: the library of the model. name: of the model, or the folder of one of transformers. pretrained: tag of
+    open_clip's weights, or a file. cache_gigabytes: largest size of the features on disk, for views that are the same
+    in every epoch; 0 for none. digest: SHA-256 of the weights; set when the configuration is checked.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class LibraryTeacher(FrozenTeacher):
 class Ensemble(Teacher):
     """Several teachers: the similarity of the first one has that of the second one as its own teacher, and so on.
 
-    teachers: nodes of the group `teacher`.
+    teachers: the nodes of the teachers.
     """
 
     def __init__(self, teachers: list[Teacher]) -> None:
@@ -366,8 +367,9 @@ def write_features(
             parts.append((_embed(model, pixels, "image", precision), text, counts, digests))
             done += len(pixels)
             report(done, sum(shards[shard][2] for shard in own))
-        images, texts, counts, digests = (list(column) for column in zip(*parts, strict=True))
-        tensors = {"samples": torch.repeat_interleave(torch.cat(counts)), "captions": torch.cat(digests)}
+        images, texts, *others = (list(column) for column in zip(*parts, strict=True))
+        all_counts, all_digests = map(torch.cat, others)
+        tensors = {"samples": torch.repeat_interleave(all_counts), "captions": all_digests}
         for view, embedding in (("image", concatenate(images)), ("text", concatenate(texts))):
             values = vars(embedding) if isinstance(embedding, PointSet) else {"": embedding}
             tensors |= {f"{view}.{name}".rstrip("."): value.half() if half else value for name, value in values.items()}

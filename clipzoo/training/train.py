@@ -44,7 +44,7 @@ from clipzoo.training.settings import (
     Settings,
 )
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
-from clipzoo.training.tuned import FEATURES, TunedModel, common_keys
+from clipzoo.training.tuned import FEATURES, FeatureCache, TunedModel, View, common_keys
 from clipzoo.types import Progress
 
 
@@ -173,7 +173,7 @@ def fit(
     average = spikes = early_stopping = rewind = profile = None
     if parts.averaging is not None:
         average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
-    readers = [caches]
+    readers: list[Mapping[View, FeatureCache]] = [caches]
     if teacher is not None:
         teacher.begin(parts, gradients, average, folder and folder / FEATURES / "teacher")
         gradients.teacher, readers = teacher, [caches, *teacher.readers]
