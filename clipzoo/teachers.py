@@ -49,6 +49,7 @@ from clipzoo.training.parts import Parts, Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, View, feature_caches
 from clipzoo.types import Batch, Embedding, Features, PointSet, Similarity, Views, checked, concatenate, map_embedding
 
+LoadModel = Callable[[Collection[str]], Model]
 CacheGigabytes = Annotated[float, Range(at_least=0)]
 PROBES = (
     "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock\nin Paris", "naïve café &amp;",
@@ -81,12 +82,7 @@ class FrozenTeacher(Teacher):
     for views that do not change between epochs; 0 computes them in every step. place: key and value, for messages.
     """
 
-    def __init__(
-        self,
-        model: Model | Callable[[Collection[str]], Model],
-        cache_gigabytes: float = 0.0,
-        place: str = "teacher",
-    ) -> None:
+    def __init__(self, model: Model | LoadModel, cache_gigabytes: float = 0.0, place: str = "teacher") -> None:
         self._source, self._gigabytes, self._place = model, cache_gigabytes, place
         self._caches: dict[View, FeatureCache] = {}
         self.readers = [self._caches]
@@ -222,6 +218,8 @@ HEAD = Path("embeddings") / "head.safetensors"
 FIELDS = {"version": int, "model": str, "key": str, "head": dict}
 REMEDY = "remove it, and run the same clipzoo features again"
 VERSION, OPEN_SHARDS, PREFETCH = 1, 64, 2
+TIMEOUT = 600.0
+"""Seconds without a batch after which the loader processes count as hanging."""
 
 
 def shard_file(folder: Path, key: str, digest: str) -> Path:
@@ -356,14 +354,10 @@ def write_features(
     missing = world.run_on_first(claim)
     own, done = missing[world.rank :: world.size], 0
     for number in own:
-        chunks = [
-            range(first, min(first + batch, starts[number + 1])) for first in range(*starts[number : number + 2], batch)
-        ]
-        parts = []
-        samples = iterate(
-            _Samples(dataset, model, chunks), range(len(chunks)), workers, PREFETCH, world.timeout, "data.workers"
-        )
-        for pixels, ids, counts, digests in samples:
+        parts, first, end = [], starts[number], starts[number + 1]
+        chunks = _Samples(dataset, model, [range(row, min(row + batch, end)) for row in range(first, end, batch)])
+        steps = range(len(chunks.rows))
+        for pixels, ids, counts, digests in iterate(chunks, steps, workers, PREFETCH, TIMEOUT, "data.workers"):
             text = concatenate([_embed(model, part, "text", precision) for part in ids.split(batch)])
             parts.append((_embed(model, pixels, "image", precision), text, counts, digests))
             done += len(pixels)
@@ -395,10 +389,10 @@ class _Samples(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
 
     dataset: ShardDataset
     model: LoadedModel
-    chunks: Sequence[range]
+    rows: Sequence[range]
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        samples, tokenizer = self.dataset.whole(self.chunks[number]), self.model.tokenizer
+        samples, tokenizer = self.dataset.whole(self.rows[number]), self.model.tokenizer
         captions = [caption for _, own in samples for caption in own]
         ids = tokenizer(captions)
         if not self.model.needs_padding:

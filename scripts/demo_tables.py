@@ -2,6 +2,7 @@
 
     python scripts/demo_tables.py heads          # every head, one seed
     python scripts/demo_tables.py objectives     # Hopfield, InfoLOOB, NUCLR, SogCLR, InfoNCE at batch 64, three seeds
+    python scripts/demo_tables.py methods        # heads, objectives, views, terms and teachers, three seeds
 
 Every row is an ordinary run in runs/tables, so that an interrupted table resumes. Runs use one thread each; as many run
 at the same time as there are cores.
@@ -58,6 +59,49 @@ OBJECTIVES_BUDGET = (
     "data.shards='data/demo/train/{00000..00009}.tar' trainer.epochs=null trainer.steps=1250 trainer.global_batch=64 "
     "optim.schedule.peak=3e-4 optim.schedule.warmup_steps=600"
 )
+
+COSINE = "head=cosine objective.temperature=0.05"
+VIEWS = "data=views data.views.captions=3"
+TEACHER = "teacher=run teacher.path=runs/tables/methods_clip__infonce_0"
+METHODS = {
+    "CLIP, InfoNCE": "",
+    "SigLIP": "head=clip objective=siglip objective.initial_scale=null",
+    "FastCLIP v0": f"{COSINE} objective=fastclip objective.version=v0",
+    "FastCLIP v1": f"{COSINE} objective=fastclip objective.version=v1",
+    "FastCLIP v2": f"{COSINE} objective=fastclip objective.version=v2",
+    "FastCLIP v3": f"{COSINE} objective=fastclip objective.version=v3",
+    "GloFND": f"{COSINE} objective=glofnd objective.start=3",
+    "RINCE": "head.learnable_temperature=false head.temperature=0.05 objective=rince",
+    "hardness weighting": f"{COSINE} objective=hardness",
+    "Sinkhorn contrast": "objective=sinkhorn",
+    "AmorLIP": "head=cosine objective=amorlip",
+    "NeuCLIP": f"{COSINE} objective=neuclip objective.prototypes=256",
+    "Matryoshka": "head.matryoshka=[16,32]",
+    "equal captions ignored": "objective.same_caption=ignore",
+    "equal captions positive": "objective.same_caption=positive",
+    "three captions, InfoNCE": VIEWS,
+    "three captions, log of the sum": f"{VIEWS} objective.positives=log_sum",
+    "three captions, each alone": f"{VIEWS} objective.positives=each_alone",
+    "three captions, SigLIP": f"{VIEWS} objective=siglip objective.initial_scale=null",
+    "NegCLIP": "data=views data.views.hard=1",
+    "FILIP": "head=filip head.embed_width=64",
+    "LLIP": "head=llip head.heads=4 objective=siglip",
+    "FLAIR": f"{VIEWS} head=flair head.heads=4 objective=flair",
+    "ProLIP": "head=prolip objective=siglip objective.initial_scale=null",
+    "MERU": "head=meru",
+    "HyCoCLIP": "head=hycoclip data=views data.views.boxes=1 data.views.crops=1",
+    "distillation, open_clip": f"{TEACHER} distill=open_clip",
+    "distillation, DataCompDR": f"{TEACHER} distill=datacomp_dr",
+    "distillation, CLIP-KD": f"{TEACHER} distill=clip_kd distill.width=64 distill.teacher_width=64",
+    "DRRho-CLIP": f"{TEACHER} head=cosine objective=drrho objective.temperature=0.05",
+}
+METHODS_BUDGET = (
+    "data=views data.hard_key=null data.box_key=null data.group_key=null data.workers=0 eval.root=data/views/downstream "
+    "eval.linear_probe=[] encoder.image_size=32 head.embed_width=64 trainer.epochs=null trainer.steps=500 trainer.global_batch=64 "
+    "optim.schedule.peak=1e-3"
+)
+"""Scenes of 32 pixels with five captions: clipzoo world --root data/views --views --image-size 32 --train 8000."""
+
 COLUMNS = {
     "zero-shot shapes": "zero_shot/shapes/top1",
     "colours": "zero_shot/colours/top1",

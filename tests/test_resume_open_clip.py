@@ -75,7 +75,12 @@ def test_losses_are_those_of_open_clips_own_resume(training, checkpoint, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "bound"), [("float64", 1e-12), ("float32", 1e-6)])
 @pytest.mark.parametrize("case", CASES)
-def test_losses_of_50_steps_are_those_of_open_clips_own_resume(case, precision, bound, tmp_path):
+def test_losses_of_50_steps_are_those_of_open_clips_own_resume(case, precision, bound, tmp_path, request):
+    if case.startswith("ResNet") and precision == "float32":
+        reason = (
+            "float32 differs as much after a change of one weight by one unit in the last place: scripts/one_ulp.py"
+        )
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     values = differences(case, precision, tmp_path)
     assert len(values) == 50 and max(values) < bound
 

@@ -13,14 +13,19 @@ import torch
 
 import clipzoo
 from clipzoo.build import build_model
+from clipzoo.config.compose import compose
 from clipzoo.data.dataset import ShardDataset
 from clipzoo.distillation import ClipKD, DataCompDR, OpenClipDistillation
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError
+from clipzoo.exports.open_clip import write_open_clip
+from clipzoo.exports.transformers import write_transformers
 from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.teachers import Ensemble, FrozenTeacher, StoredTeacher, write_features
+from clipzoo.runs.directory import with_digests
+from clipzoo.runs.identity import identity
+from clipzoo.teachers import Ensemble, FrozenTeacher, LibraryTeacher, StoredTeacher, write_features
 from clipzoo.training.averaging import AverageTeacher, ExponentialAverage
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.optimizers import SGD
@@ -171,6 +176,38 @@ def test_parts_that_do_not_fit_are_refused():
         trained(model(), AverageTeacher())
     with pytest.raises(ConfigError, match="give distill.teacher_width=16"):
         train(model(), None, 1, teacher=FrozenTeacher(model(1)), distill=ClipKD(16, 8, 0.0, 1.0, 0.0, 1.0))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("library", "write"), [("open_clip", write_open_clip), ("transformers", write_transformers)])
+def test_models_of_other_libraries_teach_as_the_model_that_they_were_exported_from(tmp_path, library, write):
+    write(loaded(1), tmp_path)
+    name = f"local-dir:{tmp_path}" if library == "open_clip" else str(tmp_path)
+    teacher = LibraryTeacher(library, name, None, 0.0)
+    expected = trained(model(), FrozenTeacher(loaded(1)), steps=2)
+    assert distilled(trained(model(), teacher, steps=2)) == pytest.approx(distilled(expected), rel=1e-6)
+
+
+def test_the_digest_of_its_weights_identifies_a_teacher_wherever_it_is(tmp_path):
+    def identity_of(*changes: str) -> dict[str, object]:
+        return identity(with_digests(compose(["data.shards=a.tar", "distill=open_clip", *changes])))
+
+    for name in ("one", "two", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "features.json").write_text("{}" if name != "other" else "{ }")
+    one, two, other = (
+        identity_of("teacher=stored", f"teacher.path={tmp_path / name}") for name in ("one", "two", "other")
+    )
+    assert one == two != other and one["teacher.digest"] != other["teacher.digest"]
+    with pytest.raises(ConfigError, match="teacher.path=nothing has no features.json: make it with clipzoo features"):
+        identity_of("teacher=stored", "teacher.path=nothing")
+    with pytest.raises(ConfigError, match="teacher.path=nothing does not exist"):
+        identity_of("teacher=run", "teacher.path=nothing")
+    nodes = "[{_target_: clipzoo.teachers.StoredTeacher, path: " + str(tmp_path / "one") + "}]"
+    ensemble = identity_of("teacher=ensemble", f"teacher.teachers={nodes}")
+    assert ensemble["teacher.teachers"][0]["digest"] == one["teacher.digest"]
+    named = identity_of("teacher=open_clip", "teacher.name=ViT-B-32", "teacher.pretrained=laion2b_s34b_b79k")
+    assert named["teacher.digest"] == "open_clip:ViT-B-32/laion2b_s34b_b79k"
 
 
 KINDS = {

@@ -14,6 +14,8 @@ from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
 TIMEOUT = 600.0
 """Seconds that ranks of `clipzoo index` wait for each other."""
+DAY = 86_400.0
+"""Seconds that ranks of `clipzoo features` wait for each other: one may embed a shard more than another."""
 PORT = 8765
 
 
@@ -130,7 +132,7 @@ def features(options: argparse.Namespace) -> None:
     from clipzoo.teachers import load_model, write_features
 
     dataset = build_part(node, trust, ShardDataset)
-    world = World.join(options.device, TIMEOUT, key="--device")
+    world = World.join(options.device, DAY, key="--device")
     model = load_model(options.model, trust, options.average).to(world.device)
     dataset.open(options.output, world)
     progress = Progress("features", "samples")

@@ -121,7 +121,6 @@ class ProLipHead(UnitVectorHead):
         terms["bottleneck"] = Term(
             bottlenecks, bottleneck(image, self._released) + bottleneck(captions, self._released)
         )
-
         for name, (weight, value) in terms.items():
             if (limit := self._limits[name == "bottleneck"]) is not None:
                 # One decision for all ranks: the mean over ranks is then the term of the global batch.

@@ -96,12 +96,14 @@ class AmorLIP(FittedObjective):
     so is the first divisor. lambda_prev is the average of the network's weights at the end of the last epoch. A
     network for each modality is fitted to log lambda_i, and restarts in every epoch.
 
-    temperature: 1 / scale; initial value if `learnable_temperature`. max_scale: upper bound of the scale.
-    positive_weight: p. rho: weight of the scale's term, which changes its sign after `rho_share` of the training.
-    beta: weight of the prediction, reached from 0 by half a cosine in `beta_epochs` epochs.
-    average_decay, average_every: the average of the network's weights, and the steps between its updates.
+    temperature: 1 / scale; initial value if `learnable_temperature`. learnable_temperature: train it; False fixes it.
+    max_scale: upper bound of the scale. positive_weight: p, weight of the positive in the sums.
+    rho: weight of the scale's term. rho_share: share of the training after which rho changes its sign.
+    beta: weight of the prediction, reached from 0 by half a cosine. beta_epochs: epochs until beta is reached.
+    average_decay: decay of the average of the network's weights. average_every: steps between its updates.
     width: d of the head; narrower embeddings are padded with zeros. hidden_factor: hidden width divided by d.
-    fit_steps, fit_rate: steps of Adam in a step of the training, and their learning rate. seed: of the networks.
+    fit_steps: steps of Adam in a step of the training. fit_rate: their learning rate.
+    seed: seed of the networks' initial weights.
     """
 
     name = "amorlip"

@@ -37,11 +37,6 @@ class DRRhoCLIP(FastCLIP):
             2025,
         ),
     )
-    relations = {
-        "minimum_temperature <= temperature <= maximum_temperature": (
-            "temperature must lie between minimum_temperature and maximum_temperature"
-        )
-    }
     weight = 1.0
     epsilon_in_level = True
 

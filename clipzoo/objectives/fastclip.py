@@ -133,7 +133,7 @@ class FastCLIP(MovingAverageObjective):
         if self._learned:
             # A term with value zero and the derivative by log(1 / tau) as its gradient.
             total = total + (self.log_scale - self.log_scale.detach()) * sum(derivatives)
-        logs = {"temperature": tau.mean(), "gamma": tau.new_full((), gamma), "ratio": sum(ratios, tau.new_zeros(()))}
+        logs = {"tau": tau.mean(), "gamma": tau.new_full((), gamma), "ratio": sum(ratios, tau.new_zeros(()))}
         return Loss(total, {**loss.logs, **logs})
 
     def negatives(

@@ -49,11 +49,6 @@ class GloFND(FastCLIP):
             2025,
         ),
     )
-    relations = {
-        "minimum_temperature <= temperature <= maximum_temperature": (
-            "temperature must lie between minimum_temperature and maximum_temperature"
-        )
-    }
     further_state = {"threshold": 1.0, "threshold_mean": 0.0, "threshold_square": 0.0}
     threshold: Tensor
     threshold_mean: Tensor
@@ -90,9 +85,8 @@ class GloFND(FastCLIP):
         directions, thresholds = similarity.directions, samples.read(self.threshold).to(tau.dtype)
 
         def counts() -> list[Tensor]:
-            """Numbers of negatives below the thresholds of the image anchors and of the text anchors, [b] each."""
+            """Numbers of negatives below the thresholds of image and of text anchors, [b]: sums of exp(0)."""
             both = zip(directions, thresholds, strict=True)
-            # exp(0) each.
             ones = [scores.negatives(math.inf, 0.0, threshold=threshold) for scores, threshold in both]
             return [negatives.log_sum().exp().round() for negatives in ones]
 

@@ -24,7 +24,8 @@ class Hardness(Objective):
     image_to_text, text_to_image: weights of the directions; both are weighted by hardness.
     weighted: negatives with weights: "all"; "other", all but an image's own hard captions; "own", only these. With hard
         captions, "other" and "own" need the matrix of the scores.
-    same_caption: as for InfoNCE; several positives are those of its "mean_log".
+    same_caption: pairs of different samples with an equal caption or group are negatives, are left out ("ignore"), or
+        are positives, of which the mean of the losses is taken.
     """
 
     name = "hardness"
@@ -47,16 +48,10 @@ class Hardness(Objective):
     }
 
     def __init__(
-        self,
-        temperature: Scale,
-        learnable_temperature: bool,
-        max_scale: Positive,
-        alpha: Weight,
-        image_to_text: Weight,
-        text_to_image: Weight,
-        weighted: Literal["all", "other", "own"] = "all",
+        self, temperature: Scale, learnable_temperature: bool, max_scale: Positive, alpha: Weight,
+        image_to_text: Weight, text_to_image: Weight, weighted: Literal["all", "other", "own"] = "all",
         same_caption: Literal["negative", "ignore", "positive"] = "negative",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._weighted, self.same_caption = weighted, same_caption
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
@@ -89,8 +84,8 @@ class Hardness(Objective):
             sample, place = columns // (views.captions + views.hard), columns % (views.captions + views.hard)
             is_own = (images[:, None] == sample) & (place >= views.captions)
             logits = scale * matrix + self._alpha * matrix.detach() * (is_own == (self._weighted == "own"))
-            counted = pairing.counted(exclude_positive=True)
-            return entropy(scores, logits.masked_fill(~counted, -torch.inf).logsumexp(dim=1))
+            absent = pairing.absent(exclude_positive=True)
+            return entropy(scores, logits.masked_fill(absent, -torch.inf).logsumexp(dim=1))
 
         of_images = some_weighted if self._weighted != "all" and views.hard else same_weighted
         if of_images is some_weighted and similarity.further:

@@ -22,9 +22,10 @@ class NeuCLIP(FittedObjective):
     The network is ours, as the authors' code is not public: a_i = log mean_k exp(w_k . x_i / tau) - s_ii / tau. Its
     prototypes w_k start as the embeddings of a batch's other modality.
 
-    temperature: tau, fixed, on cosines. epsilon: eps. prototypes: number of prototypes of each modality.
-    restart_epochs: interval between starts from a new batch. width: d of the head; narrower embeddings are padded with
-        zeros. fit_steps, fit_rate: steps of Adam in a step of the training, and their learning rate.
+    temperature: tau, fixed, on cosines. epsilon: added to the means over negatives.
+    prototypes: number of prototypes of each modality. restart_epochs: epochs between starts from a new batch.
+    width: d of the head; narrower embeddings are padded with zeros.
+    fit_steps: steps of Adam in a step of the training. fit_rate: their learning rate.
     """
 
     name = "neuclip"

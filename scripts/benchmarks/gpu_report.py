@@ -86,14 +86,14 @@ def bars(path: Path, rows: list[Row], panels: Iterable[Panel], title: str | None
     # open_clip in one colour, forms with a matrix in another.
     kinds = {"open_clip": 1, "matrix": 2, "naive": 2}
     colours = [colour(next((kind for word, kind in kinds.items() if word in str(row["name"])), 0)) for row in rows]
-    for axes, (title, key, factor, form) in zip(
+    for axes, (quantity, key, factor, form) in zip(
         figure.subplots(1, len(measured), sharey=True, squeeze=False)[0], measured, strict=True
     ):
         values = [factor * (row.get(key) or 0.0) for row in rows]
         bars = axes.barh([row["name"] for row in rows], values, color=colours)
         axes.bar_label(bars, fmt=form, padding=3, fontsize=7)
         axes.margins(x=0.2, y=0.01)
-        label(axes, title)
+        label(axes, quantity)
         style(axes, grid="x")
     figure.axes[0].invert_yaxis()
     if title:

@@ -192,7 +192,7 @@ def rounding_of_bf16_gather() -> dict[str, float]:
 def page(result: dict[str, Any]) -> str:
     """The table in Markdown."""
     lines = [
-        "# Gain of the training options",
+        "# Gains of the training options",
         "",
         "`python scripts/benchmark.py options`, one CPU thread, float32. Unless the row says otherwise, the whole step",
         f"of {result['what']}. The columns divide the value with the option by that without it: below 1",
@@ -210,15 +210,15 @@ def page(result: dict[str, Any]) -> str:
     lines += [
         "",
         "`trainer.gather=bf16` (default `exact`) halves the bytes of gathered embeddings; on 1024 pairs it moves the",
-        f"loss by {rounding['loss']:.0e} and the gradient by {rounding['gradient']:.0e}, relative. Its gain in",
+        f"loss by {rounding['loss']:.0e} and the gradient by {rounding['gradient']:.0e}, relative. The gain in",
         "time needs a network between GPUs and is not measured here.",
         "",
         "Always on: images travel to the device as bytes (a quarter of float32, by arithmetic) and are normalised",
         "there; pinned, asynchronous copies; a loss check that never waits for the device.",
         "",
-        "Not measured, for want of a GPU: bf16 autocast (`trainer.precision`), `torch.compile` and channels-last on",
+        "Not measured, for lack of a GPU: bf16 autocast (`trainer.precision`), `torch.compile` and channels-last on",
         "tensor cores, the causal flag in CUDA's attention, fused AdamW on CUDA, the gather's time. On this CPU",
-        "compiling and the causal flag gain no time; compiling stays off by default, for it also costs minutes at",
+        "compiling and the causal flag gain no time; compiling is off by default, because it also costs minutes at",
         "every start.",
     ]
     return "\n".join(lines) + "\n"

@@ -24,6 +24,7 @@ def read(name: str) -> Any:
 def draw() -> None:
     """Write docs/images/benchmarks/*.svg, and the learning curves of make emoji."""
     speeds = read("training")["medians"]["samples_per_cpu_second"]
+    speeds = {"open_clip 3.3.0" if name == "open_clip" else name: speed for name, speed in speeds.items()}
     bars("training", speeds, "training, samples per CPU second", form="{:.1f}")
 
     cases = read("loader")["cases"]
@@ -45,7 +46,7 @@ def draw() -> None:
         points = sorted((value["C"], value[side]["seconds"]) for value in read("probe")["values"] if side in value)
         panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=side)
     panel.set(xscale="log", yscale="log", xlabel="C", ylabel="seconds per fit")
-    panel.legend(frameon=False, fontsize=8)
+    panel.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     save(drawn, "benchmarks/probe")
 
     seen_once = "seen exactly once"

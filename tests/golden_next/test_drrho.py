@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+import clipzoo
+from clipzoo.build import build_model
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.drrho import DRRhoCLIP
 from clipzoo.objectives.fastclip import FastCLIP
+from clipzoo.teachers import FrozenTeacher
+from clipzoo.training.settings import Computation
 from clipzoo.types import Batch, Progress, Similarity
 from tests.golden_next.test_fastclip import agrees, cosines
+from tests.support import tuned
 from tests.support.objectives import FASTCLIP_OPTIONS, batch, progress, random_cosines, similarity
 
 NUMBERS = {name: torch.from_numpy(array) for name, array in np.load(Path(__file__).with_name("drrho.npz")).items()}
@@ -89,7 +94,7 @@ def test_a_constant_reference_gives_twice_fastclip_v3_and_the_student_as_its_own
     drrho.allocate(6)
     logs = drrho(replace(similarity(matrix), teacher=itself), batch(range(6)), progress()).logs
     # g is 1: its logarithm is zero.
-    assert logs["objective"].item() == pytest.approx(2 * logs["temperature"].item() * 1.5, rel=1e-12)
+    assert logs["objective"].item() == pytest.approx(2 * logs["tau"].item() * 1.5, rel=1e-12)
 
 
 def test_the_final_gamma_follows_the_papers_law_and_a_missing_teacher_is_refused():
@@ -101,3 +106,22 @@ def test_the_final_gamma_follows_the_papers_law_and_a_missing_teacher_is_refused
         objective(similarity(torch.eye(4)), batch(range(4)), progress())
     with pytest.raises(ConfigError, match=r"eval\.validation=null"):
         objective.require_value_of_unseen()
+
+
+def test_a_training_with_a_teacher_is_the_same_in_tiles_and_micro_batches_and_its_temperature_has_its_own_rate():
+    logs = []
+    for changes in ({}, {"tile": 3}, {"micro_batch": 3}):
+        student, teacher = (build_model({**tuned.configuration(), "seed": seed}).double() for seed in (0, 1))
+        student.head.log_scale.requires_grad_(False).zero_()
+        student.head.learnable_temperature, student.head.score_range = False, (-1.0, 1.0)
+        result = clipzoo.train(
+            student, DRRhoCLIP(0.1, True, 0.01, 1.0, 0.05, 1.0, 1e-4, 0.5, 1.0), tuned.pairs(), batch=8, steps=3,
+            log_every=1, device="cpu", quiet=True, computation=Computation(precision="float64", **changes),
+            teacher=FrozenTeacher(teacher),
+        )  # fmt: skip
+        logs.append([[row[name] for name in ("objective", "tau")] for row in result.history])
+    (_, first), (_, second), _ = logs[0]
+    # Adam's first step is as large as its rate.
+    assert abs(math.log(second / first)) == pytest.approx(0.05, rel=1e-4)
+    for other in logs[1:]:
+        torch.testing.assert_close(torch.tensor(other), torch.tensor(logs[0]), rtol=1e-6, atol=0)

@@ -107,7 +107,7 @@ def test_gradients_state_and_logs_are_those_of_the_released_code(case, tile):
         released = logs["ratio"].item()
         if case.startswith("v3"):
             level = state["log_u"][:, ids].mean().item() + NUMBERS[f"{case}_rho"].item()
-            released = logs["temperature"].item() * (released + level)
+            released = logs["tau"].item() * (released + level)
         assert released == pytest.approx(NUMBERS[f"{case}_loss"][step].item(), rel=1e-10)
 
 

@@ -66,7 +66,7 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
         with torch.no_grad():
             features = model.encoder.image(batch.image), model.encoder.text(batch.text)
             teacher = model.compare(*features, World(device=device), cache.tile)
-        cache.teacher = lambda micro_batches, constant: teacher
+        cache.teacher = lambda *_: teacher
     loss = cache(batch, Progress(30, 50, SAMPLES, BATCH))
     results = {"loss": loss.total.detach(), **{f"log {name}": value for name, value in loss.logs.items()}}
     results |= {f"state {name}": buffer.clone() for name, buffer in criterion.named_buffers()}

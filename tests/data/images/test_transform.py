@@ -188,3 +188,22 @@ def test_strips_give_the_pixels_of_the_whole_image(mode, monkeypatch):
     whole = read_header(stream.getvalue(), 10**9).decode(1)
     monkeypatch.setattr(images, "_STRIP", 23 * 5)
     np.testing.assert_array_equal(read_header(stream.getvalue(), 10**9).decode(1), whole)
+
+
+@pytest.mark.parametrize("decode", ["exact", "fast"])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_further_crops_are_those_of_the_region_as_an_image_and_do_not_change_the_first(decode, file_format):
+    pixels = Image.open(io.BytesIO(photograph(400, 320)))
+    region = pixels.crop((100, 80, 300, 320))
+    whole, part = io.BytesIO(), io.BytesIO()
+    pixels.save(whole, file_format), region.save(part, "PNG")
+    crop = transform(32, decode=decode, flip=0.5)
+    further = [(random(1), (0.25, 0.25, 0.75, 1.0)), (random(2), images.WHOLE)]
+    first, second, third = crop(whole.getvalue(), random(0), None, further)[0]
+    assert torch.equal(first, crop(whole.getvalue(), random(0))[0])
+    assert torch.equal(third, crop(whole.getvalue(), random(2))[0])
+    expected = crop(part.getvalue(), random(1))[0]
+    if file_format == "PNG":
+        assert torch.equal(second, expected)
+    else:
+        assert (second.int() - expected.int()).abs().float().mean() < 6, "JPEG loses detail"
