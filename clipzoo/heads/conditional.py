@@ -86,7 +86,8 @@ class ConditionalHead(Head[PointSet]):
     def block(self, keys: Tensor, values: Tensor, shift: Tensor, queries: Tensor, targets: Tensor) -> Tensor:
         """[r, M, d] twice, [r, M], [r or 1, c, d], [r or 1, c, e] -> [r, c]."""
         keys, values, queries = (
-            x.expand(len(keys), -1, -1).unflatten(2, (self.heads, -1)).transpose(1, 2) for x in (keys, values, queries)
+            x.expand(keys.shape[0], -1, -1).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for x in (keys, values, queries)
         )
         pooled = functional.scaled_dot_product_attention(queries, keys, values, shift[:, None, None], scale=1.0)
         vectors = functional.normalize(self.output(pooled.transpose(1, 2).flatten(2)), dim=-1)

@@ -49,20 +49,22 @@ class LlipHead(ConditionalHead):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.text_projection = (projection(text_width, embed_width) for _ in range(2))
-        self.key, self.value = (projection(image_width, embed_width) for _ in range(2))
+        self.query_projection, self.text_projection = (projection(text_width, embed_width) for _ in range(2))
+        self.key_projection, self.value_projection = (projection(image_width, embed_width) for _ in range(2))
         self.output_projection = projection(embed_width, embed_width)
         self._image_tokens, self._attention_temperature = image_tokens, attention_temperature
 
     def embed_image(self, features: Features) -> PointSet:
         """Keys and values of the tokens, [b, K, 2 d]."""
         tokens, mask = leading_tokens(features, self._image_tokens, "head.image_tokens")
-        points = torch.cat([tokens @ self.key, tokens @ self.value], dim=2)
+        points = torch.cat([tokens @ self.key_projection, tokens @ self.value_projection], dim=2)
         return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
 
     def embed_text(self, features: Features) -> PointSet:
         """The query and the projected caption, [b, 1, 2 d]."""
-        points = torch.cat([features.pooled @ self.query, features.pooled @ self.text_projection], dim=1)[:, None]
+        points = torch.cat([features.pooled @ self.query_projection, features.pooled @ self.text_projection], dim=1)[
+            :, None
+        ]
         return PointSet(points, torch.zeros_like(points[:, :, 0]))
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:

@@ -79,7 +79,7 @@ def selected_captions(batch: Batch, similarity: Similarity, seed: int, step: int
     texts, images = views.captions + views.hard, len(batch) * similarity.world.size
     entropy = SeedSequence([seed, step]).generate_state(1, "uint64")
     generator = torch.Generator().manual_seed(int(entropy[0]))
-    rows, others = torch.randint(2**62, (2, images), generator=generator).to(device)
+    rows, others = torch.randint(2**62, (2, images), generator=generator).to(device, non_blocking=True)
     local = similarity.world.rank * len(batch) + torch.arange(len(batch), device=device)
     drawn = ((rows[local, None] | 1) * others >> 33 & (2**30 - 1)) % views.captions  # [b, N]
     image = torch.arange(images - 1, device=device)

@@ -100,4 +100,4 @@ class _Scores(torch.autograd.Function):
 
 
 def _counts(layout: Layout, like: Tensor) -> Tensor:
-    return torch.tensor(layout.lengths, dtype=like.dtype, device=like.device)
+    return torch.tensor(layout.lengths).to(like, non_blocking=True)

@@ -43,7 +43,9 @@ def flair_score(head: FlairHead, image: Features, text: Features) -> Tensor:
 
 def llip_score(head: LlipHead, image: Features, text: Features) -> Tensor:
     mixed = []
-    for query, key, value in zip(*(x.split(2, dim=1) for x in (head.query, head.key, head.value)), strict=True):
+    for query, key, value in zip(
+        *(x.split(2, dim=1) for x in (head.query_projection, head.key_projection, head.value_projection)), strict=True
+    ):
         exponents = (text.pooled @ query) @ (image.tokens[0] @ key).mT / head._attention_temperature
         mixed.append(exponents.softmax(dim=1) @ (image.tokens[0] @ value))
     return cosine_similarity(torch.cat(mixed, dim=1) @ head.output_projection, text.pooled @ head.text_projection)
@@ -119,7 +121,10 @@ def test_llip_reads_the_first_tokens_of_the_image():
 def test_llip_with_one_token_is_the_cosine_of_two_linear_maps():
     head, image, text = build_head("llip"), image_features(3), text_features(4)
     one = Features(image.pooled, image.tokens[:, :1])
-    left, right = image.tokens[:, 0] @ head.value @ head.output_projection, text.pooled @ head.text_projection
+    left, right = (
+        image.tokens[:, 0] @ head.value_projection @ head.output_projection,
+        text.pooled @ head.text_projection,
+    )
     expected = cosine_similarity(left[:, None], right[None], dim=2)
     torch.testing.assert_close(scored(head, one, text), expected, rtol=1e-12, atol=1e-13)
 

@@ -17,7 +17,7 @@ from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.probe import LabelledFeatures, held_out
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
-from clipzoo.ops import kme, kme_cpu, sums, sums_cpu
+from clipzoo.ops import filip, filip_cpu, kme, kme_cpu, sums, sums_cpu
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Settings
 from clipzoo.training.train import fit
@@ -34,6 +34,7 @@ PAIRS = [
     *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
     *(("cosine", name) for name in ("hardness", "amorlip", "neuclip", "fastclip", "drrho", "glofnd")),
     *(("clip", name) for name in ("rince", "sinkhorn")),
+    ("flair", "flair"),
 ]
 """Every head and every objective."""
 # Numbers of points, and of identical ones, set the sizes of later tensors; gamma selects the way to compute a tile.
@@ -49,6 +50,7 @@ STATE_WAITS = {"objectives/per_sample.py rows"}
 RAW_WAITS = {"objectives/mmd.py kernel_matrix"}
 WAITS = {
     "kme": KME_WAITS,
+    "filip": {"ops/filip.py packed"},  # numbers of points
     **dict.fromkeys(("nuclr", "sogclr", "isogclr", "fastclip", "drrho", "glofnd"), STATE_WAITS),
     **dict.fromkeys(("mmd_conditional", "mmd_joint"), RAW_WAITS),
 }
@@ -57,6 +59,7 @@ WAITS = {
 @pytest.fixture
 def torch_kernels(monkeypatch):
     """Replace Triton's kernels by the blocks in torch."""
+    monkeypatch.setattr(filip, "backend", lambda *_: filip_cpu)
     monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
     monkeypatch.setattr(sums, "backend", lambda *_: sums_cpu)
 
