@@ -97,8 +97,8 @@ METHODS = {
 }
 METHODS_BUDGET = (
     "data=views data.hard_key=null data.box_key=null data.group_key=null data.workers=0 "
-    "eval.root=data/views/downstream eval.linear_probe=[] encoder.image_size=32 head.embed_width=64 trainer.epochs=null trainer.steps=250 "
-    "trainer.global_batch=64 optim.schedule.peak=1e-3"
+    "eval.root=data/views/downstream eval.linear_probe=[] encoder.image_size=32 head.embed_width=64 "
+    "trainer.epochs=null trainer.steps=250 trainer.global_batch=64 optim.schedule.peak=1e-3"
 )
 """Scenes of 32 pixels with five captions: clipzoo world --root data/views --views --image-size 32 --train 8000."""
 
