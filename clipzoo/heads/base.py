@@ -110,7 +110,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         if pairing is None and views.captions + views.hard > 1:
             pairing = samples_pairing(len(plain), views, world, device)
         similarity: Similarity = self.similarity(plain, columns, world, tile, pairing)
-        further = []
+        further: list[Scores] = []
         if views.crops or views.boxes:
             pairing = pairing or samples_pairing(len(plain), views, world, device)
             if views.crops:
