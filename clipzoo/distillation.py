@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Paper
 from clipzoo.heads.scores import DenseScores
 from clipzoo.types import Batch, Count, NonNegative, Probability, Progress, Scale, Scores, Similarity, Term, checked
 
@@ -26,8 +25,6 @@ class Distillation(nn.Module):
 
     name: str
     objective_weight: float = 1.0
-    citations: tuple[Paper, ...] = ()
-    """Papers that define the method."""
 
     @abstractmethod
     def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
@@ -76,19 +73,10 @@ class DataCompDR(Distillation):
     """Cross-entropy of the mean of the teachers' softmaxes, summed over the captions of an image (MobileCLIP, eq. 3).
 
     A softmax runs over one caption of each sample: the first, second, ... captions are separate batches, such as real
-    and synthetic captions. weight: lambda; the objective's weight is 1 - lambda.
+    and synthetic captions. weight: lambda; the objective's weight is 1 - lambda. Source: Vasu et al. 2024, CVPR.
     """
 
     name = "datacomp_dr"
-    citations = (
-        Paper(
-            "mobileclip",
-            "MobileCLIP: Fast Image-Text Models through Multi-Modal Reinforced Training",
-            "Vasu, Pavan Kumar Anasosalu and others",
-            "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
-            2024,
-        ),
-    )
 
     def __init__(self, weight: Probability) -> None:
         super().__init__()
@@ -114,21 +102,13 @@ class ClipKD(Distillation):
 
     CRD: KL divergence of the student's softmax from the teacher's. FD: mean squared difference of the teacher's
     embeddings and unit(W x). ICL: InfoNCE of unit(W x) with the teacher's embeddings of the other modality.
+    Source: Yang et al. 2024, CVPR.
 
     width, teacher_width: widths of the embeddings; W is learned if they differ, and the identity if not.
     scale: 1 / temperature of ICL. relations, features, interactive: weights of CRD, FD and ICL.
     """
 
     name = "clip_kd"
-    citations = (
-        Paper(
-            "clip_kd",
-            "CLIP-KD: An Empirical Study of CLIP Model Distillation",
-            "Yang, Chuanguang and others",
-            "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
-            2024,
-        ),
-    )
 
     def __init__(
         self,
@@ -141,43 +121,43 @@ class ClipKD(Distillation):
     ) -> None:
         super().__init__()
         self._relations, self._features, self._interactive, self._scale = relations, features, interactive, scale
-        is_learned = width != teacher_width and (features > 0 or interactive > 0)
-        self.image_map = nn.Linear(width, teacher_width) if is_learned else nn.Identity()
-        self.text_map = nn.Linear(width, teacher_width) if is_learned else nn.Identity()
+        self.image_map, self.text_map = (
+            nn.Identity() if width == teacher_width else nn.Linear(width, teacher_width) for _ in range(2)
+        )
 
     def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
-        teacher, terms = similarity.teacher, dict[str, Term]()
+        teacher, world, terms = similarity.teacher, similarity.world, dict[str, Term]()
         assert teacher is not None
         if self._relations:
             entropies = [(scores.log_sum_exp() - scores.expectation(scores)).mean() for scores in teacher.directions]
             kl = both_directions(similarity) - torch.stack(entropies).mean()
             terms["relations"] = Term(self._relations, kl)
-        if self._features or self._interactive:
-            image, teacher_image = self._mapped(
-                similarity.image, teacher.image, self.image_map, similarity.views.images
+        if not (self._features or self._interactive):
+            return terms
+        # The first image and the first text of each sample.
+        image, teacher_image = (vectors(one.image)[:: similarity.views.images] for one in (similarity, teacher))
+        text, teacher_text = (vectors(one.text)[:: similarity.views.texts] for one in (similarity, teacher))
+        image, text = (functional.normalize(x, dim=1) for x in (self.image_map(image), self.text_map(text)))
+        if image.shape[1] != (width := teacher_image.shape[1]):
+            raise ConfigError(
+                f"distill.teacher_width={image.shape[1]}, but the teacher's embeddings have width {width}: "
+                f"give distill.teacher_width={width}"
             )
-            text, teacher_text = self._mapped(similarity.text, teacher.text, self.text_map, similarity.views.texts)
-            if self._features:
-                differences = functional.mse_loss(image, teacher_image) + functional.mse_loss(text, teacher_text)
-                terms["features"] = Term(self._features, differences)
-            if self._interactive:
-                world = similarity.world
-                own = torch.arange(len(image), device=image.device) + world.rank * len(image)
-                values = [
-                    functional.cross_entropy(self._scale * anchors @ world.gather(contrasts).mT, own)
-                    for anchors, contrasts in ((image, teacher_text), (text, teacher_image))
-                ]
-                terms["interactive"] = Term(self._interactive, torch.stack(values).mean())
+        if self._features:
+            differences = functional.mse_loss(image, teacher_image) + functional.mse_loss(text, teacher_text)
+            terms["features"] = Term(self._features, differences)
+        if self._interactive:
+            own = torch.arange(len(image), device=image.device) + world.rank * len(image)
+            values = [
+                functional.cross_entropy(self._scale * anchors @ world.gather(contrasts).mT, own)
+                for anchors, contrasts in ((image, teacher_text), (text, teacher_image))
+            ]
+            terms["interactive"] = Term(self._interactive, torch.stack(values).mean())
         return terms
 
-    def _mapped(self, own: object, teacher: object, map: nn.Module, each: int) -> tuple[Tensor, Tensor]:
-        """Return unit(W x) of the first image or text of each sample, and the teacher's. each: those of a sample."""
-        if not isinstance(own, Tensor) or not isinstance(teacher, Tensor):
-            raise ConfigError("distill=clip_kd compares vectors, and a head has point sets: give distill=open_clip")
-        own = functional.normalize(map(own[::each]), dim=1)
-        if own.shape[1] != teacher.shape[1]:
-            raise ConfigError(
-                f"distill.teacher_width={own.shape[1]}, but the teacher's embeddings have width {teacher.shape[1]}: "
-                f"give distill.teacher_width={teacher.shape[1]}"
-            )
-        return own, teacher[::each]
+
+def vectors(embedding: object) -> Tensor:
+    """Return an embedding that is a tensor [n, d]. Raises ConfigError for a point set."""
+    if not isinstance(embedding, Tensor):
+        raise ConfigError("distill=clip_kd compares vectors, and a head has point sets: give distill=open_clip")
+    return embedding

@@ -10,14 +10,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from clipzoo import io
@@ -27,11 +27,10 @@ from clipzoo.config.vocabulary import Range
 from clipzoo.data.captions import digest
 from clipzoo.data.dataset import ShardDataset
 from clipzoo.data.loader import iterate
-from clipzoo.data.tokenizer import trim_padding
 from clipzoo.distributed.world import World
-from clipzoo.encoders.base import Encoder, no_tokenizer
+from clipzoo.encoders.base import no_tokenizer
 from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.encoder import PRECISIONS, Precision
+from clipzoo.evaluation.encoder import PRECISIONS, PREFETCH, BatchEncoder, Precision, Transform
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
@@ -47,16 +46,14 @@ from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.gradients import GradientCache, PairEncoder, encode, joined
 from clipzoo.training.parts import Parts, Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, View, feature_caches
-from clipzoo.types import Batch, Embedding, Features, PointSet, Similarity, Views, checked, concatenate, map_embedding
+from clipzoo.types import Batch, Embedding, Features, PointSet, Similarity, checked, concatenate, map_embedding
 
-LoadModel = Callable[[Collection[str]], Model]
 CacheGigabytes = Annotated[float, Range(at_least=0)]
 PROBES = (
     "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock\nin Paris", "naïve café &amp;",
     "東京 🎉", "<s> </s> <pad> [SEP] <eos> <end_of_text>",
 )  # fmt: skip
 """Captions on which the tokenizers of teacher and student are compared."""
-OTHERWISE = "Or store its features, which it computes with its own tokenizer: clipzoo features, then teacher=stored"
 
 
 def load_model(name: str, trust: Collection[str] = (), average: bool = False) -> LoadedModel:
@@ -65,10 +62,12 @@ def load_model(name: str, trust: Collection[str] = (), average: bool = False) ->
     if library == "transformers":
         return from_transformers(place)
     if library == "open_clip":
-        model, _, tag = (place, "", "") if ":" in place else place.partition("/")
-        if not tag and ":" not in place:
+        if ":" in place:
+            return from_open_clip(place)
+        model, _, tag = place.partition("/")
+        if not tag:
             raise ConfigError(f"{name} names no weights: give their tag or a file after the name, NAME/TAG")
-        return from_open_clip(model, tag or None)
+        return from_open_clip(model, tag)
     return load(name, trust=tuple(trust), average=average)
 
 
@@ -79,24 +78,30 @@ class FrozenTeacher(Teacher):
     resized on the device; captions that exceed its context are cut as its tokenizer cuts them.
 
     model: the model, or the function that loads it, trust -> model. cache_gigabytes: limit of its features on disk,
-    for views that do not change between epochs; 0 computes them in every step. place: key and value, for messages.
+    for views that do not change between epochs; 0 computes them in every step.
     """
 
-    def __init__(self, model: Model | LoadModel, cache_gigabytes: float = 0.0, place: str = "teacher") -> None:
-        self._source, self._gigabytes, self._place = model, cache_gigabytes, place
+    reads_images = True
+
+    def __init__(self, model: Model | Callable[[Collection[str]], Model], cache_gigabytes: float = 0.0) -> None:
+        self._source, self._gigabytes = model, cache_gigabytes
         self._caches: dict[View, FeatureCache] = {}
-        self.readers = [self._caches]
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         self.model = self._source if isinstance(self._source, Model) else self._source(trust)
         self.needs_padding = self.model.needs_padding
-        require_same_ids(student.encoder, self.model.encoder, self._place)
-        own, length = student.encoder.context_length, self.model.encoder.context_length
-        if self.needs_padding and own != length:
-            raise ConfigError(
-                f"{self._place} pads captions to {length} tokens, not to encoder.context_length={own}: give {length}. "
-                f"{OTHERWISE}"
-            )
+        if student.encoder.tokenizer is self.model.encoder.tokenizer is no_tokenizer:
+            return
+        own, ids = student.encoder.tokenizer(list(PROBES)), self.model.encoder.tokenizer(list(PROBES))
+        # The last id of a caption that is cut is its end.
+        length = None if self.needs_padding else min(own.shape[1], ids.shape[1]) - 1
+        for caption, row, other in zip(PROBES, own[:, :length].tolist(), ids[:, :length].tolist(), strict=True):
+            if row != other:
+                raise ConfigError(
+                    f"teacher has another tokenizer than the student: {caption!r} is {other[:6]} for the teacher, of "
+                    f"{ids.shape[1]} tokens, and {row[:6]} for encoder.tokenizer, of {own.shape[1]}. Give both the "
+                    "same one, or store the teacher's features: clipzoo features, then teacher=stored"
+                )
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         self._gradients = gradients
@@ -105,31 +110,29 @@ class FrozenTeacher(Teacher):
         if folder is not None:
             limits = dict.fromkeys(VIEWS, self._gigabytes)
             length = self.model.encoder.context_length
-            self._caches |= feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
+            self._caches = feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
 
     @torch.no_grad()
     def __call__(
         self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
     ) -> Similarity:
-        features, gradients, views = [], self._gradients, micro_batches[0].views
+        features, gradients = [], self._gradients
         for view in VIEWS:
 
             def computed(batch: Batch, view: View = view) -> Features:
                 return encode(self._encoder, self._converted(batch), [view])[0]
 
-            cache = self._caches.get(view) if views == Views() else None
-            features.append(joined([cache(b, computed) if cache is not None else computed(b) for b in micro_batches]))
+            cache = self._caches.get(view)
+            features.append(joined([computed(b) if cache is None else cache(b, computed) for b in micro_batches]))
         image, text = features
-        return self.model.compare(image, text, gradients.world, gradients.tile, views, pairing)
+        return self.model.compare(image, text, gradients.world, gradients.tile, micro_batches[0].views, pairing)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
-        encoder, image, text, lengths = self.model.encoder, batch.image, batch.text, batch.text_length
-        if image.dtype == torch.uint8 and image.shape[-1] != encoder.image_size:
-            size = (encoder.image_size, encoder.image_size)
-            pixels = image.reshape(-1, *image.shape[-3:]).float()
-            pixels = functional.interpolate(pixels, size, mode="bicubic", antialias=True).round().clamp(0, 255)
-            image = pixels.to(torch.uint8).reshape(*image.shape[:-2], *size)
+        from torchvision.transforms.v2 import InterpolationMode, functional  # takes a second to import
+
+        encoder, text, lengths = self.model.encoder, batch.text, batch.text_length
+        image = functional.resize(batch.image, [encoder.image_size] * 2, InterpolationMode.BICUBIC)
         if encoder.context_length is not None and text.shape[-1] > encoder.context_length:
             tokenizer: Any = encoder.tokenizer
             text = text[..., : encoder.context_length].clone()
@@ -138,53 +141,26 @@ class FrozenTeacher(Teacher):
         return replace(batch, image=image, text=text, text_length=lengths)
 
 
-def require_same_ids(student: Encoder, teacher: Encoder, place: str) -> None:
-    """Raise ConfigError if the tokenizers of two encoders give other ids. place: key and value of the teacher."""
-    if student.tokenizer is no_tokenizer and teacher.tokenizer is no_tokenizer:
-        return
-    own, ids = student.tokenizer(list(PROBES)), teacher.tokenizer(list(PROBES))
-    # The last id of a caption that is cut is its end.
-    length = min(own.shape[1], ids.shape[1]) - 1
-    for caption, row, other in zip(PROBES, own[:, :length].tolist(), ids[:, :length].tolist(), strict=True):
-        if row != other:
-            raise ConfigError(
-                f"{place} has another tokenizer than the student: {caption!r} is {other[:6]} for the teacher and "
-                f"{row[:6]} for encoder.tokenizer. Give both the same one. {OTHERWISE}"
-            )
-
-
 @checked
-class RunTeacher(FrozenTeacher):
-    """The model of a run.
+class LoadedTeacher(FrozenTeacher):
+    """The model of a run, or of another library, see `clipzoo.from_open_clip` and `clipzoo.from_transformers`.
 
-    path: a run directory, one of its checkpoints, or a directory of `clipzoo export --to hub`. average: the averaged
-    weights of the run. cache_gigabytes: largest size of the features on disk, for views that are the same in every
-    epoch; 0 for none. digest: SHA-256 of the weights; set when the configuration is checked.
-    """
-
-    def __init__(self, path: str, average: bool, cache_gigabytes: CacheGigabytes, digest: str | None = None) -> None:
-        super().__init__(lambda trust: load_model(path, trust, average), cache_gigabytes, f"teacher.path={path}")
-
-
-@checked
-class LibraryTeacher(FrozenTeacher):
-    """A model of another library, see `clipzoo.from_open_clip` and `clipzoo.from_transformers`.
-
-    library: the library of the model. name: of the model, or the folder of one of transformers. pretrained: tag of
-    open_clip's weights, or a file. cache_gigabytes: largest size of the features on disk, for views that are the same
-    in every epoch; 0 for none. digest: SHA-256 of the weights; set when the configuration is checked.
+    library: the library of the model. path: a run directory, one of its checkpoints, or a directory of `clipzoo export
+    --to hub`; NAME/TAG of open_clip; a folder of transformers. cache_gigabytes: largest size of the features on disk,
+    for views that are the same in every epoch; 0 for none. average: the averaged weights of the run. digest: SHA-256 of
+    the weights; set when the configuration is checked.
     """
 
     def __init__(
         self,
-        library: Literal["open_clip", "transformers"],
-        name: str,
-        pretrained: str | None,
+        library: Literal["clipzoo", "open_clip", "transformers"],
+        path: str,
         cache_gigabytes: CacheGigabytes,
+        average: bool = False,
         digest: str | None = None,
     ) -> None:
-        full_name = f"{library}:{name}" + (f"/{pretrained}" if pretrained else "")
-        super().__init__(lambda trust: load_model(full_name), cache_gigabytes, f"teacher.name={name}")
+        name = path if library == "clipzoo" else f"{library}:{path}"
+        super().__init__(lambda trust: load_model(name, trust, average), cache_gigabytes)
 
 
 @checked
@@ -201,7 +177,7 @@ class Ensemble(Teacher):
         for teacher in self._teachers:
             teacher.open(parts, student, trust)
         self.needs_padding = any(teacher.needs_padding for teacher in self._teachers)
-        self.readers = [reader for teacher in self._teachers for reader in teacher.readers]
+        self.reads_images = any(teacher.reads_images for teacher in self._teachers)
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         for number, teacher in enumerate(self._teachers):
@@ -220,17 +196,22 @@ class Ensemble(Teacher):
 # file for each shard, named by its content, with rows of images, and of texts, their samples and digests.
 
 HEAD = Path("embeddings") / "head.safetensors"
-FIELDS = {"version": int, "model": str, "key": str, "head": dict}
+FIELDS = {"model": str, "key": str, "head": dict}
 REMEDY = "remove it, and run the same clipzoo features again"
-VERSION, OPEN_SHARDS, PREFETCH = 1, 64, 2
-TIMEOUT = 600.0
-"""Seconds without a batch after which the loader processes count as hanging."""
+VERSION, OPEN_SHARDS = 1, 64
+LOADER_TIMEOUT_SECONDS = 600.0
 
 
 def shard_file(folder: Path, key: str, digest: str) -> Path:
     """Return the file of a shard. key: that of features.json. digest: of the shard's samples, from its index."""
-    name = hashlib.sha256(f"{key} {digest}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{VERSION} {key} {digest}".encode()).hexdigest()[:32]
     return io.below((folder / HEAD).parent, f"{name}.safetensors")
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = io.read_json(folder / FEATURES, io.MB, REMEDY)
+    io.require_fields(folder / FEATURES, facts, FIELDS, REMEDY)
+    return facts
 
 
 @checked
@@ -247,7 +228,9 @@ class StoredTeacher(Teacher):
         facts, shards = _facts(self._folder), parts.dataset.shards()
         self._files = [shard_file(self._folder, facts["key"], digest) for _, digest, _ in shards]
         self._starts = [0, *accumulate(count for *_, count in shards)]
-        missing = [shard[0] for shard, file in zip(shards, self._files, strict=True) if shard[2] and not file.exists()]
+        missing = [
+            name for (name, _, count), file in zip(shards, self._files, strict=True) if count and not file.exists()
+        ]
         if missing or not shards:
             what = f"{len(missing)} of {number_of(len(shards), 'shard')} of data.shards, {', '.join(missing[:3])}"
             raise ConfigError(
@@ -257,8 +240,6 @@ class StoredTeacher(Teacher):
         require_trusted({"head": facts["head"]}, trust)
         state = read_tensors(self._folder / HEAD, REMEDY)
         with one_message(f"{self._folder / HEAD} does not fit the head of {FEATURES}", REMEDY):
-            with torch.device("meta"):
-                build_part(facts["head"], trust, Head).load_state_dict(state, assign=True)
             self._head: Head[Any] = build_part(facts["head"], trust, Head)
             self._head.load_state_dict(state)
 
@@ -270,55 +251,43 @@ class StoredTeacher(Teacher):
     def __call__(
         self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
     ) -> Similarity:
-        views, images, texts = micro_batches[0].views, list[Embedding](), list[Embedding]()
+        gradients, views, images, texts = self._gradients, micro_batches[0].views, list[Embedding](), list[Embedding]()
         if views.crops:
             raise ConfigError(f"teacher.path={self._folder} has no features of further crops: give teacher=run")
         for batch in micro_batches:
             assert batch.caption_key is not None
-            for sample, keys in zip(
-                batch.sample_id.tolist(), batch.caption_key.view(len(batch), -1).tolist(), strict=True
-            ):
+            captions = batch.caption_key.view(len(batch), -1).tolist()
+            for sample, keys in zip(batch.sample_id.tolist(), captions, strict=True):
                 number = bisect_right(self._starts, sample) - 1
-                position, (tensors, rows) = sample - self._starts[number], self._shard(number)
-                images.append(_embedding(tensors, "image", [position]))
+                position, (image, text, rows) = sample - self._starts[number], self._shard(number)
+                images.append(map_embedding(itemgetter([position]), image))
                 for key in keys:
                     if (position, key) not in rows:
                         raise ConfigError(
                             f"{self._files[number]} has no embedding of a text of sample {position}: it has those of "
                             "the data.caption_key, hard_key and box_key that clipzoo features was given"
                         )
-                    texts.append(_embedding(tensors, "text", [rows[position, key]]))
-        gradients, (image, text) = self._gradients, (concatenate(images), concatenate(texts))
+                    texts.append(map_embedding(itemgetter([rows[position, key]]), text))
         image, text = (
-            map_embedding(lambda t: t.to(gradients.world.device, gradients.model.dtype), e) for e in (image, text)
+            map_embedding(lambda t: t.to(gradients.world.device, gradients.model.dtype), concatenate(rows_of_view))
+            for rows_of_view in (images, texts)
         )
-        with torch.autocast(gradients.world.device.type, enabled=False):
-            return self._head.compare(image, text, gradients.world, gradients.tile, views, pairing)
+        return self._head.compare(image, text, gradients.world, gradients.tile, views, pairing)
 
-    def _read(self, number: int) -> tuple[dict[str, Tensor], dict[tuple[int, int], int]]:
-        """Return the tensors of a shard, and the rows of its texts by the sample and the digest of the caption."""
-        tensors, count = read_tensors(self._files[number], REMEDY), self._starts[number + 1] - self._starts[number]
-        with one_message(f"{self._files[number]} does not hold the embeddings of {number_of(count, 'sample')}", REMEDY):
-            samples, captions = tensors.pop("samples").tolist(), tensors.pop("captions").tolist()
-            for name, value in tensors.items():
-                assert len(value) == (count if name.startswith("image") else len(captions)), name
-            return tensors, {pair: row for row, pair in enumerate(zip(samples, captions, strict=True))}
-
-
-def _embedding(tensors: Mapping[str, Tensor], view: str, rows: list[int]) -> Embedding:
-    if view in tensors:
-        return tensors[view][rows]
-    return PointSet(tensors[f"{view}.points"][rows], tensors[f"{view}.log_weights"][rows])
+    def _read(self, number: int) -> tuple[Embedding, Embedding, dict[tuple[int, int], int]]:
+        """Return images and texts of a shard, and the rows of its texts by sample and digest of the caption."""
+        tensors = read_tensors(self._files[number], REMEDY)
+        with one_message(f"{self._files[number]} does not hold the embeddings of a shard", REMEDY):
+            keys = zip(tensors["samples"].tolist(), tensors["captions"].tolist(), strict=True)
+            image, text = (
+                tensors[view] if view in tensors
+                else PointSet(tensors[f"{view}.points"], tensors[f"{view}.log_weights"])
+                for view in VIEWS
+            )  # fmt: skip
+            return image, text, {key: row for row, key in enumerate(keys)}
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = io.read_json(folder / FEATURES, io.MB, REMEDY)
-    io.require_fields(folder / FEATURES, facts, FIELDS, REMEDY)
-    if facts["version"] != VERSION:
-        raise io.DamagedFileError(folder / FEATURES, f"has version {facts['version']}, not {VERSION}", REMEDY)
-    return facts
-
-
+@torch.no_grad()
 def write_features(
     model: LoadedModel,
     source: str,
@@ -329,7 +298,6 @@ def write_features(
     batch: int = 256,
     workers: int = 0,
     precision: Precision = "float32",
-    half: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Write the embeddings of all samples of an open dataset, and return the number of new files. Collective.
@@ -338,71 +306,60 @@ def write_features(
     shard. Ranks share the shards.
 
     source: name of the model for messages. batch: samples per batch. workers: processes that decode images.
-    precision: precision of the encoders. half: store float16. report: called with the number of done samples of this
-    rank, and of all its samples. Raises ConfigError if the folder has features of another model or other settings.
+    precision: precision of the encoders. report: called with the number of done samples of this rank, and of all its
+    samples. Raises ConfigError if the folder has features of another model or other settings.
     """
-    transform = model.transform
-    key = model_key(model, (VERSION, precision, half, transform.interpolation, transform.resize_mode))
-    shards = dataset.shards()
+    transform, shards = model.transform, dataset.shards()
+    key = model_key(model, (precision, transform.interpolation, transform.resize_mode))
+    files = [shard_file(folder, key, digest) for _, digest, _ in shards]
     starts = [0, *accumulate(count for *_, count in shards)]
 
     def claim() -> list[int]:
         if not (folder / FEATURES).exists():
             save_weights(model.head.state_dict(), folder / HEAD)
-            facts = {"version": VERSION, "model": source, "key": key, "head": model.config["head"]}
-            io.write_json(folder / FEATURES, facts)
+            io.write_json(folder / FEATURES, {"model": source, "key": key, "head": model.config["head"]})
         elif _facts(folder)["key"] != key:
             raise ConfigError(f"{folder} has features of another model or other settings: give another --output")
-        files = [shard_file(folder, key, digest) for _, digest, _ in shards]
         return [number for number, file in enumerate(files) if shards[number][2] and not file.exists()]
 
     missing = world.run_on_first(claim)
     own, done = missing[world.rank :: world.size], 0
+    total = sum(shards[number][2] for number in own)
+    size, interpolation = model.encoder.image_size, transform.interpolation
+    encoder = BatchEncoder(model.tokenizer, size, interpolation, batch, workers, precision)
     for number in own:
-        parts, first, end = [], starts[number], starts[number + 1]
-        chunks = _Samples(dataset, model, [range(row, min(row + batch, end)) for row in range(first, end, batch)])
+        rows = range(starts[number], starts[number + 1])
+        chunks = _Samples(dataset, transform, [rows[start : start + batch] for start in range(0, len(rows), batch)])
+        images, texts, captions = list[Embedding](), list[Embedding](), list[list[str]]()
         steps = range(len(chunks.rows))
-        for pixels, ids, counts, digests in iterate(chunks, steps, workers, PREFETCH, TIMEOUT, "data.workers"):
-            text = concatenate([_embed(model, part, "text", precision) for part in ids.split(batch)])
-            parts.append((_embed(model, pixels, "image", precision), text, counts, digests))
+        for pixels, own_captions in iterate(chunks, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
+            autocast = torch.autocast(model.device.type, PRECISIONS[precision], enabled=precision != "float32")
+            with exact_products(), autocast:
+                images.append(map_embedding(Tensor.cpu, model.encode_image(pixels)))
+            text = encoder.embed_captions(model, list(chain(*own_captions)), draws=1)[0]
+            texts.append(map_embedding(Tensor.cpu, text))
+            captions += own_captions
             done += len(pixels)
-            report(done, sum(shards[shard][2] for shard in own))
-        images, texts, *others = (list(column) for column in zip(*parts, strict=True))
-        all_counts, all_digests = map(torch.cat, others)
-        tensors = {"samples": torch.repeat_interleave(all_counts), "captions": all_digests}
+            report(done, total)
+        digests = np.fromiter(map(digest, chain(*captions)), np.uint64)
+        counts = torch.tensor([len(of_sample) for of_sample in captions])
+        tensors = {"samples": torch.repeat_interleave(counts), "captions": torch.from_numpy(digests.view(np.int64))}
         for view, embedding in (("image", concatenate(images)), ("text", concatenate(texts))):
             values = vars(embedding) if isinstance(embedding, PointSet) else {"": embedding}
-            tensors |= {f"{view}.{name}".rstrip("."): value.half() if half else value for name, value in values.items()}
-        save_weights(tensors, shard_file(folder, key, shards[number][1]))
+            tensors |= {f"{view}.{name}".rstrip("."): value for name, value in values.items()}
+        save_weights(tensors, files[number])
     world.barrier()
     return len(missing)
 
 
-@torch.no_grad()
-def _embed(model: LoadedModel, inputs: Tensor, view: View, precision: Precision) -> Embedding:
-    """Images uint8 [b, 3, S, S] or token ids [b, L] -> embeddings on the CPU."""
-    head, is_image = model.head, view == "image"
-    with exact_products():
-        with torch.autocast(model.device.type, PRECISIONS[precision], enabled=precision != "float32"):
-            features = model.image_features(inputs) if is_image else model.text_features(inputs)
-        with torch.autocast(model.device.type, enabled=False):
-            return map_embedding(Tensor.cpu, head.embed_image(features) if is_image else head.embed_text(features))
-
-
 @dataclass(frozen=True, eq=False)
-class _Samples(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
-    """Item k: images [b, 3, S, S], token ids of all captions [T, L], captions of each sample [b], their digests [T]."""
+class _Samples(Dataset[tuple[Tensor, list[list[str]]]]):
+    """Item k: images [b, 3, S, S] and the captions of each sample."""
 
     dataset: ShardDataset
-    model: LoadedModel
+    transform: Transform
     rows: Sequence[range]
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        samples, tokenizer = self.dataset.whole(self.rows[number]), self.model.tokenizer
-        captions = [caption for _, own in samples for caption in own]
-        ids = tokenizer(captions)
-        if not self.model.needs_padding:
-            ids = trim_padding(ids, tokenizer.end_token)  # type: ignore[attr-defined]
-        pixels = torch.stack([self.model.transform(image) for image, _ in samples])
-        digests = torch.from_numpy(np.fromiter(map(digest, captions), np.uint64).view(np.int64))
-        return pixels, ids, torch.tensor([len(own) for _, own in samples]), digests
+    def __getitem__(self, number: int) -> tuple[Tensor, list[list[str]]]:
+        samples = self.dataset.whole(self.rows[number])
+        return torch.stack([self.transform(image) for image, _ in samples]), [captions for _, captions in samples]

@@ -25,7 +25,7 @@ from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.runs.directory import with_digests
 from clipzoo.runs.identity import identity
-from clipzoo.teachers import Ensemble, FrozenTeacher, LibraryTeacher, StoredTeacher, write_features
+from clipzoo.teachers import Ensemble, FrozenTeacher, LoadedTeacher, StoredTeacher, write_features
 from clipzoo.training.averaging import AverageTeacher, ExponentialAverage
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.optimizers import SGD
@@ -75,7 +75,7 @@ def test_micro_batches_and_cached_features_change_no_loss_and_the_teacher_stays_
     parts = trained(model(), FrozenTeacher(teacher), steps=12, micro_batch=3)
     cached = FrozenTeacher(teacher, cache_gigabytes=1.0)
     stored = trained(model(), cached, steps=12, folder=tmp_path)
-    assert cached.readers[0].keys() == {"image", "text"}
+    assert cached._caches.keys() == {"image", "text"}
     both = trained(model(), FrozenTeacher(teacher, 1.0), tuned.tuning(frozen(), None), 12, folder=tmp_path / "both")
     plain = trained(model(), FrozenTeacher(teacher), tuned.tuning(frozen(0.0), None), 12)
     for one, other in ((parts, whole), (stored, whole), (both, plain)):
@@ -183,7 +183,7 @@ def test_parts_that_do_not_fit_are_refused():
 def test_models_of_other_libraries_teach_as_the_model_that_they_were_exported_from(tmp_path, library, write):
     write(loaded(1), tmp_path)
     name = f"local-dir:{tmp_path}" if library == "open_clip" else str(tmp_path)
-    teacher = LibraryTeacher(library, name, None, 0.0)
+    teacher = LoadedTeacher(library, name, 0.0)
     expected = trained(model(), FrozenTeacher(loaded(1)), steps=2)
     assert distilled(trained(model(), teacher, steps=2)) == pytest.approx(distilled(expected), rel=1e-6)
 
@@ -206,7 +206,7 @@ def test_the_digest_of_its_weights_identifies_a_teacher_wherever_it_is(tmp_path)
     nodes = "[{_target_: clipzoo.teachers.StoredTeacher, path: " + str(tmp_path / "one") + "}]"
     ensemble = identity_of("teacher=ensemble", f"teacher.teachers={nodes}")
     assert ensemble["teacher.teachers"][0]["digest"] == one["teacher.digest"]
-    named = identity_of("teacher=open_clip", "teacher.name=ViT-B-32", "teacher.pretrained=laion2b_s34b_b79k")
+    named = identity_of("teacher=open_clip", "teacher.path=ViT-B-32/laion2b_s34b_b79k")
     assert named["teacher.digest"] == "open_clip:ViT-B-32/laion2b_s34b_b79k"
 
 
@@ -318,8 +318,6 @@ def test_features_continue_after_an_interruption_and_follow_moved_shards(tmp_pat
         write_features(loaded(2), "b", data, folder)
     with pytest.raises(ConfigError, match="has no features of this dataset"):
         StoredTeacher(str(folder)).open(SimpleNamespace(dataset=pairs()), model())
-    write_features(teacher, "a", dataset(tmp_path / "moved"), tmp_path / "half", half=True)
-    assert 0.5 < sum(f.stat().st_size for f in (tmp_path / "half" / "embeddings").iterdir()) / len(content) / 3 < 1
     files[0].write_bytes(files[1].read_bytes()[:-8])
     teacher_of_features = StoredTeacher(str(folder))
     teacher_of_features.open(SimpleNamespace(dataset=dataset(tmp_path / "moved")), model())

@@ -109,7 +109,6 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=number_in(Count), default=256, help="samples per batch (default: %(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="float32", help="of the encoders")
-    parser.add_argument("--half", action="store_true", help="store float16, half the size")
     _add_trust(parser)
     parser.set_defaults(run=features)
 
@@ -139,7 +138,7 @@ def features(options: argparse.Namespace) -> None:
     written = write_features(
         model, options.model, dataset, options.output, world, batch=options.batch,
         workers=loader_workers(world.device.type == "cuda", node["workers"]), precision=options.precision,
-        half=options.half, report=progress if world.is_first else lambda done, total: None,
+        report=progress if world.is_first else lambda done, total: None,
     )  # fmt: skip
     say(f"{number_of(written, 'shard')} embedded in {progress.seconds:.0f} s, {number_of(dataset.samples, 'sample')} "
         f"in {options.output}: train with teacher=stored teacher.path={options.output}")  # fmt: skip

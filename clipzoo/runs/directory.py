@@ -219,24 +219,18 @@ def with_digests(plain: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "init": {**node, "digests": digests}}
 
 
-def _with_teacher_digests(node: Any) -> Any:
+def _with_teacher_digests(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node of a teacher, and the nodes inside it, with the digests of their weights or features."""
-    if isinstance(node, list):
-        return [_with_teacher_digests(inner) for inner in node]
-    if not isinstance(node, Mapping):
-        return node
-    node = {key: _with_teacher_digests(value) for key, value in node.items()}
-    if (path := with_variables(node.get("path"))) is not None:
-        if "average" in node:
-            return {**node, "digest": weights_digest(path, "teacher.path")}
-        if not (features := Path(path) / FEATURES).exists():
-            raise ConfigError(f"teacher.path={path} has no {FEATURES}: make it with clipzoo features MODEL data=...")
-        return {**node, "digest": digest_of(features)}
+    if "teachers" in node:
+        return {**node, "teachers": [_with_teacher_digests(inner) for inner in node["teachers"]]}
+    if (path := with_variables(node.get("path"))) is None:
+        return dict(node)
     if "library" in node:
-        name = "/".join(filter(None, (node["name"], with_variables(node["pretrained"]))))
-        registry = node["library"].replace("transformers", "huggingface")
-        return {**node, "digest": weights_digest(f"{registry}:{name}", "teacher.name")}
-    return node
+        registry = {"open_clip": "open_clip:", "transformers": "huggingface:"}.get(node["library"], "")
+        return {**node, "digest": weights_digest(f"{registry}{path}", "teacher.path")}
+    if not (features := Path(path) / FEATURES).exists():
+        raise ConfigError(f"teacher.path={path} has no {FEATURES}: make it with clipzoo features MODEL data=...")
+    return {**node, "digest": digest_of(features)}
 
 
 # Names of runs: a description of the overrides, then the digest of the configuration.

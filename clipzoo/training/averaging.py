@@ -183,9 +183,7 @@ class AverageTeacher(Teacher):
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         if parts.averaging is None:
-            raise ConfigError(
-                "teacher=average is the average of the student's weights: give average=ema or average=swa"
-            )
+            raise ConfigError("teacher=average reads the average of the student: give average=ema or average=swa")
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         self._gradients, self._average = gradients, average
@@ -204,14 +202,8 @@ class AverageTeacher(Teacher):
             with average.applied() if average is not None and average.has_begun else nullcontext():
                 parts = [encode(gradients.encoder, batch, views) for batch in micro_batches]
                 features = {**constant, **dict(zip(views, map(joined, zip(*parts, strict=True)), strict=True))}
-                similarity = model.compare(
-                    features["image"],
-                    features["text"],
-                    gradients.world,
-                    gradients.tile,
-                    micro_batches[0].views,
-                    pairing,
-                )
+                image, text, of_sample = features["image"], features["text"], micro_batches[0].views
+                similarity = model.compare(image, text, gradients.world, gradients.tile, of_sample, pairing)
         finally:
             gradients.parallel.end_step()
             for module, mode in modes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,8 @@ class GradientCache:
         self.tile, self.autocast = tile, autocast
         self.parallel = Parallel(model, world) if parallel is None else parallel
         self.model, self.objective, self.world = self.parallel.trained, objective, world
-        self.distill, self.teacher = distill, cast(Teacher | None, None)
+        self.distill = distill
+        self.teacher: Teacher | None = None
         self._micro_batch = micro_batch
         self.encoder = PairEncoder(self.model, autocast, compile)
         self._caches = caches or {}

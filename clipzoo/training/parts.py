@@ -27,7 +27,7 @@ from clipzoo.types import Batch, Features, Loss, Part, Progress, Similarity, Wor
 if TYPE_CHECKING:
     from clipzoo.training.averaging import WeightAverage
     from clipzoo.training.gradients import GradientCache
-    from clipzoo.training.tuned import FeatureCache, View
+    from clipzoo.training.tuned import View
 
 
 class Dataset(Protocol):
@@ -121,11 +121,12 @@ class Teacher(Part):
     """A second model, whose similarities of the student's batches stand next to the student's.
 
     needs_padding: True if the padding of captions changes the result; captions are then not trimmed.
-    readers: the feature caches of each model that reads the batch's images; empty if none does.
+    reads_images: True if the teacher encodes images; all images are then decoded, also where the student's features are
+    cached.
     """
 
     needs_padding: bool = False
-    readers: Sequence[Mapping[View, FeatureCache]] = ()
+    reads_images: bool = False
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         """Load what the teacher needs. Raises ConfigError if it cannot, or cannot read the student's batches.

@@ -44,7 +44,7 @@ from clipzoo.training.settings import (
     Settings,
 )
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
-from clipzoo.training.tuned import FEATURES, FeatureCache, TunedModel, View, common_keys
+from clipzoo.training.tuned import FEATURES, TunedModel
 from clipzoo.types import Progress
 
 
@@ -173,13 +173,11 @@ def fit(
     average = spikes = early_stopping = rewind = profile = None
     if parts.averaging is not None:
         average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
-    readers: list[Mapping[View, FeatureCache]] = [caches]
     if teacher is not None:
         teacher.begin(parts, gradients, average, folder and folder / FEATURES / "teacher")
-        gradients.teacher, readers = teacher, [caches, *teacher.readers]
-    image_caches = [reader["image"] for reader in readers if "image" in reader]
-    if len(image_caches) == len(readers):
-        dataset.leave_out_images(partial(common_keys, image_caches))
+        gradients.teacher = teacher
+    if "image" in caches and not (teacher is not None and teacher.reads_images):
+        dataset.leave_out_images(caches["image"].stored_keys)
     if settings.spikes.policy is not None:
         spikes = Spikes(settings.spikes, world, folder, dataset.names, parts.logger.log)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
@@ -300,7 +298,7 @@ def fit(
         parts.report(f"step {done}/{total_steps}: the training ends early: {reason}")
         cost[ENDED_EARLY] = reason
     parallel.finish()
-    if any(readers) and folder is not None:
+    if (caches or teacher is not None) and folder is not None:
         world.run_on_first(partial(shutil.rmtree, folder / FEATURES, ignore_errors=True))
     return {**cost, PRECISION: settings.precision}, metrics
 

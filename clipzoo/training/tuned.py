@@ -137,7 +137,7 @@ def feature_caches(
     gigabytes: Mapping[View, float],
     length: int | None,
     report: Callable[[str], None],
-    key: str = "tune",
+    key: str = "tune.{view}",
 ) -> dict[View, FeatureCache]:
     """Return caches of the views that the dataset repeats, unless their limit is 0. Arguments as for FeatureCache."""
 
@@ -146,7 +146,7 @@ def feature_caches(
 
     return {
         view: FeatureCache(folder, view, dataset.samples, gigabytes[view], length if view == "text" else None, report,
-                           images, key)
+                           images, key.format(view=view))
         for view in VIEWS if gigabytes[view] and dataset.repeats(view)
     }  # fmt: skip
 
@@ -180,12 +180,11 @@ class FeatureCache:
         length: int | None,
         report: Callable[[str], None],
         images: Callable[[Sequence[int]], Sequence[Tensor]] | None = None,
-        key: str = "tune",
+        key: str = "",
     ) -> None:
-        self._key = f"{key}.{view}" if key == "tune" else key
         self._folder, self._view, self._samples = folder, view, samples
         self._gigabytes, self._length, self._report = gigabytes, length, report
-        self._images = images
+        self._images, self._key = images, key
         self._form_file = folder / f"{view}.json"
         self._files: dict[str, Tensor] = {}
         self._is_open: bool | None = None
@@ -302,14 +301,6 @@ class FeatureCache:
         """[b] int64 digests of stored rows."""
         parts = [self._files[name][ids] for name in PARTS if name in self._files]
         return torch.stack([row_digests(part) for part in parts]).sum(dim=0)
-
-
-def common_keys(caches: Sequence[FeatureCache], ids: Tensor) -> Tensor:
-    """[b] sample ids -> [b] int64 digests of the images whose features all caches have; 0 for the others."""
-    first, *others = (cache.stored_keys(ids) for cache in caches)
-    for keys in others:
-        first = torch.where(first == keys, first, 0)
-    return first
 
 
 def _is_form(form: object) -> bool:
