@@ -35,12 +35,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Views(Part):
-    """Images and captions of a sample in a step, in the order of a batch; by default one image and one caption.
+    """Number of images and texts of each sample; by default one image and one caption, as in CLIP.
 
-    Columns of the scores are images, captions and hard captions; boxes and crops are rows only.
-
-    captions: captions of the image. hard: captions that are wrong for it, negatives of every image.
-    boxes: captions of regions, compared with the images. crops: further images, compared with the captions.
+    captions: captions of the image, all of them positives.
+    hard: wrong captions (hard negatives); columns of the image anchors, never anchors.
+    boxes: captions of regions of the image; anchors that are compared with all images, never columns.
+    crops: further crops of the image; anchors that are compared with all captions, never columns.
     """
 
     captions: Count = 1
@@ -50,7 +50,7 @@ class Views(Part):
 
     @property
     def images(self) -> int:
-        """Images of a sample, the plain one first."""
+        """Images of a sample: the plain image, then crops."""
         return 1 + self.crops
 
     @property
@@ -61,17 +61,17 @@ class Views(Part):
 
 @dataclass(frozen=True)
 class Batch:
-    """Two views of the same b samples.
+    """The images and captions of b samples. CLIP needs `image`, `text` and `sample_id`; the other fields are options.
 
-    image: [b, 3, H, W] uint8 (the encoder normalises), or any float view in studies; [b, I, 3, H, W] for I images each.
-    text: [b, L] int64 token ids, or any view in studies; [b, K, L] for K texts of each sample.
+    image: [b, 3, H, W] uint8 (the encoder normalises), or any float view in studies.
+    text: [b, L] int64 token ids, or any view in studies.
     sample_id: [b] int64, stable over epochs, ranks and resumes.
     image_key: [b] int64 digests of the image files, if the loader skips images whose features are cached.
-    text_length: [b] or [b, K] int64 on the CPU, tokens of each text without padding; None if padding counts or is
-    unknown.
-    caption_key: [b] or [b, K] int64 digests of the texts; None if they are the tokens' own.
-    group: [b] int64, equal for samples that are no negatives of each other; None without groups.
-    views: what the I images and K texts are.
+    text_length: [b] int64 on the CPU, tokens of each text without padding; None if padding counts or is unknown.
+    caption_key: [b] int64 digests of the texts; None: equal captions are found by their tokens.
+    group: [b] int64, equal for samples that are not negatives of each other (`objective.same_caption`).
+    views: numbers of images and texts of a sample, in this order. I > 1 images are [b, I, 3, H, W]; K > 1 texts are
+    [b, K, L], and text_length and caption_key [b, K].
     """
 
     image: Tensor
@@ -248,41 +248,43 @@ class Negatives(ABC):
 
 
 class Scores(ABC):
-    """Similarities of local anchors (rows) to the samples of the global batch (columns), in one direction.
+    """Similarities s_ij of local anchors i (rows) to all ranks' samples j (columns), in one direction.
 
-    The positive of an anchor is the other view of the same sample; there may be several, as many as the sample has
-    captions. Every other column is a negative, unless the pair is left out, which the batch decides (`Batch.group`).
-    All results are differentiable, in the head's precision, and have one value for each row, [b].
+    In CLIP the b rows are images and the N columns captions, or the reverse. Row i has one positive, in column
+    `first_positive + i`; the other columns are negatives. The loss of the direction is the mean of `log_sum_exp()`
+    minus `positives()`. Most objectives use such sums, which a head may compute in tiles, without the matrix.
 
-    first_positive: column of row 0's positive; row i has its positive in column `first_positive + i`, if it has one.
-    columns: number of columns, N.
+    With several captions a row may have several positives p, and pairs of samples with equal captions or groups may be
+    left out: neither positives nor negatives. Results are differentiable, in the head's precision, one value a row.
     """
 
     first_positive: int
+    """Column of row 0's positive, if every row has one positive."""
     columns: int
+    """Number of columns, N."""
 
     @abstractmethod
     def positives(self) -> Tensor:
-        """Return the score of each anchor with its positive, [b]; the mean if there are several."""
+        """Return s_ii, the score of each anchor with its positive, [b]; the mean if there are several."""
 
     @abstractmethod
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
-        """Return log sum_j exp(score_ij) over positives and negatives j, [b], or over negatives only."""
+        """Return log sum_j exp(s_ij) over positives and negatives j, [b], or over negatives only."""
 
     @abstractmethod
     def positives_log_sum_exp(self) -> Tensor:
-        """Return log sum_p exp(score_ip) over the positives p, [b]."""
+        """Return log sum_p exp(s_ip) over positives p, [b]; s_ii if there is one."""
 
     @abstractmethod
     def each_alone(self) -> Tensor:
-        """Return mean_p [log(exp(score_ip) + sum over negatives exp(score_ij)) - score_ip] over positives p, [b]."""
+        """Return the cross-entropy of each positive p among the negatives j, [b], averaged over p.
+
+        mean_p [log(exp(s_ip) + sum_j exp(s_ij)) - s_ip]
+        """
 
     @abstractmethod
     def expectation(self, other: Scores) -> Tensor:
-        """Return sum_j softmax(other scores of row i)_j score_ij over positives and negatives j, [b].
-
-        The other scores, of the same rows and columns, have no gradient.
-        """
+        """Return sum_j softmax(other s_i)_j s_ij over positives and negatives j, [b]; `other` has no gradient."""
 
     def negative_counts(self) -> int | Tensor:
         """Return the number of negatives of each row, [b], or one number for all rows."""
@@ -298,14 +300,14 @@ class Scores(ABC):
 
     @abstractmethod
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), []: its mean over ranks is the global one.
+        """Return SigLIP's loss 1/b sum_ij -log sigmoid(y_ij (scale * s_ij + bias)), []. b: local samples.
 
-        b: local samples. y_ij is 1 for positives and -1 for negatives.
+        y_ij is 1 for positives and -1 for negatives. The mean over ranks is the loss of the global batch.
         """
 
     @abstractmethod
     def squared_distance(self, other: Scores) -> Tensor:
-        """Return sum_j (score_ij - other score_ij)^2, [b]."""
+        """Return sum_j (s_ij - other s_ij)^2, [b]."""
 
     @abstractmethod
     def negatives(
@@ -315,7 +317,7 @@ class Scores(ABC):
         offset: Tensor | None = None,
         threshold: Tensor | None = None,
     ) -> Negatives:
-        """Return factor * exp((score_ij - score_ii - offset_j) / temperature_i) for the columns j of the negatives.
+        """Return factor * exp((s_ij - s_ii - offset_j) / temperature_i) for the negatives j.
 
         temperature: one number, or [N] for all ranks' anchors. offset: [N] for the columns. threshold: [N] for all
         ranks' anchors; a negative with a higher score is left out. None of these has a gradient.
@@ -340,8 +342,8 @@ class Similarity:
     `world` holds the ranks whose samples are the columns; objectives gather their statistics over it.
 
     image, text: embeddings of all local images and texts, `views` of a sample, for terms; None if they were not kept.
-    further: scores of rows that are no columns: crops with all captions, and boxes with all images.
-    teacher: what a teacher says of the same rows and columns, without gradient; None without a teacher.
+    further: scores of the anchors that are not columns: crops with all captions, and boxes with all images.
+    teacher: the teacher's similarity of the same rows and columns, without gradient; None without a teacher.
     log_cosine_scale: log of the factor of the cosines of `image` and `text` in the scores; None for other scores.
     prefixes: similarities of the embeddings' prefixes, by width (see `Head.matryoshka`).
     """

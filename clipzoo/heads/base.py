@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from clipzoo.errors import ConfigError
 from clipzoo.heads.pairs import Pairing, samples_pairing, split_views
 from clipzoo.heads.scores import DenseScores, automatic_tile
-from clipzoo.types import EmbeddingKind, Features, Scores, Similarity, Term, Views, World, gather_embedding
+from clipzoo.types import (
+    EmbeddingKind,
+    Features,
+    Scores,
+    Similarity,
+    Term,
+    Views,
+    World,
+    gather_embedding,
+    map_embedding,
+)
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -105,20 +115,23 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         pairing: Pairing | None = None,
     ) -> Similarity:
         """Embeddings of all images and texts of the b local samples -> similarities; arguments as for `forward`."""
-        plain, columns, crops, boxes = split_views(images, texts, views)
+        if views == Views():
+            similarity: Similarity = self.similarity(images, texts, world, tile, pairing)
+            return replace(similarity, image=images, text=texts)
+        parts: Any = [
+            map_embedding(lambda rows: rows.flatten(0, 1), part) for part in split_views(images, texts, views)
+        ]
+        plain, crops, columns, boxes = parts
         device = images.device if isinstance(images, Tensor) else images.points.device
-        if pairing is None and views.captions + views.hard > 1:
-            pairing = samples_pairing(len(plain), views, world, device)
-        similarity: Similarity = self.similarity(plain, columns, world, tile, pairing)
-        further: list[Scores] = []
-        if views.crops or views.boxes:
-            pairing = pairing or samples_pairing(len(plain), views, world, device)
-            if views.crops:
-                further.append(self.anchored(crops, columns, world, tile, pairing.of_crops(views.crops)))
-            if views.boxes:
-                further.append(self.anchored(boxes, plain, world, tile, pairing.of_boxes(views.boxes), texts=True))
-        every = *similarity.further, *further
-        return replace(similarity, image=images, text=texts, further=every, views=views)
+        paired = pairing or samples_pairing(len(plain), views, world, device)
+        one_caption = views.captions + views.hard == 1
+        similarity = self.similarity(plain, columns, world, tile, pairing if one_caption else paired)
+        further = [*similarity.further]
+        if views.crops:
+            further.append(self.anchored(crops, columns, world, tile, paired.of_crops(views.crops)))
+        if views.boxes:
+            further.append(self.anchored(boxes, plain, world, tile, paired.of_boxes(views.boxes), texts=True))
+        return replace(similarity, image=images, text=texts, further=tuple(further), views=views)
 
     def similarity(
         self,
@@ -134,18 +147,16 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         image_to_text, text_to_image = self.both_scores(image, all_texts)
         first = world.rank * len(image)
         text_to_image = world.transpose(text_to_image)
-        if pairing is not None or not self.compares_within:
+        if pairing is not None:
             # Hard negative captions are columns, but not rows.
-            of_texts = text_to_image if pairing is None else text_to_image[pairing.local_anchors(world)]
-            transposed = None if pairing is None else pairing.transposed
-            return Similarity(
-                DenseScores(image_to_text, first, pairing),
-                DenseScores(of_texts, world.rank * len(of_texts), transposed),
-                world=world,
-            )
+            text_to_image = text_to_image[pairing.local_anchors(world)]
+            of_texts = DenseScores(text_to_image, world.rank * len(text_to_image), pairing.transposed)
+            return Similarity(DenseScores(image_to_text, first, pairing), of_texts, world=world)
+        directions = DenseScores(image_to_text, first), DenseScores(text_to_image, first)
+        if not self.compares_within:
+            return Similarity(*directions, world=world)
         return Similarity(
-            DenseScores(image_to_text, first),
-            DenseScores(text_to_image, first),
+            *directions,
             lambda: DenseScores(self.score(image, gather_embedding(image, world, world.gather_dtype)), first),
             lambda: DenseScores(self.score(text, all_texts), first),
             world,

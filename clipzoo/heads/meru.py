@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.base import FLOAT, Cost, Head, Paper, Shape, projections, transposed
-from clipzoo.heads.vector import by_view, projection
+from clipzoo.heads.pairs import split_views
+from clipzoo.heads.vector import projection
 from clipzoo.ops.features import squared_distances
 from clipzoo.types import Count, Features, OrderedPair, Positive, Scale, Similarity, Term, Weight, checked
 
@@ -123,7 +124,9 @@ class MeruHead(Head[Tensor]):
         """
         if not self._entailment:
             return {}
-        image, crops, captions, boxes = by_view(similarity)
+        views = similarity.views
+        image, crops, texts, boxes = split_views(similarity.image, similarity.text, views)
+        captions = texts[:, : views.captions]
         pairs = {"image_in_caption": (captions, image, self._between)}
         if crops.numel():
             pairs["image_in_crop"] = crops, image, self._within

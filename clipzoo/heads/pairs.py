@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch, EmbeddingKind, Views, World, map_embedding
+from clipzoo.types import Batch, Views, World, map_embedding
 
 SameCaption = Literal["negative", "ignore", "positive"]
 
@@ -24,8 +24,8 @@ class Pairing:
 
     row_owner, row_label: [r]. column_owner, column_label: [c].
     all_rows: owners and labels of all ranks' rows, [2, N]; None: the local rows are all rows.
-    anchors: the columns that are local rows of the transpose, [k]; None: columns that are a positive of a local row.
-    samples: number of local samples; 0: the number of rows.
+    anchors: the columns that are local rows of the transpose, [k]; None: the positives of local rows.
+    samples: number of local samples; None: the number of rows.
     """
 
     row_owner: Tensor
@@ -34,7 +34,7 @@ class Pairing:
     column_label: Tensor
     all_rows: Tensor | None = None
     anchors: Tensor | None = None
-    samples: int = 0
+    samples: int | None = None
 
     @cached_property
     def positives(self) -> tuple[Tensor, Tensor]:
@@ -66,9 +66,9 @@ class Pairing:
         """Labels of rows and columns in int32, for the tiles."""
         return self.row_label.int(), self.column_label.int()
 
-    @cached_property
+    @property
     def local_samples(self) -> int:
-        return self.samples or len(self.row_owner)
+        return len(self.row_owner) if self.samples is None else self.samples
 
     @cached_property
     def transpose_rows(self) -> Tensor:
@@ -97,8 +97,8 @@ class Pairing:
         return self._with_images(*(values.repeat_interleave(boxes) for values in (self.row_owner, self.row_label)))
 
     def _with_images(self, owner: Tensor, label: Tensor) -> Pairing:
-        columns = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
-        return Pairing(owner, columns[0], label, columns[1], samples=self.local_samples)
+        all_owner, all_label = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
+        return Pairing(owner, all_owner, label, all_label, samples=self.local_samples)
 
     @staticmethod
     def _equal(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,33 +131,27 @@ def samples_pairing(
     samples: int,
     views: Views,
     world: World,
-    device: torch.device,
+    device: torch.device | None = None,
     label: Tensor | None = None,
     shared: bool = False,
 ) -> Pairing:
-    """Return the pairing of the local images with all ranks' captions.
+    """Return the pairing of the images of b local samples with all ranks' captions.
 
-    samples: number of local samples b. label: [N] of all ranks' samples; None: all differ.
+    label: [N] of all ranks' samples; None: all differ.
     shared: whether the captions of all samples with the same label are positives.
     """
     count, columns = samples * world.size, views.captions + views.hard
     owner = torch.arange(count, device=device)
     label = owner if label is None else label
-    owner = label if shared else owner
+    all_rows = torch.stack([label if shared else owner, label])
     # A hard negative caption has a number that no sample has.
-    hard = torch.arange(count, count * (1 + views.hard), device=device).view(count, views.hard)
-
-    def of_columns(of_sample: Tensor) -> Tensor:
-        return torch.cat([of_sample[:, None].expand(count, views.captions), hard], dim=1).flatten()
-
+    hard = torch.arange(count, count * (1 + views.hard), device=device).view(count, views.hard).expand(2, -1, -1)
+    captions = all_rows[:, :, None].expand(-1, -1, views.captions)
+    column_owner, column_label = torch.cat([captions, hard], dim=2).flatten(1)
     local = slice(world.rank * samples, (world.rank + 1) * samples)
-    places = torch.arange(count * columns, device=device).view(count, columns)
-    return Pairing(
-        *(owner[local], of_columns(owner), label[local], of_columns(label)),
-        all_rows=torch.stack([owner, label]),
-        anchors=places[local, : views.captions].flatten(),
-        samples=samples,
-    )
+    row_owner, row_label = all_rows[:, local]
+    places = torch.arange(count * columns, device=device).view(count, columns)[local, : views.captions]
+    return Pairing(row_owner, column_owner, row_label, column_label, all_rows, places.flatten())
 
 
 def token_digests(batch: Batch) -> Tensor:
@@ -195,22 +189,19 @@ def components(keys: Tensor, group: Tensor | None = None) -> Tensor:
         label = joined
 
 
-def split_views(
-    images: EmbeddingKind, texts: EmbeddingKind, views: Views
-) -> tuple[EmbeddingKind, EmbeddingKind, EmbeddingKind, EmbeddingKind]:
-    """All local images and texts -> plain images, captions with hard captions, crops, boxes."""
+def split_views(images: Any, texts: Any, views: Views) -> tuple[Any, Any, Any, Any]:
+    """Embeddings of all local images and texts -> plain images, crops, captions with hard captions, boxes.
 
-    def part(embedding: EmbeddingKind, each: int, chosen: slice) -> EmbeddingKind:
-        """Rows of a part of the `each` rows of every sample."""
-        rows = map_embedding(lambda tensor: tensor.unflatten(0, (-1, each))[:, chosen].flatten(0, 1), embedding)
-        return cast(EmbeddingKind, rows)
-
-    plain, columns = slice(0, 1), slice(0, views.captions + views.hard)
+    Results are [b, n, ...] with n views of a sample, which may be 0.
+    """
+    images = map_embedding(lambda rows: rows.unflatten(0, (-1, views.images)), images)
+    texts = map_embedding(lambda rows: rows.unflatten(0, (-1, views.texts)), texts)
+    columns = views.captions + views.hard
     return (
-        part(images, views.images, plain) if views.crops else images,
-        part(texts, views.texts, columns) if views.boxes else texts,
-        part(images, views.images, slice(plain.stop, None)),
-        part(texts, views.texts, slice(columns.stop, None)),
+        images[:, :1] if views.crops else images,  # the gradient of a slice is a copy
+        images[:, 1:],
+        texts[:, :columns] if views.boxes else texts,
+        texts[:, columns:],
     )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Cost, Paper, Shape, cost_of_vectors, projections
-from clipzoo.heads.vector import UnitVectorHead, by_view, projection
+from clipzoo.heads.pairs import split_views
+from clipzoo.heads.vector import UnitVectorHead, projection
 from clipzoo.types import Count, Features, Positive, Range, Scale, Similarity, Term, Weight, checked
 
 LOG_VARIANCES = -30.0, 10.0
@@ -111,7 +112,9 @@ class ProLipHead(UnitVectorHead):
 
         The released code includes masked views; crops and boxes show less of an image or caption, too.
         """
-        image, crops, captions, boxes = by_view(similarity)
+        views = similarity.views
+        image, crops, texts, boxes = split_views(similarity.image, similarity.text, views)
+        captions = texts[:, : views.captions]
         whole, part, bottlenecks = self._weights
         terms = {"image_in_caption": Term(whole, inclusion(image, captions, *self._inclusion))}
         if crops.numel():

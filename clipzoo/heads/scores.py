@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class PairedScores(Scores):
 
     @abstractmethod
     def listed(self) -> Tensor:
-        """Return the scores of the positives that this rank has, [P]."""
+        """Return the scores of the positives that this rank has, [P]; without a pairing, those of the rows, [r]."""
 
     @abstractmethod
     def over_rows(self, combine: Combine, values: Tensor) -> Tensor:
@@ -41,16 +42,18 @@ class PairedScores(Scores):
         """[r] values of the rows -> those of the listed positives, [P]."""
 
     def positives(self) -> Tensor:
-        assert self.pairing is not None
-        return self.over_rows(sums, self.listed()) / self.pairing.positive_counts
+        listed = self.listed()
+        return listed if self.pairing is None else self.over_rows(sums, listed) / self.pairing.positive_counts
 
     def positives_log_sum_exp(self) -> Tensor:
-        return self.positives() if self.pairing is None else self.over_rows(log_sums, self.listed())
+        listed = self.listed()
+        return listed if self.pairing is None else self.over_rows(log_sums, listed)
 
     def each_alone(self) -> Tensor:
+        listed = self.listed()
         if self.pairing is None:
-            return self.log_sum_exp() - self.positives()
-        listed, negatives = self.listed(), self.of_listed(self.log_sum_exp(exclude_positive=True))
+            return self.log_sum_exp() - listed
+        negatives = self.of_listed(self.log_sum_exp(exclude_positive=True))
         return self.over_rows(sums, torch.logaddexp(negatives, listed) - listed) / self.pairing.positive_counts
 
     def negative_counts(self) -> int | Tensor:
@@ -65,8 +68,8 @@ class DenseScores(PairedScores):
         self.first_positive, self.columns = first_positive, matrix.shape[1]
 
     def listed(self) -> Tensor:
-        assert self.pairing is not None
-        return self._matrix[self.pairing.positives]
+        matrix, pairing = self._matrix, self.pairing
+        return matrix.diagonal(self.first_positive) if pairing is None else matrix[pairing.positives]
 
     def over_rows(self, combine: Combine, values: Tensor) -> Tensor:
         assert self.pairing is not None
@@ -75,9 +78,6 @@ class DenseScores(PairedScores):
     def of_listed(self, values: Tensor) -> Tensor:
         assert self.pairing is not None
         return values[self.pairing.positives[0]]
-
-    def positives(self) -> Tensor:
-        return self._matrix.diagonal(self.first_positive) if self.pairing is None else super().positives()
 
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         matrix = self._matrix
@@ -115,14 +115,8 @@ class DenseScores(PairedScores):
     def squared_distance(self, other: Scores) -> Tensor:
         return (self._matrix - other.dense()).square().sum(dim=1)
 
-    def negatives(
-        self,
-        temperature: float | Tensor,
-        log_factor: float,
-        offset: Tensor | None = None,
-        threshold: Tensor | None = None,
-    ) -> Negatives:
-        return DenseNegatives(self, temperature, log_factor, offset, threshold)
+    def negatives(self, *arguments: Any, **options: Any) -> Negatives:
+        return DenseNegatives(self, *arguments, **options)
 
     def dense(self) -> Tensor:
         return self._matrix
@@ -136,10 +130,9 @@ class DenseNegatives(Negatives):
         scores: DenseScores,
         temperature: float | Tensor,
         log_factor: float,
-        offset: Tensor | None,
-        threshold: Tensor | None,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
     ) -> None:
-        self._pairing = scores.pairing
         self._differences = scores.dense() - scores.positives()[:, None]
         shifted = self._differences.detach() if offset is None else self._differences.detach() - offset
         local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
@@ -148,10 +141,10 @@ class DenseNegatives(Negatives):
         self._temperature = temperature
         self._exponents = shifted / temperature
         self._log_terms = self._exponents + log_factor
-        if self._pairing is None:
+        if scores.pairing is None:
             self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
         else:
-            self._log_terms.masked_fill_(self._pairing.absent(exclude_positive=True), float("-inf"))
+            self._log_terms.masked_fill_(scores.pairing.absent(exclude_positive=True), float("-inf"))
         if threshold is not None:
             self._log_terms.masked_fill_(scores.dense() > threshold[local_rows, None], float("-inf"))
 
@@ -232,13 +225,9 @@ class Pairs:
 
     @cached_property
     def positives(self) -> Tensor:
-        """Scores of the positives, [b]."""
-        return (self.left * self.right[self.own]).sum(dim=1)
-
-    @cached_property
-    def positive_pairs(self) -> Tensor:
-        """Scores of the positives of a pairing, [P]."""
-        assert self.pairing is not None
+        """Scores of the positives, [b], or [P] of a pairing."""
+        if self.pairing is None:
+            return (self.left * self.right[self.own]).sum(dim=1)
         rows, columns = self.pairing.positives
         return (self.left[rows] * self.right[columns]).sum(dim=1)
 
@@ -286,27 +275,24 @@ class Pairs:
         return Pairs(left, right, self.tile, self.world, self.pairing, self._one_direction)
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor, of_texts: bool) -> Tensor:
-        """See `Scores.binary_cross_entropy`. Both directions share the pairs, and so this rank's part of the sum.
+        """See `Scores.binary_cross_entropy`. This rank's part of the sum over all pairs is that of both directions.
 
-        Not those of hard captions, which are no anchors.
+        With hard captions, which are not anchors, the directions have different pairs.
         """
         pairing, right = self.pairing, self.right
-        has_hard = pairing is not None and len(self.anchors) * self.world.size < len(right) and not self._one_direction
-        key = scale, bias, of_texts and has_hard
+        has_hard = of_texts and pairing is not None and len(self.anchors) * self.world.size < len(right)
+        key = scale, bias, has_hard
         if key in self._entropies:
             return self._entropies[key]
         if pairing is None:
             loss = sigmoid_loss(self.left, right, scale, bias, self.first_positive, self.tile) / len(self.left)
         else:
             rows, columns = pairing.labels
-            if of_texts and has_hard:
-                every_rank = (
-                    self.anchors
-                    + torch.arange(0, len(right), len(right) // self.world.size, device=right.device)[:, None]
-                )
-                columns, right = columns[every_rank.flatten()], right[every_rank.flatten()]
+            if has_hard:
+                captions = self.world.gather(pairing.transpose_rows)
+                columns, right = columns[captions], right[captions]
             negatives = sigmoid_loss(self.left, right, scale, bias, (rows, columns), self.tile)
-            loss = (negatives - functional.logsigmoid(scale * self.positive_pairs + bias).sum()) / pairing.local_samples
+            loss = (negatives - functional.logsigmoid(scale * self.positives + bias).sum()) / pairing.local_samples
         self._entropies[key] = loss
         return loss
 
@@ -360,15 +346,12 @@ class TiledScores(PairedScores):
         self.first_positive = pairs.first_positive
         self.columns = len(pairs.left) * pairs.world.size if of_texts else len(pairs.right)
 
-    def positives(self) -> Tensor:
-        return self.pairs.positives if self.pairing is None else super().positives()
-
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         excluded = self.pairs.excluded[self.of_texts]
         return excluded if exclude_positive else torch.logaddexp(excluded, self.positives_log_sum_exp())
 
     def listed(self) -> Tensor:
-        return self.pairs.positive_pairs
+        return self.pairs.positives
 
     def over_rows(self, combine: Combine, values: Tensor) -> Tensor:
         assert self.pairs.pairing is not None
@@ -393,7 +376,6 @@ class TiledScores(PairedScores):
             raise ConfigError("scores in tiles are compared with scores in tiles: use a teacher head with vectors")
         (anchors, contrasts), (weights_left, weights_right) = self.sides, other.sides
         weights_left, weights_right, pairing = weights_left.detach(), weights_right.detach(), self.pairing
-        first, count = self.pairs.tile, len(anchors)
 
         def of_rows(anchors: Tensor, contrasts: Tensor, rows: slice) -> Tensor:
             logits = weights_left[rows] @ weights_right.mT
@@ -402,11 +384,9 @@ class TiledScores(PairedScores):
             return (anchors * (logits.softmax(dim=1) @ contrasts)).sum(dim=1)
 
         # Recomputed in the backward pass: the memory is that of `tile` rows of the matrix.
-        results = []
-        for start in range(0, count, first):
-            rows = slice(start, min(start + first, count))
-            results.append(checkpoint(of_rows, anchors[rows], contrasts, rows, use_reentrant=False))
-        return torch.cat(results)
+        tile = self.pairs.tile
+        parts = [slice(start, start + tile) for start in range(0, len(anchors), tile)]
+        return torch.cat([checkpoint(of_rows, anchors[rows], contrasts, rows, use_reentrant=False) for rows in parts])
 
     @cached_property
     def sides(self) -> tuple[Tensor, Tensor]:
@@ -430,7 +410,7 @@ class TiledScores(PairedScores):
 
     def squared_distance(self, other: Scores) -> Tensor:
         if not isinstance(other, TiledScores):
-            return (self.dense() - other.dense()).square().sum(dim=1)
+            return self.minus(other).dense().square().sum(dim=1)
         # s - t is the product of (anchors of s, -anchors of t) with (contrasts of s, contrasts of t), and the sum of
         # squares over the contrasts a quadratic form. In float64: the terms cancel as the scores become equal.
         (anchors, contrasts), (other_anchors, other_contrasts) = self.sides, other.sides
@@ -438,14 +418,8 @@ class TiledScores(PairedScores):
         right = torch.cat([contrasts, other_contrasts], dim=1).double()
         return ((left @ (right.mT @ right)) * left).sum(dim=1).to(anchors.dtype)
 
-    def negatives(
-        self,
-        temperature: float | Tensor,
-        log_factor: float,
-        offset: Tensor | None = None,
-        threshold: Tensor | None = None,
-    ) -> Negatives:
-        return TiledNegatives(self, temperature, log_factor, offset, threshold)
+    def negatives(self, *arguments: Any, **options: Any) -> Negatives:
+        return TiledNegatives(self, *arguments, **options)
 
     def dense(self) -> Tensor:
         """[b, N]; for texts, this rank's rows of the transpose of the global matrix."""
@@ -464,8 +438,8 @@ class TiledNegatives(Negatives):
         scores: TiledScores,
         temperature: float | Tensor,
         log_factor: float,
-        offset: Tensor | None,
-        threshold: Tensor | None,
+        offset: Tensor | None = None,
+        threshold: Tensor | None = None,
     ) -> None:
         pairs, self._positives = scores.pairs, scores.positives()
         self._pairs, self._of_texts, self._log_factor = pairs, scores.of_texts, log_factor

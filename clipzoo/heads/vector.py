@@ -147,16 +147,6 @@ def projection(width: int, embed_width: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(width, embed_width) * width**-0.5)
 
 
-def by_view(similarity: Similarity) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the local vectors of images [b, 1, d], crops, captions and boxes, [b, views, d] with 0 or more views."""
-    views, images, texts = similarity.views, similarity.image, similarity.text
-    assert isinstance(images, Tensor) and isinstance(texts, Tensor)
-    image, crops = images.unflatten(0, (-1, views.images)).split([1, views.crops], dim=1)
-    counts = [views.captions, views.hard, views.boxes]
-    captions, _, boxes = texts.unflatten(0, (-1, views.texts)).split(counts, dim=1)
-    return image, crops, captions, boxes
-
-
 # CLIP: unit vectors and a learnable inverse temperature (Radford et al. 2021).
 
 
@@ -293,16 +283,11 @@ class DistanceHead(InnerProductHead):
         return squared_distances(image, text, -1 / (2 * self._temperature))
 
     def similarity(
-        self,
-        image: Tensor,
-        text: Tensor,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
+        self, image: Tensor, text: Tensor, world: World = World(), *arguments: Any, **options: Any
     ) -> Similarity:
         # A vector common to all embeddings changes no distance, but costs precision in the tiles' products.
         center = world.mean(text.detach().mean(dim=0))
-        return super().similarity(image - center, text - center, world, tile, pairing)
+        return super().similarity(image - center, text - center, world, *arguments, **options)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries.
