@@ -79,8 +79,7 @@ class Objective(nn.Module):
         """Return further parts of the loss by name; each is logged as `term_NAME`."""
         return {}
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         """Bytes that each other rank receives for a sample in a step, besides those of the head.
 
         embedding: bytes of a sample's gathered embedding and its gradient. views: bytes of its raw image and caption.
