@@ -10,26 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
+from clipzoo.config.vocabulary import Count, Decay, Epochs, Positive, Probability, Rate, Scale, Seed, Share
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Paper
 from clipzoo.objectives.base import LogitScale, Objective
-from clipzoo.types import (
-    Batch,
-    Count,
-    Decay,
-    Epochs,
-    Loss,
-    Positive,
-    Probability,
-    Progress,
-    Rate,
-    Scale,
-    Seed,
-    Share,
-    Similarity,
-    World,
-    checked,
-)  # fmt: skip
+from clipzoo.types import Batch, Loss, Progress, Similarity, World, checked
 
 
 class FittedObjective(Objective):
@@ -68,9 +53,7 @@ class FittedObjective(Objective):
         """Minimise a function of the weights: the mean over the local anchors."""
         for _ in range(self._fit_steps):
             weights = self.network.clone().requires_grad_()
-            loss(weights).backward()
-            assert weights.grad is not None
-            gradient = world.mean(weights.grad)
+            gradient = world.mean(torch.autograd.grad(loss(weights), weights)[0])
             self.fits += 1
             for moment, value, decay in zip(self.moments, (gradient, gradient.square()), (0.9, 0.999), strict=True):
                 moment.lerp_(value, 1 - decay)
@@ -96,8 +79,8 @@ class AmorLIP(FittedObjective):
     so is the first divisor. lambda_prev is the average of the network's weights at the end of the last epoch. A
     network for each modality is fitted to log lambda_i, and restarts in every epoch.
 
-    temperature: 1 / scale; initial value if `learnable_temperature`. learnable_temperature: train it; False fixes it.
-    max_scale: upper bound of the scale. positive_weight: p, weight of the positive in the sums.
+    temperature: initial value of 1 / scale, which is learned. max_scale: upper bound of the scale.
+    positive_weight: p, weight of the positive in the sums.
     rho: weight of the scale's term. rho_share: share of the training after which rho changes its sign.
     beta: weight of the prediction, reached from 0 by half a cosine. beta_epochs: epochs until beta is reached.
     average_decay: decay of the average of the network's weights. average_every: steps between its updates.
@@ -122,20 +105,20 @@ class AmorLIP(FittedObjective):
     relations = {"at_most(1 / temperature, max_scale)": "the scale 1 / temperature must not exceed its bound max_scale"}
 
     def __init__(
-        self, temperature: Scale, learnable_temperature: bool, max_scale: Positive, positive_weight: Share, rho: float,
-        rho_share: Probability, beta: Decay, beta_epochs: Epochs, average_decay: Decay, average_every: Count,
-        width: Count, hidden_factor: Count, fit_steps: Count, fit_rate: Rate, seed: Seed,
+        self, temperature: Scale, max_scale: Positive, positive_weight: Share, rho: float, rho_share: Probability,
+        beta: Decay, beta_epochs: Epochs, average_decay: Decay, average_every: Count, width: Count,
+        hidden_factor: Count, fit_steps: Count, fit_rate: Rate, seed: Seed,
     ) -> None:  # fmt: skip
         self._hidden = hidden_factor * width
         self._shapes = [parameter.shape for parameter in layers(width, self._hidden)]
         self._sizes = [shape.numel() for shape in self._shapes]
         super().__init__((2, sum(self._sizes)), width, fit_steps, fit_rate)
-        self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
+        self.scale = LogitScale(1 / temperature, True, max_scale)
+        self.register_buffer("average", torch.zeros_like(self.network))
+        self.register_buffer("previous", torch.zeros_like(self.network))
         self._log_positive_weight, self._rho, self._rho_share = math.log(positive_weight), rho, rho_share
         self._beta, self._beta_epochs, self._seed = beta, beta_epochs, seed
         self._average_decay, self._average_every = average_decay, average_every
-        for name in ("average", "previous"):
-            self.register_buffer(name, torch.zeros_like(self.network))
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         epoch, scale = progress.completed(), self.scale()
@@ -176,17 +159,16 @@ class AmorLIP(FittedObjective):
 
     def predict(self, weights: Tensor, features: Tensor) -> Tensor:
         """Weights [2, P] and embeddings [2, b, width] of both modalities -> log lambda, [2, b]."""
-        split = zip(weights.split(self._sizes, dim=1), self._shapes, strict=True)
-        parts = [part.unflatten(1, shape) for part, shape in split]
 
-        def linear(values: Tensor, place: int) -> Tensor:
-            return torch.baddbmm(parts[place + 1][:, None], values, parts[place].mT)
+        def of_modality(weights: Tensor, features: Tensor) -> Tensor:
+            split = zip(weights.split(self._sizes), self._shapes, strict=True)
+            parts, hidden = [part.view(shape) for part, shape in split], features
+            for weight, bias, norm_weight, norm_bias in (parts[:4], parts[4:8]):
+                hidden = functional.linear(hidden, weight, bias).relu()
+                hidden = functional.layer_norm(hidden, bias.shape, norm_weight, norm_bias)
+            return functional.linear((hidden + features).relu(), *parts[8:])[:, 0]
 
-        hidden = features
-        for place in (0, 4):
-            hidden = functional.layer_norm(linear(hidden, place).relu(), parts[place + 1].shape[1:])
-            hidden = hidden * parts[place + 2][:, None] + parts[place + 3][:, None]
-        return linear((hidden + features).relu(), 8)[..., 0]
+        return torch.stack([of_modality(*both) for both in zip(weights, features, strict=True)])
 
 
 def layers(width: int, hidden: int) -> list[nn.Parameter]:

@@ -79,8 +79,7 @@ class Objective(nn.Module):
         """Return further parts of the loss by name; each is logged as `term_NAME`."""
         return {}
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         """Bytes that each other rank receives for a sample in a step, besides those of the head.
 
         embedding: bytes of a sample's gathered embedding and its gradient. views: bytes of its raw image and caption.
@@ -99,7 +98,7 @@ class Objective(nn.Module):
     def check(self, head: Head) -> list[str]:
         """Return the reasons why this objective cannot train this head, with the keys to change; empty if it can."""
         reasons = []
-        if head.matryoshka and any(True for _ in self.buffers()):
+        if head.matryoshka and next(self.buffers(), None) is not None:
             reasons.append(
                 f"objective {self.name} has one state for each sample or network, and not one for each prefix of "
                 "head.matryoshka: use objective=infonce, or head.matryoshka=[]"
@@ -237,8 +236,7 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
     weights: of image_to_text and text_to_image; a direction of weight zero is not computed.
     losses: one function for both directions, or one per direction: scores -> scalar, the mean over the local anchors.
     """
-    weighted: list[Tensor] = []
-    logs = {}
+    weighted, logs = [], {}
     loss_functions = losses if len(losses) == 2 else losses * 2
     names = "loss_image_to_text", "loss_text_to_image"
     for name, weight, loss, scores in zip(names, weights, loss_functions, similarity.directions, strict=True):
@@ -246,13 +244,12 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
             value = loss(scores)
             weighted.append(weight * value)
             logs[name] = value.detach()
+    total = sum(weighted[1:], weighted[0])
     if similarity.further:
-        values = [loss_functions[0](scores) for scores in similarity.further]
-        logs["loss_further"] = sum(values, values[0].new_zeros(())).detach() / len(values)
-        weighted = [
-            part / (1 + len(values) / 2) for part in [*weighted, *(sum(weights) / 2 * value for value in values)]
-        ]
-    return Loss(sum(weighted[1:], weighted[0]), logs)
+        values = torch.stack([loss_functions[0](scores) for scores in similarity.further])
+        logs["loss_further"] = values.mean().detach()
+        total = (total + sum(weights) / 2 * values.sum()) / (1 + len(values) / 2)
+    return Loss(total, logs)
 
 
 # Inverse temperature of an objective.

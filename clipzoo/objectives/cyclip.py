@@ -44,8 +44,7 @@ class CyCLIP(Objective):
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
         self._in_modal, self._cross_modal = in_modal, cross_modal
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         """Images are gathered; tiles of images by images and of captions by captions gather both once more."""
         return 3 * embedding if shape.tiled else embedding
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Paper
 from clipzoo.objectives.fastclip import FastCLIP
-from clipzoo.types import Epsilon, Rate, Scale, Scores, Share, Similarity, Weight, checked
+from clipzoo.types import Batch, Epsilon, Loss, Progress, Rate, Scale, Share, Similarity, Weight, checked
 
 
 @checked
@@ -38,32 +38,23 @@ class DRRhoCLIP(FastCLIP):
         ),
     )
     weight = 1.0
-    epsilon_in_level = True
 
     def __init__(
-        self,
-        temperature: Scale,
-        learnable_temperature: bool,
-        minimum_temperature: Scale,
-        maximum_temperature: Scale,
-        temperature_rate: Rate,
-        rho: Weight,
-        epsilon: Epsilon,
-        gamma: Share | None,
-        gamma_decay: Share,
-    ) -> None:
+        self, temperature: Scale, learnable_temperature: bool, minimum_temperature: Scale, maximum_temperature: Scale,
+        temperature_rate: Rate, rho: Weight, epsilon: Epsilon, gamma: Share | None, gamma_decay: Share,
+    ) -> None:  # fmt: skip
         # Betas, epsilon and clip belong to the temperatures of v2.
         super().__init__(
             "v3", temperature, minimum_temperature, maximum_temperature, temperature_rate, (0.0, 0.0), 1.0, 1.0,
             rho, epsilon, gamma or 1.0, gamma_decay,
         )  # fmt: skip
-        self._learned, self._law = learnable_temperature, gamma is None
+        self._learned, self._law, self._epsilon_in_slope = learnable_temperature, gamma is None, True
         self.log_scale.requires_grad_(learnable_temperature)
 
     def final_gamma(self, epochs: int) -> float:
         return min(1.0, 4.177 * epochs**-0.7265) if self._law else super().final_gamma(epochs)
 
-    def directions(self, similarity: Similarity) -> Sequence[Scores]:
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         reference = similarity.teacher
         if reference is None or reference.log_cosine_scale is None:
             raise ConfigError(
@@ -76,4 +67,5 @@ class DRRhoCLIP(FastCLIP):
             return scores * (-log_scale).exp()
 
         pairs = zip(similarity.directions, reference.directions, strict=True)
-        return [scores.minus(teacher.scaled(cosines)) for scores, teacher in pairs]
+        images, texts = (scores.minus(teacher.scaled(cosines)) for scores, teacher in pairs)
+        return super().forward(replace(similarity, image_to_text=images, text_to_image=texts), batch, progress)

@@ -9,25 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.heads.base import Paper
+from clipzoo.config.vocabulary import Decay, Epsilon, Positive, Rate, Scale, Share, Weight
+from clipzoo.heads.base import Paper, Shape
 from clipzoo.objectives.per_sample import MovingAverageObjective, SampleRows, sum_over_anchors
-from clipzoo.types import (
-    Batch,
-    Decay,
-    Epsilon,
-    Loss,
-    Negatives,
-    Positive,
-    Progress,
-    Rate,
-    Scale,
-    Scores,
-    Share,
-    Similarity,
-    Weight,
-    checked,
-    decimal,
-)
+from clipzoo.types import Batch, Loss, Negatives, Progress, Similarity, checked, decimal
 
 
 @checked
@@ -68,29 +53,19 @@ class FastCLIP(MovingAverageObjective):
     weight = 0.5
     """Weight of each modality."""
     further_state: Mapping[str, float] = {}
-    """Names and initial values of further state of a subclass."""
-    epsilon_in_level = False
-    """Whether the slope of v3's objective by tau has log(eps + u_i), and not log u_i as in the released code."""
+    """Names and initial values of further state of a subclass, which Adam moves (`descend`)."""
     tau: Tensor
     tau_mean: Tensor
     tau_square: Tensor
 
     def __init__(
-        self,
-        version: Literal["v0", "v1", "v2", "v3"],
-        temperature: Scale,
-        minimum_temperature: Scale,
-        maximum_temperature: Scale,
-        temperature_rate: Rate,
-        betas: tuple[Decay, Decay],
-        adam_epsilon: Epsilon,
-        gradient_clip: Positive,
-        rho: Weight,
-        epsilon: Epsilon,
-        gamma: Share,
-        gamma_decay: Share,
-    ) -> None:
+        self, version: Literal["v0", "v1", "v2", "v3"], temperature: Scale, minimum_temperature: Scale,
+        maximum_temperature: Scale, temperature_rate: Rate, betas: tuple[Decay, Decay], adam_epsilon: Epsilon,
+        gradient_clip: Positive, rho: Weight, epsilon: Epsilon, gamma: Share, gamma_decay: Share,
+    ) -> None:  # fmt: skip
         self._per_sample, self._learned, self._times_tau = version == "v2", version in ("v0", "v3"), version > "v1"
+        # The slope of v3's objective by tau has log u_i, as in the released code, and not log(eps + u_i).
+        self._epsilon_in_slope = self._per_sample
         state = {"tau": temperature, "tau_mean": 0.0, "tau_square": 0.0} if self._per_sample else {}
         super().__init__(gamma, **state, **self.further_state)
         if not self._per_sample:
@@ -99,35 +74,45 @@ class FastCLIP(MovingAverageObjective):
         self._betas, self._adam_epsilon, self._gradient_clip = betas, adam_epsilon, gradient_clip
         self._rho, self._log_epsilon, self._gamma_decay = rho, math.log(epsilon), gamma_decay
 
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
+        """The sample's id, and for both modalities the new sum and the gradient of a state that Adam moves."""
+        return 24 if self._per_sample or self.further_state else 16
+
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         world, samples = similarity.world, self.rows(batch, similarity.world)
-        gamma = self.gamma_at(progress)
-        tau = self._temperatures(samples).to(similarity.image_to_text.positives().dtype)  # [2, N]
+        gamma, epoch = self.gamma_at(progress), progress.completed()
+        if self._per_sample:
+            tau = samples.read(self.tau)
+        else:
+            low, high = self._range
+            with torch.no_grad():
+                self.log_scale.clamp_(-math.log(high), -math.log(low))
+            tau = (-self.log_scale.detach()).exp().expand(2, len(samples))
+        tau = tau.to(similarity.image_to_text.positives().dtype)  # [2, N]
+
         terms, derivatives, ratios = [], [], []
         for anchor, (negatives, log_count) in enumerate(self.negatives(similarity, samples, tau, progress)):
-            log_estimate = negatives.log_sum() - log_count
-            # The term of an anchor without negatives is zero.
-            counted, count = log_estimate > -math.inf, len(batch)
+            log_estimate, local_tau = negatives.log_sum() - log_count, tau[anchor, samples.own]
             log_u = self.track(anchor, samples, log_estimate, world, gamma)
-            log_denominator = torch.logaddexp(log_u, log_u.new_full((), self._log_epsilon))
-            log_u, log_denominator = log_u.where(counted, 0.0), log_denominator.where(counted, 0.0)
-            local_tau = tau[anchor, samples.own]
+            log_denominator = log_u.logaddexp(log_u.new_full((), self._log_epsilon))
+            surrogate = negatives.surrogate(log_denominator + log_count)
             slopes = negatives.mean_difference(log_denominator + log_count)  # of log g by log(1 / tau)
-            surrogate, values = negatives.surrogate(log_denominator + log_count), log_denominator
             if self._times_tau:
-                level = self._rho + (log_denominator if self._per_sample or self.epsilon_in_level else log_u)
-                by_tau, values = level - slopes, local_tau * (log_denominator + self._rho)
+                by_tau = self._rho + (log_denominator if self._epsilon_in_slope else log_u) - slopes
+                values, by_log_scale = local_tau * (log_denominator + self._rho), -local_tau * by_tau
             else:
-                by_tau, surrogate = -slopes / local_tau, surrogate / local_tau[0]
-            terms.append((self.weight * surrogate, self.weight * values.where(counted, 0.0).sum() / count))
-            derivatives.append(-self.weight * (local_tau * by_tau).where(counted, 0.0).sum() / count)
+                surrogate, values, by_log_scale = surrogate / local_tau[0], log_denominator, slopes
+            # The term of an anchor without negatives is zero.
+            value, derivative = (
+                self.weight * part.where(log_estimate > -math.inf, 0.0).mean() for part in (values, by_log_scale)
+            )
+            terms.append((self.weight * surrogate, value))
+            derivatives.append(derivative)
             ratios.append((log_estimate - log_denominator).exp().mean())
             if self._per_sample and self.training:
-                clip, buffers = self._gradient_clip, (self.tau_mean, self.tau_square)
-                gradient = world.gather(by_tau).clamp(-clip, clip)
-                betas = self._betas if progress.completed() else (0.0, 0.0)
-                step = adam(samples, anchor, buffers, gradient, betas, self._adam_epsilon, progress.completed())
-                samples.write(self.tau, anchor, (tau[anchor] - self._rate * step).clamp(*self._range))
+                gradient = world.gather(by_tau).clamp(-self._gradient_clip, self._gradient_clip)
+                betas = self._betas if epoch else (0.0, 0.0)
+                self.descend("tau", anchor, samples, tau[anchor], gradient, self._rate, betas, self._range, epoch)
         loss = sum_over_anchors(*terms)
         total = loss.total
         if self._learned:
@@ -141,12 +126,27 @@ class FastCLIP(MovingAverageObjective):
     ) -> Sequence[tuple[Negatives, Tensor]]:
         """Return the terms of (N - 1) g of image anchors and of text anchors, and log(N - 1). tau: [2, N]."""
         log_count = tau.new_full((), math.log(len(samples) - 1))
-        directions = zip(self.directions(similarity), tau, strict=True)
+        directions = zip(similarity.directions, tau, strict=True)
         return [(scores.negatives(temperatures, 0.0), log_count) for scores, temperatures in directions]
 
-    def directions(self, similarity: Similarity) -> Sequence[Scores]:
-        """Return the scores s of image anchors and of text anchors."""
-        return similarity.directions
+    def descend(
+        self, name: str, modality: int, samples: SampleRows, values: Tensor, gradient: Tensor, rate: float,
+        betas: tuple[float, float], bounds: tuple[float, float], epoch: int,
+    ) -> Tensor:  # fmt: skip
+        """Make a step of Adam for the state `name` of the global batch: values and gradient [N] -> new values [N].
+
+        The moments are the states NAME_mean and NAME_square; an epoch counts as one step in their bias correction.
+        """
+        corrected = []
+        for moment, new, beta in zip(("mean", "square"), (gradient, gradient**2), betas, strict=True):
+            buffer = self.get_buffer(f"{name}_{moment}")
+            average = beta * samples.read(buffer)[modality].to(gradient.dtype) + (1 - beta) * new
+            samples.write(buffer, modality, average)
+            corrected.append(average / (1 - beta ** (epoch + 1)))
+        mean, square = corrected
+        values = (values - rate * mean / (square.sqrt() + self._adam_epsilon)).clamp(*bounds)
+        samples.write(self.get_buffer(name), modality, values)
+        return values
 
     def gamma_at(self, progress: Progress) -> float:
         """Return the weight of a batch estimate: 1 in the first epoch, `gamma` from the decay's end."""
@@ -163,45 +163,10 @@ class FastCLIP(MovingAverageObjective):
     def learning_rates(self, progress: Progress) -> Mapping[nn.Parameter, float]:
         if not self._learned:
             return {}
-        slow = self._times_tau and self.log_scale.item() >= -math.log(SLOW_BELOW)
+        slow = self._times_tau and self.log_scale.item() >= -math.log(0.03)
         return {self.log_scale: self._rate / 3 if slow else self._rate}
-
-    def _temperatures(self, samples: SampleRows) -> Tensor:
-        """Return the temperatures of the anchors of both modalities, [2, N]."""
-        if self._per_sample:
-            return samples.read(self.tau)
-        low, high = self._range
-        with torch.no_grad():
-            self.log_scale.clamp_(-math.log(high), -math.log(low))
-        return (-self.log_scale.detach()).exp().expand(2, len(samples))
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return log u, and the temperatures of v2."""
         statistics = self.only_seen("log_negatives", self.log_u)
         return {**statistics, **self.only_seen("temperature", self.tau)} if self._per_sample else statistics
-
-
-SLOW_BELOW = 0.03
-"""Temperature of v3 from which its learning rate is a third."""
-
-
-def adam(
-    samples: SampleRows,
-    modality: int,
-    moments: tuple[Tensor, Tensor],
-    gradient: Tensor,
-    betas: tuple[float, float],
-    epsilon: float,
-    epoch: int,
-) -> Tensor:
-    """Update the moments of the global batch with its gradients, [N], and return Adam's step without its rate.
-
-    moments: buffers of the first and of the second moment. An epoch counts as one step in the bias correction.
-    """
-    corrected = []
-    for buffer, new, beta in zip(moments, (gradient, gradient**2), betas, strict=True):
-        moment = beta * samples.read(buffer)[modality].to(gradient.dtype) + (1 - beta) * new
-        samples.write(buffer, modality, moment)
-        corrected.append(moment / (1 - beta ** (epoch + 1)))
-    mean, square = corrected
-    return mean / (square.sqrt() + epsilon)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -31,36 +30,28 @@ class Flair(Objective):
     loss_unit = "nats"
     own_temperature = True
     one_positive = False
+    pair = staticmethod(SigLIP.pair)
 
     def __init__(
-        self,
-        initial_scale: Scale,
-        max_scale: Positive,
-        initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)],
-        seed: Seed,
-    ) -> None:
+        self, initial_scale: Scale, max_scale: Positive,
+        initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)], seed: Seed,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.scale = LogitScale(initial_scale, learnable=True, maximum=max_scale)
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))
         self._seed = seed
 
-    @staticmethod
-    def pair(state: Mapping[str, Tensor]) -> tuple[float, float]:
-        return SigLIP.pair(state)
-
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        scale, ranks = self.scale(), similarity.world.size
-        scores = similarity.image_to_text
+        scale = self.scale()
         columns, positive = selected_captions(batch, similarity, self._seed, progress.step)
-        conditioned = ranks * conditioned_loss(scores, columns, positive, scale, self.bias)
-        losses = {"conditioned": conditioned}
-        captions = batch.views.captions
-        pooled = [part.binary_cross_entropy(scale, self.bias) / captions for part in similarity.further]
-        if pooled:
-            losses["multi_positive"] = torch.stack(pooled).mean()
+        conditioned = conditioned_loss(similarity.image_to_text, columns, positive, scale, self.bias)
+        losses = {"loss_conditioned": similarity.world.size * conditioned}
+        if similarity.further:
+            pooled = [scores.binary_cross_entropy(scale, self.bias) for scores in similarity.further]
+            losses["loss_multi_positive"] = torch.stack(pooled).mean() / batch.views.captions
+        logs = {**losses, "logit_scale": scale, "logit_bias": self.bias}
         total = torch.stack(list(losses.values())).mean()
-        logs = {f"loss_{name}": loss.detach() for name, loss in losses.items()}
-        return Loss(total, {**logs, "logit_scale": scale.detach(), "logit_bias": self.bias.detach()})
+        return Loss(total, {name: value.detach() for name, value in logs.items()})
 
 
 def conditioned_loss(scores: Scores, columns: Tensor, positive: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

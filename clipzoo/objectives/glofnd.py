@@ -9,22 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Decay, Epsilon, NonNegativeCount, Rate, Scale, Share, Weight
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.fastclip import FastCLIP, adam
+from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.per_sample import SampleRows
-from clipzoo.types import (
-    Decay,
-    Epsilon,
-    Negatives,
-    NonNegativeCount,
-    Progress,
-    Rate,
-    Scale,
-    Share,
-    Similarity,
-    Weight,
-    checked,
-)
+from clipzoo.types import Negatives, Progress, Similarity, checked
 
 
 @checked
@@ -52,26 +41,12 @@ class GloFND(FastCLIP):
     )
     further_state = {"threshold": 1.0, "threshold_mean": 0.0, "threshold_square": 0.0}
     threshold: Tensor
-    threshold_mean: Tensor
-    threshold_square: Tensor
 
     def __init__(
-        self,
-        version: Literal["v1", "v3"],
-        temperature: Scale,
-        minimum_temperature: Scale,
-        maximum_temperature: Scale,
-        temperature_rate: Rate,
-        rho: Weight,
-        epsilon: Epsilon,
-        gamma: Share,
-        gamma_decay: Share,
-        alpha: Share,
-        start: NonNegativeCount,
-        threshold_rate: Rate,
-        threshold_betas: tuple[Decay, Decay],
-        adam_epsilon: Epsilon,
-    ) -> None:
+        self, version: Literal["v1", "v3"], temperature: Scale, minimum_temperature: Scale, maximum_temperature: Scale,
+        temperature_rate: Rate, rho: Weight, epsilon: Epsilon, gamma: Share, gamma_decay: Share, alpha: Share,
+        start: NonNegativeCount, threshold_rate: Rate, threshold_betas: tuple[Decay, Decay], adam_epsilon: Epsilon,
+    ) -> None:  # fmt: skip
         super().__init__(
             version, temperature, minimum_temperature, maximum_temperature, temperature_rate, threshold_betas,
             adam_epsilon, 1.0, rho, epsilon, gamma, gamma_decay,
@@ -81,7 +56,8 @@ class GloFND(FastCLIP):
     def negatives(
         self, similarity: Similarity, samples: SampleRows, tau: Tensor, progress: Progress
     ) -> Sequence[tuple[Negatives, Tensor]]:
-        if progress.completed() < self._start:
+        epoch = progress.completed()
+        if epoch < self._start:
             return super().negatives(similarity, samples, tau, progress)
         directions, thresholds = similarity.directions, samples.read(self.threshold).to(tau.dtype)
 
@@ -92,14 +68,12 @@ class GloFND(FastCLIP):
             return [negatives.log_sum().exp().round() for negatives in ones]
 
         if self.training:
-            moved = []
-            for anchor, count in enumerate(counts()):
-                gradient = similarity.world.gather(self._alpha - (1 - count / (len(samples) - 1)))
-                buffers = self.threshold_mean, self.threshold_square
-                step = adam(samples, anchor, buffers, gradient, self._betas, self._adam_epsilon, progress.completed())
-                moved.append((thresholds[anchor] - self._threshold_rate * step).clamp(-1, 1))
-                samples.write(self.threshold, anchor, moved[-1])
-            thresholds = torch.stack(moved)
+            gradients = [similarity.world.gather(self._alpha - 1 + count / (len(samples) - 1)) for count in counts()]
+            rate, betas, bounds = self._threshold_rate, self._betas, (-1.0, 1.0)
+            thresholds = torch.stack([
+                self.descend("threshold", anchor, samples, thresholds[anchor], gradient, rate, betas, bounds, epoch)
+                for anchor, gradient in enumerate(gradients)
+            ])  # fmt: skip
         both = zip(directions, tau, thresholds, counts(), strict=True)
         return [
             (scores.negatives(temperatures, 0.0, threshold=threshold), count.clamp(min=1).log())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Paper
-from clipzoo.heads.pairs import batch_pairing
+from clipzoo.heads.scores import DenseScores
 from clipzoo.objectives.base import LogitScale, Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
 
@@ -59,6 +59,10 @@ class Hardness(Objective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         scale, views = self.scale(), batch.views
+        texts = views.captions + views.hard
+        single = self._weighted != "all" and views.hard > 0
+        if single and similarity.further:
+            raise ConfigError(f"objective.weighted={self._weighted} knows no boxes and crops: use all")
         # The softmax is that of the scores times `weighted`, the gradient of a logit by its score is `scale`. Both
         # follow from one sum: its gradient is multiplied by `share`, and that of the scale is not.
         # Captions as anchors, and images without hard captions, have no negatives of their own.
@@ -66,31 +70,19 @@ class Hardness(Objective):
         share = scale.detach() / weighted
         weighted = weighted + (scale - scale.detach()) / share
 
-        def entropy(scores: Scores, negatives: Tensor) -> Tensor:
+        def hard_weighted(scores: Scores) -> Tensor:
             plain = scores.scaled(scale.mul)
+            if single and scores is similarity.image_to_text:
+                matrix = scores.dense().detach()
+                images = torch.arange(len(matrix), device=matrix.device) + similarity.world.rank * len(matrix)
+                columns = torch.arange(scores.columns, device=matrix.device)
+                is_own = (images[:, None] == columns // texts) & (columns % texts >= views.captions)
+                weights = self._alpha * matrix * (is_own == (self._weighted == "own"))
+                negatives = plain.minus(DenseScores(-weights)).log_sum_exp(exclude_positive=True)
+            else:
+                sums = scores.scaled(weighted.mul).log_sum_exp(exclude_positive=True)
+                negatives = (sums.detach() + share * (sums - sums.detach())).where(sums != -torch.inf, sums)
             return (negatives.logaddexp(plain.positives_log_sum_exp()) - plain.positives()).mean()
 
-        def same_weighted(scores: Scores) -> Tensor:
-            sums = scores.scaled(weighted.mul).log_sum_exp(exclude_positive=True)
-            negatives = sums.detach() + share * (sums - sums.detach())
-            return entropy(scores, negatives.where(sums != -torch.inf, sums))
-
-        def some_weighted(scores: Scores) -> Tensor:
-            matrix, world = scores.dense(), similarity.world
-            pairing = batch_pairing(batch, world, self.same_caption)
-            assert pairing is not None, "hard captions have a pairing"
-            columns = torch.arange(scores.columns, device=matrix.device)
-            images = torch.arange(len(matrix), device=matrix.device) + world.rank * len(matrix)
-            sample, place = columns // (views.captions + views.hard), columns % (views.captions + views.hard)
-            is_own = (images[:, None] == sample) & (place >= views.captions)
-            logits = scale * matrix + self._alpha * matrix.detach() * (is_own == (self._weighted == "own"))
-            absent = pairing.absent(exclude_positive=True)
-            return entropy(scores, logits.masked_fill(absent, -torch.inf).logsumexp(dim=1))
-
-        of_images = some_weighted if self._weighted != "all" and views.hard else same_weighted
-        if of_images is some_weighted and similarity.further:
-            raise ConfigError(
-                f"objective.weighted={self._weighted} knows no boxes and crops: use objective.weighted=all"
-            )
-        loss = weighted_loss(similarity, self._weights, of_images, same_weighted)
+        loss = weighted_loss(similarity, self._weights, hard_weighted)
         return Loss(loss.total, {**loss.logs, "logit_scale": scale.detach()})

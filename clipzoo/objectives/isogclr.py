@@ -58,8 +58,7 @@ class ISogCLR(MovingAverageObjective):
         self._rho, self._eta, self._momentum, self._gradient_clip = rho, eta, momentum, gradient_clip
         self._range = minimum_temperature, maximum_temperature
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         """The sample's id, and for both modalities the new sum and the gradient of the temperature."""
         return 24
 

@@ -22,8 +22,7 @@ class Joint(Objective):
     citations = (PERSPECTIVE,)
     loss_unit = "nats"
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         """The partition sums of the sample as an anchor, and their gradients, in both directions."""
         return 16
 

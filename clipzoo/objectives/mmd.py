@@ -51,8 +51,7 @@ class MMDConditional(Objective):
         self._exclude_diagonal = exclude_diagonal
         self.needs_negatives = median_unit or exclude_diagonal
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         return views
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
@@ -91,8 +90,7 @@ class MMDJoint(Objective):
         self._kernels = image_kernel, text_kernel
         self._median_unit = self.needs_negatives = median_unit
 
-    @classmethod
-    def cost(cls, shape: Shape, embedding: float, views: float) -> float:
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
         """Raw inputs, a row of P [N] and its gradient, and partition sums, in both directions."""
         return views + 4 * FLOAT * shape.batch + 16
 

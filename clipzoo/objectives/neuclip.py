@@ -20,10 +20,10 @@ class NeuCLIP(FittedObjective):
     replaces 1 / (eps + g_i) in the gradient of the model. The loss is a surrogate with this gradient.
 
     The network is ours, as the authors' code is not public: a_i = log mean_k exp(w_k . x_i / tau) - s_ii / tau. Its
-    prototypes w_k start as the embeddings of a batch's other modality.
+    prototypes w_k start in every epoch as the embeddings of a batch's other modality.
 
     temperature: tau, fixed, on cosines. epsilon: added to the means over negatives.
-    prototypes: number of prototypes of each modality. restart_epochs: epochs between starts from a new batch.
+    prototypes: number of prototypes of each modality.
     width: d of the head; narrower embeddings are padded with zeros.
     fit_steps: steps of Adam in a step of the training. fit_rate: their learning rate.
     """
@@ -39,11 +39,10 @@ class NeuCLIP(FittedObjective):
     )
 
     def __init__(
-        self, temperature: Scale, epsilon: Epsilon, prototypes: Count, restart_epochs: Count, width: Count,
-        fit_steps: Count, fit_rate: Rate,
-    ) -> None:  # fmt: skip
+        self, temperature: Scale, epsilon: Epsilon, prototypes: Count, width: Count, fit_steps: Count, fit_rate: Rate
+    ) -> None:
         super().__init__((2, prototypes, width), width, fit_steps, fit_rate)
-        self._temperature, self._log_epsilon, self._restart_epochs = temperature, math.log(epsilon), restart_epochs
+        self._temperature, self._log_epsilon = temperature, math.log(epsilon)
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         tau, log_factor = self._temperature, -math.log(similarity.image_to_text.columns - 1)
@@ -55,7 +54,7 @@ class NeuCLIP(FittedObjective):
             return Loss(value, {"objective": value})
 
         features = self.embeddings(similarity)
-        if progress.begins_epoch and progress.completed() % self._restart_epochs == 0:
+        if progress.begins_epoch:
             others = similarity.world.gather(features.flip(0).transpose(0, 1))  # [N, 2, d]
             rows = torch.arange(self.network.shape[1], device=others.device) % len(others)
             self.restart(others[rows].transpose(0, 1))
