@@ -77,8 +77,7 @@ class FlairHead(ConditionalHead):
         return queries * (queries.shape[1] // self.heads) ** -0.5, targets
 
     def output(self, pooled: Tensor) -> Tensor:
-        projected: Tensor = self.attention.out_proj(pooled)
-        return projected
+        return functional.linear(pooled, self.attention.out_proj.weight, self.attention.out_proj.bias)
 
     def summary(self, image: PointSet) -> Tensor:
         return image.points[:, 0]

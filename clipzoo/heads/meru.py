@@ -79,8 +79,8 @@ class MeruHead(Head[Tensor]):
         self.image_projection = projection(image_width, embed_width)
         self.text_projection = projection(text_width, embed_width)
         # A projection has entries of about 1 at the start; alpha = d^-1/2 makes its norm 1.
-        self.image_log_alpha = nn.Parameter(torch.tensor(-0.5 * math.log(embed_width)))
-        self.text_log_alpha = nn.Parameter(torch.tensor(-0.5 * math.log(embed_width)))
+        alpha = torch.tensor(-0.5 * math.log(embed_width))
+        self.image_log_alpha, self.text_log_alpha = nn.Parameter(alpha), nn.Parameter(alpha.clone())
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self.log_curvature = nn.Parameter(torch.tensor(math.log(curvature)), requires_grad=learnable_curvature)
         self._max_scale, self._curvatures = max_scale, (curvature / 10, curvature * 10)

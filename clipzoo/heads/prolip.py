@@ -72,7 +72,6 @@ class ProLipHead(UnitVectorHead):
             layer.weight.data = projection(layer.in_features, embed_width).data.mT.contiguous()
             nn.init.constant_(layer.bias, initial_log_variance)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
-        self._max_scale = max_scale
         self._weights = inclusion, part_inclusion, bottleneck
         self._inclusion = inclusion_scale, inclusion_log_factor, released_terms
         self.score_range = -math.inf, max_scale
@@ -127,7 +126,7 @@ class ProLipHead(UnitVectorHead):
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        self.log_scale.clamp_(0.0, math.log(self._max_scale))
+        self.log_scale.clamp_(0.0, math.log(self.score_range[1]))
 
     def logs(self) -> Mapping[str, Tensor]:
         return {"temperature": (-self.log_scale.detach()).exp()}
