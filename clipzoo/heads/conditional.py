@@ -50,41 +50,33 @@ class ConditionalHead(Head[PointSet]):
         """[..., d], concatenated heads of the attention -> [..., e]."""
 
     def score(self, image: PointSet, text: PointSet) -> Tensor:
-        queries, targets = self.queries_and_targets(text)
-        keys = self.keys_and_values(image)
         if torch.compiler.is_exporting():
-            return self.block(*keys, queries[None], targets[None])
-        return self.blocks(keys, queries[None], targets[None])
+            return self.block(*self.keys_and_values(image), *self.queries_and_targets(text))
+        return self.chosen(image, text)
 
-    def chosen(self, image: PointSet, text: PointSet, columns: Tensor) -> Tensor:
-        """n and k embeddings, columns [n, S] int64 -> scores of image i with the captions columns[i], [n, S]."""
-        queries, targets = self.queries_and_targets(text)
-        return self.blocks(self.keys_and_values(image), queries, targets, columns)
-
-    def blocks(
-        self, keys: tuple[Tensor, ...], queries: Tensor, targets: Tensor, columns: Tensor | None = None
-    ) -> Tensor:
-        """Scores of all pairs for queries [1, k, d], or of the captions `columns`; a block of pairs at a time."""
+    def chosen(self, image: PointSet, text: PointSet, columns: Tensor | None = None) -> Tensor:
+        """Scores of image i with the captions columns[i], [n, S], in blocks of pairs; None: with all captions."""
+        keys, (queries, targets) = self.keys_and_values(image), self.queries_and_targets(text)
         images, tokens, width = keys[0].shape
+        captions = len(queries) if columns is None else columns.shape[1]
         pair = max(self.heads * tokens, width)
         elements = ELEMENTS["cuda" if queries.is_cuda else "cpu"]
-        captions = queries.shape[1] if columns is None else columns.shape[1]
         size = max(1, min(captions, math.isqrt(elements // pair)))
-        rows = max(1, elements // (pair * size))
-        recomputed = partial(checkpoint, self.block, use_reentrant=False, preserve_rng_state=False)
+        step = max(1, elements // (pair * size))
         scores = []
-        for start in range(0, images, rows):
-            part = slice(start, start + rows)
-            of_rows = [tensor[part] for tensor in keys]
-            if columns is None:
-                sides = zip(queries.split(size, dim=1), targets.split(size, dim=1), strict=True)
-            else:
-                sides = ((queries[c], targets[c]) for c in columns[part].split(size, dim=1))  # type: ignore[assignment]
-            scores.append(torch.cat([recomputed(*of_rows, *side) for side in sides], dim=1))
+        for start in range(0, images, step):
+            rows, of_row = slice(start, start + step), []
+            for first in range(0, captions, size):
+                block: slice | Tensor = slice(first, first + size)
+                if columns is not None:
+                    block = columns[rows, block]
+                sides = *(x[rows] for x in keys), queries[block], targets[block]
+                of_row.append(checkpoint(self.block, *sides, use_reentrant=False, preserve_rng_state=False))
+            scores.append(torch.cat(of_row, dim=1))
         return torch.cat(scores)
 
     def block(self, keys: Tensor, values: Tensor, shift: Tensor, queries: Tensor, targets: Tensor) -> Tensor:
-        """[r, M, d] twice, [r, M], [r or 1, c, d], [r or 1, c, e] -> [r, c]."""
+        """[r, M, d] twice, [r, M], [c, d] or [r, c, d], [c, e] or [r, c, e] -> [r, c]."""
         keys, values, queries = (
             x.expand(keys.shape[0], -1, -1).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for x in (keys, values, queries)
@@ -103,17 +95,14 @@ class ConditionalHead(Head[PointSet]):
     ) -> Similarity:
         """As `Head.similarity`; scores are computed when an objective asks for them."""
         all_texts = gather_embedding(text, world, world.gather_dtype)
-        to_text = LazyScores(
-            lambda: self.score(image, all_texts), len(all_texts), world.rank * len(image), pairing,
-            chosen=lambda columns: self.chosen(image, all_texts, columns),
-        )  # fmt: skip
+        chosen = partial(self.chosen, image, all_texts)
 
         def transposed() -> Tensor:
             matrix = world.transpose(to_text.dense())
             return matrix if pairing is None else matrix[pairing.local_anchors(world)]
 
-        rows = len(text) if pairing is None else len(pairing.transpose_rows)
-        other = None if pairing is None else pairing.transposed
+        to_text = LazyScores(chosen, len(all_texts), world.rank * len(image), pairing, chosen)
+        rows, other = (len(text), None) if pairing is None else (len(pairing.transpose_rows), pairing.transposed)
         to_image = LazyScores(transposed, len(image) * world.size, world.rank * rows, other)
         return Similarity(to_text, to_image, world=world)
 
@@ -140,9 +129,8 @@ class ConditionalHead(Head[PointSet]):
         pairs, points = shape.local * shape.batch, shape.local * shape.image_points * shape.width
         flops = projections(shape, shape.image_points) + 12 * points * shape.width
         flops += 4 * pairs * (4 * shape.image_points * shape.width + 2 * shape.width**2)
-        return Cost(
-            flops, 2 * shape.width + 1, transposed(shape), (3 * pairs + ELEMENTS["cuda"]) * FLOAT, 6 * points * FLOAT
-        )
+        scores = (3 * pairs + ELEMENTS["cuda"]) * FLOAT
+        return Cost(flops, 2 * shape.width + 1, transposed(shape), scores, 6 * points * FLOAT)
 
 
 class LazyScores(DenseScores):

@@ -75,26 +75,22 @@ class FilipHead(Head[PointSet]):
         return _unit_points(features, self.text_projection)
 
     def both_scores(self, image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
-        to_text, to_image = _cosines(image, text)
+        masks = image.log_weights > -math.inf, text.log_weights > -math.inf
+        to_text, to_image = filip_scores(image.points, masks[0], text.points, masks[1])
         return self.log_scale.exp() * to_text, self.log_scale.exp() * to_image
 
     def score(self, image: PointSet, text: PointSet) -> Tensor:
         """image_to_text; for an ensemble the mean over its prompts."""
-        scale = self.log_scale.exp()
         if torch.compiler.is_exporting():
-            return scale * _cosines(image, text)[0]
-        prompts = (-text.log_weights.amax(dim=1)).exp().round().long()  # of each row
-        scores = scale.new_zeros(len(image), len(text))
-        for count in prompts.unique().tolist():
-            rows = prompts == count
-            ensembles = text[rows]
-            places = ensembles.log_weights.shape[1]
-            # Point j of prompt p is in column j * count + p.
-            split = ensembles.padded(places + -places % count).map(
-                lambda x, count=count: x.unflatten(1, (-1, count)).transpose(1, 2).flatten(0, 1)  # type: ignore[misc]
-            )
-            scores[:, rows] = scale * _cosines(image, split)[0].unflatten(1, (-1, count)).mean(dim=2)
-        return scores
+            return self.both_scores(image, text)[0]
+        counts = (-text.log_weights.amax(dim=1)).exp().round().long()  # prompts of each row
+        # Point j of prompt p is in column j * count + p. A row without prompt p scores 0.
+        prompts = torch.arange(text.points.shape[1], device=counts.device) % counts[:, None]
+        scores = image.points.new_zeros(len(image), len(text))
+        for prompt in range(max(counts.tolist(), default=0)):
+            log_weights = text.log_weights.masked_fill(prompts != prompt, -math.inf)
+            scores = scores + self.both_scores(image, PointSet(text.points, log_weights))[0]
+        return scores / counts
 
     def ensemble(self, prompts: PointSet) -> PointSet:
         """[p, L, d] -> [1, L p, d]; its score is the mean score of the prompts, from which p is read."""
@@ -135,7 +131,3 @@ def _unit_points(features: Features, matrix: Tensor) -> PointSet:
 
 def _mean(points: PointSet) -> Tensor:
     return weighted_sum(points.log_weights.softmax(dim=1), points.points)
-
-
-def _cosines(image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
-    return filip_scores(image.points, image.log_weights > -math.inf, text.points, text.log_weights > -math.inf)

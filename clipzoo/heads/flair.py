@@ -15,7 +15,7 @@ from clipzoo.heads.pairs import Pairing
 from clipzoo.heads.points import leading_tokens
 from clipzoo.heads.scores import DenseScores, tiled_anchors
 from clipzoo.heads.vector import projection
-from clipzoo.types import Count, Features, PointSet, Similarity, World, checked, gather_embedding
+from clipzoo.types import Count, Features, PointSet, Scores, Similarity, World, checked, gather_embedding
 
 
 @checked
@@ -52,9 +52,8 @@ class FlairHead(ConditionalHead):
         """The pooled features, then the tokens, [b, 1 + M, d]."""
         tokens, mask = leading_tokens(features, None, "")
         points = torch.cat([features.pooled[:, None], tokens], dim=1) @ self.image_projection
-        return PointSet(
-            points, torch.zeros_like(points[:, :, 0]).masked_fill(~functional.pad(mask, (1, 0), value=True), -math.inf)
-        )
+        mask = functional.pad(mask, (1, 0), value=True)
+        return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
 
     def embed_text(self, features: Features) -> PointSet:
         points = (features.pooled @ self.text_projection)[:, None]
@@ -94,9 +93,8 @@ class FlairHead(ConditionalHead):
         """Conditional scores, and in `further` the cosines of the pooled images with the captions."""
         similarity = super().similarity(image, text, world, tile, pairing)
         images, texts = self.search_factors(image, gather_embedding(text, world, world.gather_dtype))
-        first = world.rank * len(image)
-        of_pooled = (
-            DenseScores(images @ texts.mT, first, pairing) if tile is None
-            else tiled_anchors(images, texts, tile, world, pairing)
-        )  # fmt: skip
+        if tile is None:
+            of_pooled: Scores = DenseScores(images @ texts.mT, world.rank * len(image), pairing)
+        else:
+            of_pooled = tiled_anchors(images, texts, tile, world, pairing)
         return replace(similarity, further=(of_pooled,))

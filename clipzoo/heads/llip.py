@@ -62,9 +62,8 @@ class LlipHead(ConditionalHead):
 
     def embed_text(self, features: Features) -> PointSet:
         """The query and the projected caption, [b, 1, 2 d]."""
-        points = torch.cat([features.pooled @ self.query_projection, features.pooled @ self.text_projection], dim=1)[
-            :, None
-        ]
+        points = torch.cat([features.pooled @ self.query_projection, features.pooled @ self.text_projection], dim=1)
+        points = points[:, None]
         return PointSet(points, torch.zeros_like(points[:, :, 0]))
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from clipzoo.heads.base import FLOAT, Cost, Head, Paper, Shape, projections, tra
 from clipzoo.heads.pairs import split_views
 from clipzoo.heads.vector import projection
 from clipzoo.ops.features import squared_distances
-from clipzoo.types import Count, Features, OrderedPair, Positive, Scale, Similarity, Term, Weight, checked
+from clipzoo.types import Count, Features, Positive, Scale, Similarity, Term, Weight, checked
 
 SMALLEST = 1e-8
 """Floor of norms, and of -c <x, y> - 1 at c = 1, as in the released code."""
@@ -35,7 +35,7 @@ class MeruHead(Head[Tensor]):
 
     image_width, text_width: widths of the pooled features. embed_width: d.
     temperature: initial 1 / scale. max_scale: upper bound of the scale after every step.
-    curvature: initial c. learnable_curvature: False fixes it. curvature_range: bounds of a learnable c.
+    curvature: initial c; a learned c stays within a factor of ten of it. learnable_curvature: False fixes c.
     entailment: weight of the terms of entailment, see `terms`.
     between_aperture, within_aperture: factors of the cones of captions for images, and within a modality.
     """
@@ -60,10 +60,6 @@ class MeruHead(Head[Tensor]):
     )
     published_with = ("infonce",)
     relations = {
-        "not learnable_curvature or "
-        "(at_most(min(curvature_range), curvature) and at_most(curvature, max(curvature_range)))": (
-            "every step clamps the curvature to curvature_range: change one, or set learnable_curvature=false"
-        ),
         "at_most(1 / temperature, max_scale)": "every step clamps the scale 1 / temperature to max_scale: change one",
     }
 
@@ -76,7 +72,6 @@ class MeruHead(Head[Tensor]):
         max_scale: Positive,
         curvature: Positive,
         learnable_curvature: bool,
-        curvature_range: OrderedPair,
         entailment: Weight,
         between_aperture: Positive,
         within_aperture: Positive,
@@ -85,13 +80,13 @@ class MeruHead(Head[Tensor]):
         self.image_projection = projection(image_width, embed_width)
         self.text_projection = projection(text_width, embed_width)
         # A projection has entries of about 1 at the start; alpha = d^-1/2 makes its norm 1.
-        self.image_log_alpha = nn.Parameter(torch.tensor(-0.5 * math.log(embed_width)))
-        self.text_log_alpha = nn.Parameter(torch.tensor(-0.5 * math.log(embed_width)))
+        alpha = torch.tensor(-0.5 * math.log(embed_width))
+        self.image_log_alpha, self.text_log_alpha = nn.Parameter(alpha), nn.Parameter(alpha.clone())
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self.log_curvature = nn.Parameter(torch.tensor(math.log(curvature)), requires_grad=learnable_curvature)
-        self._max_scale, self._range = max_scale, curvature_range if learnable_curvature else (curvature, curvature)
+        self._max_scale, self._curvatures = max_scale, (curvature / 10, curvature * 10)
         self._entailment, self._between, self._within = entailment, between_aperture, within_aperture
-        self.score_range = -max_scale * 2 * LARGEST_RADIUS / math.sqrt(self._range[0]), 0.0
+        self.score_range = -max_scale * 2 * LARGEST_RADIUS / math.sqrt(self._curvatures[0]), 0.0
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
@@ -114,10 +109,12 @@ class MeruHead(Head[Tensor]):
     def score(self, image: Tensor, text: Tensor) -> Tensor:
         curvature = self.curvature
         heights = height(image, curvature) - height(text, curvature).mT
-        return -self.log_scale.exp() * distance(excess(squared_distances(image, text), heights, curvature), curvature)
+        # acosh(1 + e) = 2 asinh sqrt(e / 2)
+        halves = excess(squared_distances(image, text), heights, curvature) / 2
+        return -self.log_scale.exp() * 2 * halves.sqrt().asinh() / curvature.sqrt()
 
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
-        """Angles by which images are outside of the cones of their captions.
+        """Mean angles by which images are outside of the cones of their captions.
 
         With crops and boxes (HyCoCLIP) images are also in the cones of their crops, captions in those of their boxes,
         and crops in those of their boxes, by place. The sum of several terms is halved, as in the released code.
@@ -134,11 +131,12 @@ class MeruHead(Head[Tensor]):
             pairs["caption_in_box"] = boxes[:, None], captions[:, :, None], self._within
         if both := min(crops.shape[1], boxes.shape[1]):
             pairs["crop_in_box"] = boxes[:, :both], crops[:, :both], self._between
-        weight = self._entailment / min(2, len(pairs))
-        return {
-            name: Term(weight, outside(apex, points, self.curvature, aperture))
-            for name, (apex, points, aperture) in pairs.items()
-        }
+        terms = {}
+        for name, (apex, points, factor) in pairs.items():
+            apertures = factor * half_aperture(apex, self.curvature)
+            angles = exterior_angle(apex, points, self.curvature) - apertures
+            terms[name] = Term(self._entailment / min(2, len(pairs)), angles.clamp(min=0).mean())
+        return terms
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] -> [1, d], the mean in the tangent space of the origin."""
@@ -158,8 +156,7 @@ class MeruHead(Head[Tensor]):
         self.log_scale.clamp_(max=math.log(self._max_scale))
         self.image_log_alpha.clamp_(max=0.0)
         self.text_log_alpha.clamp_(max=0.0)
-        if self.log_curvature.requires_grad:
-            self.log_curvature.clamp_(*(math.log(bound) for bound in self._range))
+        self.log_curvature.clamp_(*map(math.log, self._curvatures))
 
     def logs(self) -> Mapping[str, Tensor]:
         return {
@@ -199,11 +196,6 @@ def excess(squares: Tensor, heights: Tensor, curvature: Tensor) -> Tensor:
     return curvature * ((squares - heights.square()) / 2).clamp(min=SMALLEST)
 
 
-def distance(excess: Tensor, curvature: Tensor) -> Tensor:
-    """-c <x, y> - 1 of pairs -> acosh(-c <x, y>) / sqrt c."""
-    return 2 * (excess / 2).sqrt().asinh() / curvature.sqrt()
-
-
 def half_aperture(apex: Tensor, curvature: Tensor) -> Tensor:
     """Points [..., d] -> half of the angle of their cones of entailment, [...]."""
     sine = 2 * CONE_RADIUS / (apex.norm(dim=-1) * curvature.sqrt() + SMALLEST)
@@ -218,15 +210,6 @@ def exterior_angle(apex: Tensor, points: Tensor, curvature: Tensor) -> Tensor:
     sine = (difference * (difference + 2)).clamp(min=SMALLEST).sqrt()
     cosine = (heights - difference * time) / (apex.norm(dim=-1) * sine + SMALLEST)
     return cosine.clamp(-_below_one(cosine), _below_one(cosine)).acos()
-
-
-def outside(apex: Tensor, points: Tensor, curvature: Tensor, aperture: float) -> Tensor:
-    """Apexes and points [..., d] -> mean angle by which points are outside of the cones, [].
-
-    aperture: factor of the cones' half apertures.
-    """
-    angles = exterior_angle(apex, points, curvature)
-    return (angles - aperture * half_aperture(apex, curvature)).clamp(min=0).mean()
 
 
 def _below_one(values: Tensor) -> float:

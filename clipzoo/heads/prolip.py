@@ -32,7 +32,6 @@ class ProLipHead(UnitVectorHead):
     initial_log_variance: v at the start.
     inclusion, part_inclusion, bottleneck: weights of the terms, see `terms`.
     inclusion_scale, inclusion_log_factor: see `inclusion`. released_terms: terms as in the authors' code.
-    inclusion_limit, bottleneck_limit: values above which a term is dropped in a step; null: no limit.
     """
 
     learnable_temperature = True
@@ -66,8 +65,6 @@ class ProLipHead(UnitVectorHead):
         inclusion_scale: Positive,
         inclusion_log_factor: Annotated[float, Range(at_least=-50, at_most=10)],
         released_terms: bool,
-        inclusion_limit: Positive | None,
-        bottleneck_limit: Positive | None,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
         self.image_variance = nn.Linear(image_width, embed_width)
@@ -76,10 +73,8 @@ class ProLipHead(UnitVectorHead):
             layer.weight.data = projection(layer.in_features, embed_width).data.mT.contiguous()
             nn.init.constant_(layer.bias, initial_log_variance)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
-        self._max_scale = max_scale
         self._weights = inclusion, part_inclusion, bottleneck
-        self._inclusion, self._released = (inclusion_scale, inclusion_log_factor, released_terms), released_terms
-        self._limits = inclusion_limit, bottleneck_limit
+        self._inclusion = inclusion_scale, inclusion_log_factor, released_terms
         self.score_range = -math.inf, max_scale
 
     @classmethod
@@ -89,23 +84,19 @@ class ProLipHead(UnitVectorHead):
         return replace(product, gathered=2 * shape.width)
 
     def embed_image(self, features: Features) -> Tensor:
-        return self._gaussian(super().embed_image(features), self.image_variance(features.pooled))
+        log_variances = self.image_variance(features.pooled).clamp(*LOG_VARIANCES)
+        return torch.cat([super().embed_image(features), log_variances], dim=1)
 
     def embed_text(self, features: Features) -> Tensor:
-        return self._gaussian(super().embed_text(features), self.text_variance(features.pooled))
-
-    def _gaussian(self, means: Tensor, log_variances: Tensor) -> Tensor:
-        return torch.cat([means, log_variances.clamp(*LOG_VARIANCES)], dim=1)
+        log_variances = self.text_variance(features.pooled).clamp(*LOG_VARIANCES)
+        return torch.cat([super().embed_text(features), log_variances], dim=1)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """[mu, -1/2 sum sigma^2, 1] and [mu', 1, -1/2 sum sigma'^2], [n, d + 2]."""
-        (left, of_left), (right, of_right) = (
-            (means, -log_variances.exp().sum(dim=1, keepdim=True) / 2)
-            for means, log_variances in (image.chunk(2, dim=1), text.chunk(2, dim=1))
-        )
-        scale = self.log_scale.exp()
-        left = torch.cat([left, of_left, torch.ones_like(of_left)], dim=1)
-        return scale * left, torch.cat([right, torch.ones_like(of_right), of_right], dim=1)
+        (left, of_left), (right, of_right) = image.chunk(2, dim=1), text.chunk(2, dim=1)
+        of_left, of_right = (-x.exp().sum(dim=1, keepdim=True) / 2 for x in (of_left, of_right))
+        left = self.log_scale.exp() * torch.cat([left, of_left, torch.ones_like(of_left)], dim=1)
+        return left, torch.cat([right, torch.ones_like(of_right), of_right], dim=1)
 
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
         """Inclusion of images in their captions, of both in their crops and boxes if there are any, and a bottleneck.
@@ -116,19 +107,14 @@ class ProLipHead(UnitVectorHead):
         image, crops, texts, boxes = split_views(similarity.image, similarity.text, views)
         captions = texts[:, : views.captions]
         whole, part, bottlenecks = self._weights
+        released = self._inclusion[-1]
+        divergence = bottleneck(image, released) + bottleneck(captions, released)
         terms = {"image_in_caption": Term(whole, inclusion(image, captions, *self._inclusion))}
         if crops.numel():
             terms["image_in_crop"] = Term(part, inclusion(image, crops, *self._inclusion))
         if boxes.numel():
             terms["caption_in_box"] = Term(part, inclusion(captions[:, :, None], boxes[:, None], *self._inclusion))
-        terms["bottleneck"] = Term(
-            bottlenecks, bottleneck(image, self._released) + bottleneck(captions, self._released)
-        )
-        for name, (weight, value) in terms.items():
-            if (limit := self._limits[name == "bottleneck"]) is not None:
-                # One decision for all ranks: the mean over ranks is then the term of the global batch.
-                dropped = similarity.world.mean(value.detach()) > limit
-                terms[name] = Term(weight, value.masked_fill(dropped, 0.0))
+        terms["bottleneck"] = Term(bottlenecks, divergence)
         return {name: term for name, term in terms.items() if term.weight}
 
     def ensemble(self, prompts: Tensor) -> Tensor:
@@ -143,7 +129,7 @@ class ProLipHead(UnitVectorHead):
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        self.log_scale.clamp_(0.0, math.log(self._max_scale))
+        self.log_scale.clamp_(0.0, math.log(self.score_range[1]))
 
     def logs(self) -> Mapping[str, Tensor]:
         return {"temperature": (-self.log_scale.detach()).exp()}

@@ -9,14 +9,13 @@ sets of up to 256 points; inner products are not computed again. The slow twin i
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops.packing import Layout
+from clipzoo.ops.packing import Layout, without_padding
 from clipzoo.ops.tiles import backend, product, tile_side
 
 GPU_TILE = 4096
@@ -43,20 +42,13 @@ def filip_scores(image: Tensor, image_mask: Tensor, text: Tensor, text_mask: Ten
     image, text = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (image, text))
     if torch.compiler.is_exporting():
         return filip_scores_reference(image, image_mask, text, text_mask)
-    (left, of_images), (right, of_texts) = packed(image, image_mask), packed(text, text_mask)
-    scores: tuple[Tensor, Tensor] = _Scores.apply(left, right, of_images, of_texts)
-    return scores
-
-
-def packed(points: Tensor, mask: Tensor) -> tuple[Tensor, Layout]:
-    """[n, M, d], [n, M] -> the points without padding [P, d], and their layout."""
-    lengths = mask.sum(dim=1).tolist()
-    owner = torch.arange(len(mask), device=mask.device).repeat_interleave(mask.shape[1])
-    points = points.flatten(0, 1)
-    if sum(lengths) < len(owner):
-        index = mask.flatten().nonzero().squeeze(1)
-        owner, points = owner.index_select(0, index), points.index_select(0, index)
-    return points, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
+    images, texts = image_mask.sum(dim=1), text_mask.sum(dim=1)
+    of_images, left = without_padding(image_mask, images.tolist(), image)
+    of_texts, right = without_padding(text_mask, texts.tolist(), text)
+    to_text, to_image = _Sums.apply(left, right, of_images, of_texts)
+    empty = (images == 0)[:, None] | (texts == 0)
+    scores = to_text / images[:, None].clamp(min=1), to_image / texts.clamp(min=1)
+    return scores[0].masked_fill(empty, 0.0), scores[1].masked_fill(empty, 0.0)
 
 
 def position_type(layout: Layout) -> torch.dtype:
@@ -64,14 +56,16 @@ def position_type(layout: Layout) -> torch.dtype:
     return torch.uint8 if max(layout.lengths, default=0) <= 256 else torch.int16
 
 
-class _Scores(torch.autograd.Function):
+class _Sums(torch.autograd.Function):
+    """Sums of the maxima; those of sets without points are undefined, and must have no gradient."""
+
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout) -> tuple[Tensor, ...]:
         kernels = backend("filip", left.device.type, left.dtype)
         to_text, to_image, *positions = kernels.filip_forward(left, right, of_images, of_texts)
         context.save_for_backward(left, right, *positions)
         context.layouts = of_images, of_texts
-        return to_text / _counts(of_images, left)[:, None].clamp(min=1), to_image / _counts(of_texts, left).clamp(min=1)
+        return to_text, to_image
 
     @staticmethod
     @once_differentiable
@@ -79,9 +73,6 @@ class _Scores(torch.autograd.Function):
         """Gradients of both sides: products with P, whose entry (i, j) is the gradient of x_i . y_j."""
         left, right, best_of_text, best_of_image = context.saved_tensors
         of_images, of_texts = context.layouts
-        images, texts = _counts(of_images, left)[:, None], _counts(of_texts, left)
-        scored = (images > 0) & (texts > 0)
-        to_text, to_image = (to_text / images).where(scored, 0.0), (to_image / texts).where(scored, 0.0)
         d_left, d_right = torch.zeros_like(left), right.new_zeros(right.shape[::-1])
         size = tile_side() if left.device.type == "cpu" else GPU_TILE
         column_blocks = list(of_texts.blocks(size))
@@ -97,7 +88,3 @@ class _Scores(torch.autograd.Function):
                 d_left[rows.points].add_(product(tile, right[columns.points].mT))
                 d_right[:, columns.points].add_(product(transposed, tile.mT))
         return d_left, d_right.mT, None, None
-
-
-def _counts(layout: Layout, like: Tensor) -> Tensor:
-    return torch.tensor(layout.lengths).to(like, non_blocking=True)

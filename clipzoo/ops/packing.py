@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,6 @@ def pack(points: Tensor, log_weights: Tensor) -> Packed:
 
     Identical points of a sample become one with their total weight. NaN is not padding: it must appear in the score.
     """
-    samples, count, width = points.shape
     present = log_weights.detach() != float("-inf")
     order, alike = _adjacent(points.detach(), present)
     # One synchronisation with the device, for the lengths and the number of points that may be identical.
@@ -89,12 +89,21 @@ def pack(points: Tensor, log_weights: Tensor) -> Packed:
         points, log_weights = _without_duplicates(points, log_weights, order, alike)
         present = log_weights.detach() != float("-inf")
         lengths = present.sum(dim=1).tolist()
-    owner = torch.arange(samples, device=points.device).repeat_interleave(count)
-    points, log_weights = points.reshape(-1, width), log_weights.reshape(-1)
-    if sum(lengths) < samples * count:
-        index = present.reshape(-1).nonzero().squeeze(1)
-        owner, points, log_weights = (tensor.index_select(0, index) for tensor in (owner, points, log_weights))
-    return Packed(points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner))
+    layout, points, log_weights = without_padding(present, lengths, points, log_weights)
+    return Packed(points, log_weights, layout)
+
+
+def without_padding(present: Tensor, lengths: list[int], *values: Tensor) -> tuple[Any, ...]:
+    """Layout of the places of `present` [n, M], and values [n, M, ...] at those places [P, ...].
+
+    lengths: numbers of those places of the samples, the sums of the rows of `present`.
+    """
+    owner = torch.arange(len(present), device=present.device).repeat_interleave(present.shape[1])
+    packed = [owner, *(tensor.flatten(0, 1) for tensor in values)]
+    if sum(lengths) < len(owner):
+        index = present.flatten().nonzero().squeeze(1)
+        packed = [tensor.index_select(0, index) for tensor in packed]
+    return Layout(lengths, list(accumulate(lengths, initial=0)), packed[0]), *packed[1:]
 
 
 def _adjacent(points: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

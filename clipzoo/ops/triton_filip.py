@@ -55,7 +55,7 @@ def largest_kernel(
         for caption in range(first, last):
             low, high = tl.load(y_starts_ptr + caption), tl.load(y_starts_ptr + caption + 1)
             of_caption = tl.where(((row >= low) & (row < high))[:, None], tile, ABSENT)
-            total = tl.sum(tl.where(inside & (high > low), tl.max(of_caption, axis=0), 0.0))
+            total = tl.sum(tl.where(inside, tl.max(of_caption, axis=0), 0.0))
             sums = tl.where(slot == caption - first, sums + total, sums)
             place = tl.argmax(of_caption, axis=0) + begin - low
             at = best_text_ptr + column.to(tl.int64) * captions + caption
@@ -66,7 +66,7 @@ def largest_kernel(
     tl.store(at, position.to(best_image_ptr.dtype.element_ty), mask=row < end)
     for caption in range(first, last):
         low, high = tl.load(y_starts_ptr + caption), tl.load(y_starts_ptr + caption + 1)
-        total = tl.sum(tl.where((row >= low) & (row < high) & (stop > start), largest, 0.0))
+        total = tl.sum(tl.where((row >= low) & (row < high), largest, 0.0))
         sums = tl.where(slot == caption - first, total, sums)
     tl.store(to_image_ptr + image * captions + first + slot, sums, mask=stored)
 
