@@ -118,10 +118,9 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         if views == Views():
             similarity: Similarity = self.similarity(images, texts, world, tile, pairing)
             return replace(similarity, image=images, text=texts)
-        parts: Any = [
-            map_embedding(lambda rows: rows.flatten(0, 1), part) for part in split_views(images, texts, views)
-        ]
-        plain, crops, columns, boxes = parts
+        parts = split_views(images, texts, views)
+        flat: Any = [map_embedding(lambda rows: rows.flatten(0, 1), part) for part in parts]
+        plain, crops, columns, boxes = flat
         device = images.device if isinstance(images, Tensor) else images.points.device
         paired = pairing or samples_pairing(len(plain), views, world, device)
         one_caption = views.captions + views.hard == 1

@@ -50,10 +50,9 @@ class PairedScores(Scores):
         return listed if self.pairing is None else self.over_rows(log_sums, listed)
 
     def each_alone(self) -> Tensor:
-        listed = self.listed()
         if self.pairing is None:
-            return self.log_sum_exp() - listed
-        negatives = self.of_listed(self.log_sum_exp(exclude_positive=True))
+            return self.log_sum_exp() - self.positives()
+        listed, negatives = self.listed(), self.of_listed(self.log_sum_exp(exclude_positive=True))
         return self.over_rows(sums, torch.logaddexp(negatives, listed) - listed) / self.pairing.positive_counts
 
     def negative_counts(self) -> int | Tensor:
