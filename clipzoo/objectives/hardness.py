@@ -62,7 +62,9 @@ class Hardness(Objective):
         texts = views.captions + views.hard
         single = self._weighted != "all" and views.hard > 0
         if single and similarity.further:
-            raise ConfigError(f"objective.weighted={self._weighted} knows no boxes and crops: use all")
+            raise ConfigError(
+                f"objective.weighted={self._weighted} takes no boxes and crops: use objective.weighted=all"
+            )
         # The softmax is that of the scores times `weighted`, the gradient of a logit by its score is `scale`. Both
         # follow from one sum: its gradient is multiplied by `share`, and that of the scale is not.
         # Captions as anchors, and images without hard captions, have no negatives of their own.

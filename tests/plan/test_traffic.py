@@ -83,6 +83,15 @@ def test_planned_traffic_is_what_a_rank_of_64_receives(head, objective):
     assert received(plain) == pytest.approx(planned(plain), rel=1e-3)
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "changes", [("objective=fastclip", "objective.version=v2"), ("objective=glofnd", "objective.start=0")]
+)
+def test_planned_traffic_counts_the_gradients_of_temperatures_and_thresholds(changes):
+    plain = compose([*SHAPES, "head=cosine", *changes])
+    assert received(plain) == pytest.approx(planned(plain), rel=1e-9)
+
+
 @pytest.mark.slow
 def test_planned_traffic_is_counted_for_all_compatible_pairs():
     pairs = compatible_pairs()
