@@ -44,7 +44,7 @@ class Towers(Encoder):
 
 def head(name: str) -> Head:
     if name == "meru":
-        return MeruHead(6, 5, 4, 0.1, 100.0, 1.0, True, (0.1, 10.0), 0.2, 0.7, 1.2)
+        return MeruHead(6, 5, 4, 0.1, 100.0, 1.0, True, 0.2, 0.7, 1.2)
     return ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
 
 
