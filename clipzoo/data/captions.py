@@ -210,21 +210,25 @@ def caption_keys(keys: CaptionKeys | None) -> list[str | None]:
 
 
 def chosen(
+    setting: Setting,
     items: Sequence[Item],
     count: int,
-    random: Callable[[], np.random.Generator],
+    random: Callable[[Setting], np.random.Generator],
+    notes: dict[str, str],
     probabilities: Sequence[float] | None = None,
 ) -> list[Item]:
     """Return `count` items: a random draw without replacement, in the order drawn.
 
-    At most `count` items are not drawn but returned in their order, and repeated from the first. random: creates the
-    generator of the draw. probabilities: of the items; None if they are equally likely.
+    At most `count` items are not drawn but returned in their order. Fewer are repeated from the first, which becomes an
+    entry of `notes` by kind. random: creates the generator. probabilities: of the items; None if equal.
     """
-    if len(items) <= count:
-        return [items[place % len(items)] for place in range(count)]
-    # One item is drawn as in `integers`, which choice without replacement does not.
-    places = random().choice(len(items), count, replace=count == 1, p=probabilities)
-    return [items[place] for place in places.tolist()]
+    if len(items) > count:
+        # One item is drawn as in `integers`, which choice without replacement does not.
+        places = random(setting).choice(len(items), count, replace=count == 1, p=probabilities)
+        return [items[place] for place in places.tolist()]
+    if len(items) < count:
+        notes[f"repeated_{setting}"] = f"{len(items)} instead of {count}: they are repeated"
+    return [items[place % len(items)] for place in range(count)]
 
 
 def has_text(caption: str) -> bool:

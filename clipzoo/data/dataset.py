@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from clipzoo.config.vocabulary import (
     Side,
     Workers,
 )
-from clipzoo.data.captions import CaptionCounts, Item, SampleTexts, Setting, chosen, digest
+from clipzoo.data.captions import CaptionCounts, chosen, digest
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
@@ -326,8 +328,7 @@ class Content:
     group_key: str | None
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A sample as it is read.
 
     image: uint8 [3, S, S], or [1 + crops, 3, S, S] with further crops; None if its features are stored.
@@ -354,7 +355,7 @@ class SampleReader:
         seed: int,
     ) -> None:
         self._indexes, self.transform, self.content, self._seed = indexes, transform, content, seed
-        self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
+        self._first_ids = [0, *accumulate(index.samples for index in indexes)]
         self._shards = ShardReader(cache, content.caption_key)
 
     def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
@@ -363,14 +364,26 @@ class SampleReader:
         stored_key: see `ImageTransform`. Raises ConfigError if none of the candidates is usable.
         """
         index, *address = self.locate(sample_id)
+        content, views = self.content, self.content.views
+        # Random choices depend on `sample_id`, also if another sample is read in its place.
+        random = partial(generator, seed=self._seed, epoch=epoch, index=sample_id)
         failure: BadSampleError | None = None
         for shard, position in _candidates(index, *address):
-            # Random choices depend on `sample_id`, also if another sample is read in its place.
-            random = partial(generator, seed=self._seed, epoch=epoch, index=sample_id)
+            notes: dict[str, str] = {}
+            boxes: list[tuple[str, Region]] = []
             try:
-                texts, regions, group, notes = self._texts(self._shards.texts(index, shard, position), random)
-                encoded = self._shards.image(index, shard, position)
+                source = self._shards.texts(index, shard, position)
+                captions, probabilities = source.captions(content.caption_key)
+                texts = chosen("caption", captions, views.captions, random, notes, probabilities)
+                if views.hard:
+                    texts += chosen("hard", source.texts(content.hard_key, "hard"), views.hard, random, notes)
+                if views.boxes and content.box_key:
+                    boxes = chosen("box", source.regions(content.box_key), views.boxes, random, notes)
+                    texts += [text for text, _ in boxes]
+                group = 0 if content.group_key is None else source.group(content.group_key)
+                regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
                 further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
+                encoded = self._shards.image(index, shard, position)
                 image, conversions, key = self.transform(encoded, random("augment"), stored_key, further)
             except BadSampleError as error:
                 failure = failure or error
@@ -390,29 +403,6 @@ class SampleReader:
             "it: check data.shards and data.caption_key"
         )
 
-    def _texts(
-        self, source: SampleTexts, random: Callable[..., np.random.Generator]
-    ) -> tuple[list[str], list[Region], int, dict[str, str]]:
-        """Return texts, regions of the further crops, the group, and notes by kind. Raises BadSampleError."""
-        content, views, notes = self.content, self.content.views, dict[str, str]()
-
-        def draw(
-            setting: Setting, items: Sequence[Item], count: int, shares: Sequence[float] | None = None
-        ) -> list[Item]:
-            if len(items) < count:
-                notes[f"repeated_{setting}"] = f"{len(items)} instead of {count}: they are repeated"
-            return chosen(items, count, partial(random, setting), shares)
-
-        captions, probabilities = source.captions(content.caption_key)
-        texts, boxes = draw("caption", captions, views.captions, probabilities), list[tuple[str, Region]]()
-        if views.hard and content.hard_key is not None:
-            texts += draw("hard", source.texts(content.hard_key, "hard"), views.hard)
-        if views.boxes and content.box_key is not None:
-            boxes = draw("box", source.regions(content.box_key), views.boxes)
-        regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
-        group = 0 if content.group_key is None else source.group(content.group_key)
-        return texts + [text for text, _ in boxes], regions, group, notes
-
     def whole(self, sample_id: int) -> tuple[Image, list[str]]:
         """Return the whole image and all texts of a sample, or of the one that `read` returns in its place."""
         index, *address = self.locate(sample_id)
@@ -428,9 +418,9 @@ class SampleReader:
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""
-        source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
+        source = bisect_right(self._first_ids, sample_id) - 1
         index = self._indexes[source]
-        return index, *index.locate(sample_id - int(self._first_ids[source]))
+        return index, *index.locate(sample_id - self._first_ids[source])
 
 
 def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:

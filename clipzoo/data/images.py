@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -91,43 +92,38 @@ class ImageTransform:
             key = int.from_bytes(hashed, "little", signed=True) or 1
             if key == stored_key:
                 return None, image.conversions, key
-        crops = [self._crop(image, box, random)]
+        boxes, crops = [(box, random)], []
         for draw, (left, top, right, bottom) in further:
             rows, columns = (
                 slice(min(int(first * size), size - 1), max(math.ceil(last * size), 1))
                 for first, last, size in ((top, bottom, image.height), (left, right, image.width))
             )
-            height, width = rows.stop - rows.start, columns.stop - columns.start
-            box = random_crop(height, width, self.crop_scale, draw)
-            box = replace(box, top=box.top + rows.start, left=box.left + columns.start)
-            crops.append(self._crop(image, box, draw))
-        return torch.stack(crops) if further else crops[0], image.conversions, key
-
-    def _crop(self, image: EncodedImage, box: Box, random: np.random.Generator) -> Tensor:
-        """Decode, crop, resize, flip and augment."""
-        import torch
-
-        reduction = 1
-        if self.decode == "fast" and image.scalable:
-            # The decoder may scale down as long as the crop keeps at least S pixels a side.
-            shortest = min(box.height, box.width)
-            reduction = next((factor for factor in (8, 4, 2) if shortest >= factor * self.image_size), 1)
-        pixels = image.decode(reduction)
-        # The crop starts on the grid of the reduced pixels; off the grid, its difference from the exactly decoded crop
-        # would be several times larger.
-        top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
-        resized = torch.nn.functional.interpolate(
-            torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
-            (self.image_size, self.image_size),
-            mode=self.interpolation,
-            antialias=True,
-            align_corners=False,
-        )[0]
-        if random.random() < self.flip:
-            resized = resized.flip(-1)
-        if self.rand_augment is not None:
-            resized = rand_augment(resized, *self.rand_augment, random)
-        return resized
+            box = random_crop(rows.stop - rows.start, columns.stop - columns.start, self.crop_scale, draw)
+            boxes.append((replace(box, top=box.top + rows.start, left=box.left + columns.start), draw))
+        decode = cache(lambda reduction: EncodedImage(encoded).decode(reduction)) if further else image.decode
+        for box, draw in boxes:
+            reduction = 1
+            if self.decode == "fast" and image.scalable:
+                # The decoder may scale down as long as the crop keeps at least S pixels a side.
+                shortest = min(box.height, box.width)
+                reduction = next((factor for factor in (8, 4, 2) if shortest >= factor * self.image_size), 1)
+            pixels = decode(reduction)
+            # The crop starts on the grid of the reduced pixels; off the grid, its difference from the exactly decoded
+            # crop would be several times larger.
+            top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
+            resized = torch.nn.functional.interpolate(
+                torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
+                (self.image_size, self.image_size),
+                mode=self.interpolation,
+                antialias=True,
+                align_corners=False,
+            )[0]
+            if draw.random() < self.flip:
+                resized = resized.flip(-1)
+            if self.rand_augment is not None:
+                resized = rand_augment(resized, *self.rand_augment, draw)
+            crops.append(resized)
+        return torch.stack(crops) if further else resized, image.conversions, key
 
 
 @dataclass(frozen=True)
@@ -278,7 +274,6 @@ class EncodedImage:
             raise BadSampleError("empty_image", "the image has no bytes")
         self._encoded = encoded
         self._image: Image.Image | None = None
-        self._pixels: dict[int, Pixels] = {}
         self.conversions: list[str] = []
         if simplejpeg is not None and encoded.startswith(b"\xff\xd8\xff"):
             with suppress(ValueError):
@@ -305,19 +300,13 @@ class EncodedImage:
             return image
 
     def decode(self, reduction: int) -> Pixels:
-        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]. Raises BadSampleError."""
-        if reduction not in self._pixels:
-            self._pixels[reduction] = self._decode(reduction)
-        return self._pixels[reduction]
-
-    def _decode(self, reduction: int) -> Pixels:
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]; call once. Raises BadSampleError."""
         if self._image is None:
             height, width = -(-self.height // reduction), -(-self.width // reduction)
             with suppress(ValueError):
                 return simplejpeg.decode_jpeg(self._encoded, min_height=height, min_width=width)
         with _pil_errors():
-            # Pixels of another reduction were read from the image, which is closed.
-            image = self._image if self._image and not self._pixels else self._open()
+            image = self._image or self._open()
             if image.format == "PNG":
                 _check_pixels(self._encoded)
             if reduction > 1:

@@ -100,7 +100,7 @@ class ShardIndex:
 
     def locate(self, sample: int) -> tuple[int, int]:
         """Return (shard, position in the shard) of sample 0 .. n - 1 of the source."""
-        shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
+        shard = int(self.starts.searchsorted(sample, side="right")) - 1
         return shard, sample - int(self.starts[shard])
 
     @property

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 from clipzoo.errors import ConfigError, number_of
@@ -31,7 +32,17 @@ def generator(
     """Return a generator for (purpose, seed, epoch, index, draw): the same numbers on every rank, worker and resume."""
     key = np.array([seed % 2**64, _PURPOSES[purpose]], dtype=np.uint64)
     counter = np.array([0, draw, index, epoch], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return np.random.Generator(np.random.Philox(_Key(key), counter))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """Gives Philox its key. Philox(key=key) is the same but asks the system for random bytes that it does not use."""
+
+    def __init__(self, key: NDArray[np.uint64]) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: object = None) -> NDArray[np.uint64]:
+        return self._key
 
 
 @dataclass(frozen=True)

@@ -172,12 +172,12 @@ def test_a_captions_prompt_changes_between_epochs_and_names_the_class_of_its_ima
     reader = data._reader(seed=0)
     seen = set()
     for sample_id in range(42):
-        captions = {reader.read(sample_id, epoch)[1] for epoch in range(6)}
+        captions = {reader.read(sample_id, epoch).texts[0] for epoch in range(6)}
         names = {name for name in source.class_names for caption in captions if name in caption}
         assert len(names) == 1 and captions <= {template.replace("{c}", *names) for template in source.templates}
         seen |= captions
     assert len(seen) > 2 * len(source.class_names)
-    image = reader.read(0, 0)[0]
+    image = reader.read(0, 0).image
     assert image.dtype == torch.uint8
 
 
