@@ -54,7 +54,7 @@ def check(loss: Tensor, name: str, leaves: dict[str, Tensor]) -> None:
 def test_losses_and_gradients_are_those_of_the_released_code():
     values, (head, image, text, leaves) = numbers(), given()
     views, columns = Views(captions=int(values["k"])), values["selected_caption"]
-    pairing = samples_pairing(5, views, World())
+    pairing = samples_pairing(5, views, World(), values["text"].device)
     similarity = head.similarity(image, text, pairing=pairing)
     positive = columns // views.captions == torch.arange(5)[:, None]
     scale, bias = leaves["scale"], leaves["bias"]
@@ -66,7 +66,9 @@ def test_losses_and_gradients_are_those_of_the_released_code():
 
 def test_received_captions_are_negatives_of_the_images_in_the_same_rows():
     values, (head, image, text, leaves) = numbers(), given()
-    similarity = head.similarity(image, text, pairing=samples_pairing(5, Views(captions=3), World()))
+    similarity = head.similarity(
+        image, text, pairing=samples_pairing(5, Views(captions=3), World(), values["text"].device)
+    )
     columns, scale, bias = values["selected_caption"], leaves["scale"], leaves["bias"]
     nothing = torch.zeros_like(columns, dtype=torch.bool)
     conditioned = conditioned_loss(similarity.image_to_text, columns, nothing, scale, bias)
