@@ -325,8 +325,9 @@ def write_features(
     missing = world.run_on_first(claim)
     own, done = missing[world.rank :: world.size], 0
     total = sum(shards[number][2] for number in own)
+    tokenizer: Any = model.tokenizer
     size, interpolation = model.encoder.image_size, transform.interpolation
-    encoder = BatchEncoder(model.tokenizer, size, interpolation, batch, workers, precision)
+    encoder = BatchEncoder(tokenizer, size, interpolation, batch, workers, precision)
     for number in own:
         rows = range(starts[number], starts[number + 1])
         chunks = _Samples(dataset, transform, [rows[start : start + batch] for start in range(0, len(rows), batch)])
