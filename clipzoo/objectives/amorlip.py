@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector
 
 from clipzoo.config.vocabulary import Count, Decay, Epochs, Positive, Probability, Rate, Scale, Seed, Share
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Paper
+from clipzoo.heads.base import Head, Paper
 from clipzoo.objectives.base import LogitScale, Objective
 from clipzoo.types import Batch, Loss, Progress, Similarity, World, checked
 
@@ -60,11 +60,17 @@ class FittedObjective(Objective):
             mean, square = self.moments[0] / (1 - 0.9**self.fits), self.moments[1] / (1 - 0.999**self.fits)
             self.network -= self._fit_rate * mean / (square.sqrt() + 1e-8)
 
+    def check(self, head: Head) -> list[str]:
+        reasons = super().check(head)
+        if not head.is_inner_product:
+            name = type(head).__name__
+            reasons.append(f"objective {self.name} reads vectors, and head {name} has none: use head=cosine")
+        return reasons
+
     def embeddings(self, similarity: Similarity) -> Tensor:
         """Return the local embeddings of images and texts without gradient, padded with zeros, [2, b, width]."""
         image, text = similarity.image, similarity.text
-        if not (isinstance(image, Tensor) and isinstance(text, Tensor)):
-            raise ConfigError(f"objective {self.name} reads vectors, which this head does not have: use head=cosine")
+        assert isinstance(image, Tensor) and isinstance(text, Tensor)  # `check`
         missing = self._width - image.shape[1]
         if missing < 0:
             raise ConfigError(f"embeddings of width {image.shape[1]}: set objective.width={image.shape[1]}")
