@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +162,14 @@ def _gradients_and_state(model: nn.Module, objective: nn.Module) -> Gradients:
 
 
 def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
-    """Compatible pairs of a head and an objective of conf/."""
-    return [
-        (head, objective)
-        for head in heads or _names("head")
-        for objective in _names("objective")
-        if check_pair(build.build_head(plain := _config(head, objective)), build.build_objective(plain)).compatible
-    ]
+    """Compatible pairs of a head and an objective of conf/ that need no teacher."""
+    pairs = []
+    for pair in product(heads or _names("head"), _names("objective")):
+        plain = _config(*pair)
+        head, objective = build.build_head(plain), build.build_objective(plain)
+        if check_pair(head, objective).compatible and not (head.needs_teacher or objective.needs_teacher):
+            pairs.append(pair)
+    return pairs
 
 
 def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:

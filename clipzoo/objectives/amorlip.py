@@ -53,7 +53,9 @@ class FittedObjective(Objective):
         """Minimise a function of the weights: the mean over the local anchors."""
         for _ in range(self._fit_steps):
             weights = self.network.clone().requires_grad_()
-            gradient = world.mean(torch.autograd.grad(loss(weights), weights)[0])
+            loss(weights).backward()
+            assert weights.grad is not None
+            gradient = world.mean(weights.grad)
             self.fits += 1
             for moment, value, decay in zip(self.moments, (gradient, gradient.square()), (0.9, 0.999), strict=True):
                 moment.lerp_(value, 1 - decay)

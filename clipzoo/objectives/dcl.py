@@ -73,7 +73,8 @@ class DCL(Objective):
             # maximum, not clamp: below the floor only the positive has a gradient.
             log_floor = log(count) - 1 / self._temperature
             negatives = negatives - math.log1p(-self._tau_plus)
-            negatives = torch.maximum(negatives, torch.as_tensor(log_floor).to(negatives))
+            floor = log_floor if isinstance(log_floor, Tensor) else negatives.new_full((), log_floor)
+            negatives = torch.maximum(negatives, floor)
             return (torch.logaddexp(positives, negatives) - positives).mean()
 
         return weighted_loss(similarity, self._weights, debiased)

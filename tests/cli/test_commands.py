@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.cli.__main__ import main
+from scripts.compatibility import config_names
 from tests.support.paths import ROOT
 
 
@@ -44,8 +45,8 @@ def test_help_imports_neither_torch_nor_hydra(arguments):
 def test_train_help_lists_groups_without_torch():
     code = "import sys; sys.argv = ['clipzoo', 'train', '--help']; from clipzoo.cli.__main__ import main\n"
     lines = run("-c", f"{code}try: main()\nfinally: print('torch' in sys.modules)").stdout.splitlines()
-    assert "head: clip, cloob, cosine, distance, inner_product, kme, wpse" in lines and lines[-1] == "False"
-    assert "experiment/emoji: clip, kme, wpse" in lines
+    assert f"head: {', '.join(config_names('head'))}" in lines and lines[-1] == "False"
+    assert "experiment/emoji: clip, kme, meru, prolip, wpse" in lines
     assert not any("_clip_text" in line for line in lines), "the base of encoders is no option"
 
 
@@ -69,7 +70,10 @@ def test_train_py_is_a_thin_door():
         ("clipzoo sh", ["shards"]),
         ("clipzoo shards in", ["index", "inspect"]),
         ("clipzoo report --ta", ["--table"]),
-        ("clipzoo train experiment/emoji=", [f"experiment/emoji={head}" for head in ("clip", "kme", "wpse")]),
+        (
+            "clipzoo train experiment/emoji=",
+            [f"experiment/emoji={head}" for head in ("clip", "kme", "meru", "prolip", "wpse")],
+        ),
         ("clipzoo train head=wpse head.kernel.wi", ["head.kernel.width="]),
         ("clipzoo evaluate eval=w", ["eval=wpse"]),
     ],

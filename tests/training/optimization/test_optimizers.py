@@ -217,7 +217,7 @@ def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     for key, parameter in (*head.named_parameters(), *objective.named_parameters()):
         if parameter.requires_grad:
-            assert decay[id(parameter)] == (0.5 if "proj" in key and parameter.dim() == 2 else 0.0), key
+            assert decay[id(parameter)] == (0.5 if parameter.dim() == 2 else 0.0), key
         else:
             assert id(parameter) not in decay, key
 
