@@ -59,7 +59,7 @@ class Part:
     on_cpu: tuple[tuple[str, str], ...] = ()
 
 
-OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss")
+OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss", "filip")
 """Operations with Triton kernels. Each is proved in separate processes: a fault on a GPU ends the process."""
 PARTS: dict[str, Part] = {
     "machine": Part("the machine and its rates", "machine", 60, 15),

@@ -19,6 +19,7 @@ from torch.nn.functional import normalize, softplus
 from benchmarks.measurement import PRODUCTS, Recorder
 from benchmarks.ops import naive_kme
 from clipzoo.ops import triton_kme
+from clipzoo.ops.filip import filip_scores, filip_scores_reference
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 
@@ -194,6 +195,26 @@ def _sigmoid_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[C
             )  # fmt: skip
 
 
+def _filip_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
+    digits = DIGITS[products]
+    # Images, points of an image, captions, points of a caption, width.
+    shapes = [(1, 1, 1, 1, 19), (3, 5, 7, 2, 72), (9, 43, 8, 33, 72)]
+    for images, points, captions, words, width in shapes if recorder.small else [*shapes, (37, 197, 29, 77, 256)]:
+        left, right = vectors(images * points, captions * words, width, inputs, recorder.device)
+        masks = []
+        for count, most in ((images, points), (captions, words)):
+            lengths = torch.arange(count, device=recorder.device) % most + 1
+            masks.append(torch.arange(most, device=recorder.device) < lengths[:, None])
+        rounding = 0.0 if inputs == "exact" else 2 * digits
+        yield Case(
+            [left.view(images, points, width), right.view(captions, words, width)],
+            lambda image, text, m=masks: filip_scores(image, m[0], text, m[1]),
+            lambda image, text, m=masks: filip_scores_reference(image, m[0], text, m[1]),
+            # Rounded products may have another maximum, with another gradient.
+            1e-5 + rounding, 1e-4 + 4 * digits + (0.0 if rounding < 1e-5 else 0.5),
+        )  # fmt: skip
+
+
 def _exact_sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int) -> Tensor:
     logits = scale * (left @ right.mT) + bias
     return softplus(logits.diagonal_scatter(-logits.diagonal(first)[: len(left)], first), threshold=1e9).sum()
@@ -210,6 +231,7 @@ CASES: dict[str, Cases] = {
     "log_sum_exps": _log_sum_exp_cases,
     "negative_sums": _negative_cases,
     "sigmoid_loss": _sigmoid_cases,
+    "filip": _filip_cases,
 }
 
 
@@ -342,4 +364,5 @@ CHECKS: dict[str, Sequence[Callable[[torch.device], bool]]] = {
     "log_sum_exps": (_sums_nan, _lonely_row),
     "negative_sums": (),
     "sigmoid_loss": (_without_gradients,),
+    "filip": (),
 }
