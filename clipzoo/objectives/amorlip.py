@@ -72,7 +72,8 @@ class FittedObjective(Objective):
     def embeddings(self, similarity: Similarity) -> Tensor:
         """Return the local embeddings of images and texts without gradient, padded with zeros, [2, b, width]."""
         image, text = similarity.image, similarity.text
-        assert isinstance(image, Tensor) and isinstance(text, Tensor)  # `check`
+        if not (isinstance(image, Tensor) and isinstance(text, Tensor)):
+            raise ConfigError(f"objective {self.name} reads vectors, and this similarity has none: use head=cosine")
         missing = self._width - image.shape[1]
         if missing < 0:
             raise ConfigError(f"embeddings of width {image.shape[1]}: set objective.width={image.shape[1]}")
