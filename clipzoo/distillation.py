@@ -147,9 +147,9 @@ class ClipKD(Distillation):
             differences = functional.mse_loss(image, teacher_image) + functional.mse_loss(text, teacher_text)
             terms["features"] = Term(self._features, differences)
         if self._interactive:
-            own = torch.arange(len(image), device=image.device) + world.rank * len(image)
+            positives = torch.arange(len(image), device=image.device) + world.rank * len(image)
             values = [
-                functional.cross_entropy(self._scale * anchors @ world.gather(contrasts).mT, own)
+                functional.cross_entropy(self._scale * anchors @ world.gather(contrasts).mT, positives)
                 for anchors, contrasts in ((image, teacher_text), (text, teacher_image))
             ]
             terms["interactive"] = Term(self._interactive, torch.stack(values).mean())

@@ -184,7 +184,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
     def prefix(self, embedding: EmbeddingKind, width: int) -> EmbeddingKind:
         """Return the embeddings made of the first `width` coordinates, for the widths of `matryoshka`."""
-        raise NotImplementedError
+        raise ConfigError(f"{type(self).__name__} defines no prefix: leave its matryoshka empty")
 
     def resample(self, index: int) -> None:
         """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.

@@ -19,7 +19,7 @@ class LlipHead(ConditionalHead):
     """score = cosine(W_o mixture of the image's tokens by the caption, W_t caption).
 
     In each head m of the attention the caption g and token k of the image have the weight softmax_k(g Q_m . h_k K_m /
-    attention_temperature). There is no released code.
+    attention_temperature). No code was released.
 
     image_width, text_width: widths of the tokens. embed_width: d. heads: number of attention heads.
     image_tokens: number of learned tokens, the first of the image tower: class token and registers

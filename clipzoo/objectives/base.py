@@ -44,7 +44,7 @@ class Objective(nn.Module):
     one_positive: bool = True
     """True if the loss is defined only for one positive of each row, and no pair is left out."""
     same_caption: Literal["negative", "ignore", "positive"] = "negative"
-    """What pairs of samples with an equal caption or an equal group are."""
+    """Whether pairs of samples with an equal caption or an equal group are negatives, left out, or positives."""
     needs_teacher: bool = False
     """True if the loss reads `Similarity.teacher`."""
     citations: tuple[Paper, ...] = ()

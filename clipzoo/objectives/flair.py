@@ -75,7 +75,7 @@ def selected_captions(batch: Batch, similarity: Similarity, seed: int, step: int
     drawn = ((rows[local, None] | 1) * others >> 33 & (2**30 - 1)) % views.captions  # [b, N]
     image = torch.arange(images - 1, device=device)
     image = image + (image >= local[:, None])  # [b, N - 1], without the own image
-    own = texts * local[:, None] + torch.arange(texts, device=device)
-    columns = torch.cat([own, texts * image + drawn.gather(1, image)], dim=1)
+    captions = texts * local[:, None] + torch.arange(texts, device=device)
+    columns = torch.cat([captions, texts * image + drawn.gather(1, image)], dim=1)
     positive = torch.arange(columns.shape[1], device=device) < views.captions
     return columns, positive.expand_as(columns)
