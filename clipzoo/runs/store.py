@@ -450,6 +450,8 @@ class Mirror:
     def _send_changes(self, is_final: bool) -> bool:
         """Upload new and changed files, then remove old ones from the store; return True if it has all files."""
         files = local_files(self._folder)
+        if self._record.stored and not files:
+            raise FileNotFoundError(f"{self._folder} was emptied while its run was sent")
         tree = Tree(files)
         newest = [tree.groups[groups[-1]] for groups in tree.series.values()]
         has_new = any(not self._record.has(name, files[name]) for names in newest for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -156,6 +157,18 @@ def test_a_store_that_fails_for_longer_than_the_bound_is_reported_once_with_the_
     with pytest.raises(TrainingError, match=URL):
         mirror.finish()
     assert (tmp_path / "checkpoints" / "step_00000002.pt").exists()
+
+
+def test_a_run_directory_that_is_removed_meanwhile_leaves_the_store_as_it_was(files, tmp_path):
+    errors: list[TrainingError] = []
+    save_checkpoint(tmp_path / "a", 2)
+    log_step(tmp_path / "a", 1)
+    mirrored(tmp_path / "a", patience=0.3, on_failure=errors.append)
+    until(lambda: {"metrics.jsonl", "checkpoints/step_00000002.json"} <= names(files))
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    until(lambda: bool(errors))
+    assert "emptied while its run was sent" in str(errors[0])
+    assert {"metrics.jsonl", "checkpoints/step_00000002.json"} <= names(files)
 
 
 def test_the_next_process_sends_only_files_that_are_new_or_lost_in_the_store(files, tmp_path):
