@@ -168,16 +168,15 @@ class AmorLIP(FittedObjective):
 
     def predict(self, weights: Tensor, features: Tensor) -> Tensor:
         """Weights [2, P] and embeddings [2, b, width] of both modalities -> log lambda, [2, b]."""
-
-        def of_modality(weights: Tensor, features: Tensor) -> Tensor:
-            split = zip(weights.split(self._sizes), self._shapes, strict=True)
-            parts, hidden = [part.view(shape) for part, shape in split], features
+        outputs = []
+        for row, inputs in zip(weights, features, strict=True):
+            parts = [part.view(shape) for part, shape in zip(row.split(self._sizes), self._shapes, strict=True)]
+            hidden = inputs
             for weight, bias, norm_weight, norm_bias in (parts[:4], parts[4:8]):
                 hidden = functional.linear(hidden, weight, bias).relu()
                 hidden = functional.layer_norm(hidden, bias.shape, norm_weight, norm_bias)
-            return functional.linear((hidden + features).relu(), *parts[8:])[:, 0]
-
-        return torch.stack([of_modality(*both) for both in zip(weights, features, strict=True)])
+            outputs.append(functional.linear((hidden + inputs).relu(), *parts[8:])[:, 0])
+        return torch.stack(outputs)
 
 
 def layers(width: int, hidden: int) -> list[nn.Parameter]:

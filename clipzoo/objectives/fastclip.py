@@ -168,5 +168,5 @@ class FastCLIP(MovingAverageObjective):
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return log u, and the temperatures of v2."""
-        statistics = self.only_seen("log_negatives", self.log_u)
-        return {**statistics, **self.only_seen("temperature", self.tau)} if self._per_sample else statistics
+        temperatures = self.only_seen("temperature", self.tau) if self._per_sample else {}
+        return {**super().sample_statistics(), **temperatures}

@@ -180,6 +180,10 @@ class MovingAverageObjective(PerSampleObjective):
             samples.write(self.log_u, modality, log_u)
         return log_u[samples.own]
 
+    def sample_statistics(self) -> Mapping[str, Tensor]:
+        """Return log u: high for samples that resemble their negatives."""
+        return self.only_seen("log_negatives", self.log_u)
+
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
         seen = values.masked_fill(self.log_u == UNSET, math.nan)

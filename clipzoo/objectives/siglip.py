@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.base import Head, Paper
 from clipzoo.objectives.base import LogitScale, WeightedObjective, weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Range, SameCaption, Scale, Similarity, Weight, checked
+from clipzoo.types import Batch, Bias, Loss, Progress, SameCaption, Scale, Similarity, Weight, checked
 
 
 @checked
@@ -40,7 +39,7 @@ class SigLIP(WeightedObjective):
     def __init__(
         self,
         initial_scale: Scale | None,
-        initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)],
+        initial_bias: Bias,
         image_to_text: Weight,
         text_to_image: Weight,
         same_caption: SameCaption = "negative",

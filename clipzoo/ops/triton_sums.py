@@ -49,6 +49,8 @@ def negative_sums_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
+    if not SCALED:
+        scores = tl.where(counted, scores, ABSENT)  # the exponents of both sides
     if WITH_ROWS:
         exponents = _exponents(
             scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
@@ -86,7 +88,8 @@ def negative_shares_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
-    tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    if not SCALED:
+        scores = tl.where(counted, scores, ABSENT)  # the exponents of both sides
     if WITH_ROWS:
         exponents = _exponents(
             scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
@@ -94,7 +97,7 @@ def negative_shares_kernel(
         )  # fmt: skip
         sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
         d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
-        tile += tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
+        tile = tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
     if WITH_COLUMNS:
         exponents = _exponents(
             scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
@@ -102,7 +105,8 @@ def negative_shares_kernel(
         )  # fmt: skip
         sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
-        tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
+        share = tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
+        tile = tile + share if WITH_ROWS else share
     store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
 
 
@@ -142,16 +146,12 @@ def _exponents(
     scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, threshold_ptr,
     SCALED: tl.constexpr, THRESHOLDS: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """scale of the anchor * (score + bias of the contrast). AXIS: of the contrasts, 1 if the anchors are rows.
-
-    SCALED: if False, the scores are the exponents.
-    """
+    """scale of the anchor * (score + bias of the contrast) if SCALED. AXIS: 1 if the anchors are rows, else 0."""
     exponents = scores
     if SCALED:
         scale = tl.load(scale_ptr + anchor, mask=anchor < anchors, other=0.0)
         bias = tl.load(bias_ptr + contrast, mask=contrast < contrasts, other=0.0)
-        exponents = tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS))
-    exponents = tl.where(counted, exponents, ABSENT)
+        exponents = tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
     if THRESHOLDS:
         threshold = tl.load(threshold_ptr + anchor, mask=anchor < anchors, other=0.0)
         exponents = tl.where(scores > tl.expand_dims(threshold, AXIS), ABSENT, exponents)
