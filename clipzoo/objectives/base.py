@@ -263,9 +263,6 @@ class WeightedObjective(Objective):
         self.weights, self.same_caption = (image_to_text, text_to_image), same_caption
 
 
-# Inverse temperature of an objective.
-
-
 class LogitScale(nn.Module):
     """exp(log_scale), optimized with the model if learnable.
 

@@ -15,7 +15,6 @@ from clipzoo.heads.base import Shape
 from clipzoo.objectives.base import Objective, StateShare
 from clipzoo.types import Batch, Loss, Share, World
 
-IMAGE, TEXT = 0, 1
 UNSET = math.inf
 """Initial value of state that no batch has set yet."""
 
@@ -152,6 +151,8 @@ class MovingAverageObjective(PerSampleObjective):
     own_temperature = True
     needs_negatives = True
     value_log = "objective"
+    moves_state = False
+    """True if ranks gather the gradient of a state of each sample, such as its temperature."""
     log_u: Tensor
 
     def __init__(self, gamma: Share, **initial: float) -> None:
@@ -159,8 +160,8 @@ class MovingAverageObjective(PerSampleObjective):
         self._gamma = gamma
 
     def cost(self, shape: Shape, embedding: float, views: float) -> float:
-        """The sample's id, and the new sums of both modalities."""
-        return 16
+        """The sample's id, and for both modalities the new sum and the gradient of a state that moves along it."""
+        return 24 if self.moves_state else 16
 
     def track(
         self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World, gamma: float | None = None
@@ -186,8 +187,8 @@ class MovingAverageObjective(PerSampleObjective):
 
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
-        seen = values.masked_fill(self.log_u == UNSET, math.nan)
-        return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
+        images, texts = values.masked_fill(self.log_u == UNSET, math.nan)
+        return {f"{name}_image": images, f"{name}_text": texts}
 
 
 def sum_over_anchors(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Loss:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.ops.kme_cpu import LOG2_E, PLAIN_LIMIT
 from clipzoo.ops.packing import Block, Packed
 from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, tile_scores
 
@@ -138,12 +139,9 @@ def _columns_of(image, column, x_starts_ptr):
 # `triton_tiles.TILES`.
 
 
-PLAIN_LIMIT = 60.0
-"""Up to this alpha no exponent of relative weights leaves fp32's range, as in `kme_cpu`."""
 CHUNK_BYTES = 1 << 30
 """Bound of the memory between two kernels: partial sums forward, kernel values times gradients backward."""
 ALIGNMENT = 16
-_LOG2_E = math.log2(math.e)
 
 
 def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +161,7 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Ten
             len(right.points), len(layout), longest, BLOCK_COLUMNS=problem.tiles.columns,
             BLOCK_C=16, BLOCK_M=min(128, triton.next_power_of_2(longest)), num_warps=4,
         )  # fmt: skip
-    score = (normaliser - problem.alpha) / _LOG2_E + problem.left_largest[:, None] + problem.right_largest
+    score = (normaliser - problem.alpha) / LOG2_E + problem.left_largest[:, None] + problem.right_largest
     return score, normaliser
 
 
@@ -196,7 +194,7 @@ def kme_backward(
         d_right_weights += right_sums.sum(dim=0)
         # sum_ij P_ij (x_i . y_j - 1), its first term from the products of the same points as P's.
         pulls += (torch.linalg.vecdot(d_block, block.float()) - d_block_weights).sum(dtype=torch.float64)
-    two_gamma = problem.alpha / _LOG2_E
+    two_gamma = problem.alpha / LOG2_E
     return d_left.mul_(two_gamma), d_left_weights, d_right.mul_(two_gamma), d_right_weights, (2 * pulls).to(gamma)
 
 
@@ -207,7 +205,7 @@ class _Problem:
         self.tiles = current_tiles()
         self.launch = self.tiles.launch(width=left.points.shape[1])
         self.row_tiles = triton.cdiv(len(right.points), self.tiles.rows)
-        self.alpha = 2 * _LOG2_E * float(gamma)
+        self.alpha = 2 * LOG2_E * float(gamma)
         # Padding, which is multiplied by zeros: rows of P end on an aligned boundary.
         self.left = functional.pad(left.points.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
         self.right = right.points.to(self.tiles.dtype).contiguous()
