@@ -189,9 +189,9 @@ def negative_sums_backward(
     left_out: LeftOut, tile: int,
 ) -> Pair:  # fmt: skip
     """As `sums_cpu.negative_sums_backward`."""
-    tiles, *operands, flags = _launch(left, right, rows, columns, left_out)
-    row_scale, row_bias, row_threshold = _side(rows, *operands, flags)
-    column_scale, column_bias, column_threshold = _side(columns, *operands[::-1], flags)
+    tiles, anchors, contrasts, flags = _launch(left, right, rows, columns, left_out)
+    row_scale, row_bias, row_threshold = _side(rows, anchors, contrasts, flags)
+    column_scale, column_bias, column_threshold = _side(columns, contrasts, anchors, flags)
     d_rows, d_columns = d_sums
     if flags["SCALED"]:
         # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
@@ -200,7 +200,7 @@ def negative_sums_backward(
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         negative_shares_kernel[grid](
-            operands[0][part], operands[1], row_scale[part], row_bias, row_threshold[part],
+            anchors[part], contrasts, row_scale[part], row_bias, row_threshold[part],
             column_scale, column_bias[part], column_threshold,
             sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right),
             *_left_out(left_out, left, part.start), **flags,
