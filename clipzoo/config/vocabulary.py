@@ -126,6 +126,10 @@ StepRange = Annotated[tuple[Count, Count], Ascending()]
 SpikeWindow = Annotated[int, Range(at_least=4, at_most=100_000)]
 SpikePolicy = Literal["report", "stop", "skip", "rewind"]
 """Response to a spike of the loss; see conf/trainer/default.yaml."""
+Bias = Annotated[float, Range(at_least=-1000, at_most=1000)]
+"""Added to logits."""
+SameCaption = Literal["negative", "ignore", "positive"]
+"""Pairs of samples with an equal caption or an equal group are negatives, left out, or positives."""
 Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
 
 Names = Annotated[list[str], Distinct()]

@@ -25,8 +25,9 @@ class FittedObjective(Objective):
     Its weights are buffers, not parameters: the optimizer of the model does not see them, and a checkpoint holds
     them with Adam's moments. Ranks average their gradients, and so have the same weights.
 
-    shape: shape of all weights as one tensor. width: width of the network's inputs. fit_steps: steps of Adam in a step
-    of the training. fit_rate: learning rate.
+    shape: shape of all weights as one tensor.
+    width: d of the head; narrower embeddings are padded with zeros.
+    fit_steps: steps of Adam in a step of the training. fit_rate: their learning rate.
     """
 
     own_temperature = True
@@ -93,9 +94,7 @@ class AmorLIP(FittedObjective):
     rho: weight of the scale's term. rho_share: share of the training after which rho changes its sign.
     beta: weight of the prediction, reached from 0 by half a cosine. beta_epochs: epochs until beta is reached.
     average_decay: decay of the average of the network's weights. average_every: steps between its updates.
-    width: d of the head; narrower embeddings are padded with zeros. hidden_factor: hidden width divided by d.
-    fit_steps: steps of Adam in a step of the training. fit_rate: their learning rate.
-    seed: seed of the networks' initial weights.
+    hidden_factor: hidden width divided by d. seed: seed of the networks' initial weights.
     """
 
     name = "amorlip"
@@ -168,16 +167,15 @@ class AmorLIP(FittedObjective):
 
     def predict(self, weights: Tensor, features: Tensor) -> Tensor:
         """Weights [2, P] and embeddings [2, b, width] of both modalities -> log lambda, [2, b]."""
-
-        def of_modality(weights: Tensor, features: Tensor) -> Tensor:
-            split = zip(weights.split(self._sizes), self._shapes, strict=True)
-            parts, hidden = [part.view(shape) for part, shape in split], features
+        outputs = []
+        for row, inputs in zip(weights, features, strict=True):
+            parts = [part.view(shape) for part, shape in zip(row.split(self._sizes), self._shapes, strict=True)]
+            hidden = inputs
             for weight, bias, norm_weight, norm_bias in (parts[:4], parts[4:8]):
                 hidden = functional.linear(hidden, weight, bias).relu()
                 hidden = functional.layer_norm(hidden, bias.shape, norm_weight, norm_bias)
-            return functional.linear((hidden + features).relu(), *parts[8:])[:, 0]
-
-        return torch.stack([of_modality(*both) for both in zip(weights, features, strict=True)])
+            outputs.append(functional.linear((hidden + inputs).relu(), *parts[8:])[:, 0])
+        return torch.stack(outputs)
 
 
 def layers(width: int, hidden: int) -> list[nn.Parameter]:

@@ -7,7 +7,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.func import functional_call
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head, Paper, Shape
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Term, Views, World
+from clipzoo.types import Batch, Loss, Progress, SameCaption, Scores, Similarity, Term, Views, Weight, World, checked
 
 log = logging.getLogger(__name__)
 StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -43,8 +42,7 @@ class Objective(nn.Module):
     """True if the objective reads the raw images and captions of the batch, and not only their similarities."""
     one_positive: bool = True
     """True if the loss is defined only for one positive of each row, and no pair is left out."""
-    same_caption: Literal["negative", "ignore", "positive"] = "negative"
-    """Whether pairs of samples with an equal caption or an equal group are negatives, left out, or positives."""
+    same_caption: SameCaption = "negative"
     needs_teacher: bool = False
     """True if the loss reads `Similarity.teacher`."""
     citations: tuple[Paper, ...] = ()
@@ -125,8 +123,8 @@ class Objective(nn.Module):
             "are too flat to train well: use head=clip, or give this head a temperature"
         ]
 
-    def allocate(self, samples: int) -> None:
-        """Allocate the per-sample state for a dataset of `samples` samples. No-op for objectives without state."""
+    def allocate(self, samples: int, world: World = World()) -> None:
+        """Allocate the per-sample state of a dataset, divided among the ranks. No-op for objectives without state."""
 
     def initial_state(self, samples: int) -> dict[str, Tensor]:
         """Return the per-sample state of `samples` samples that no batch has set, by name; empty without state."""
@@ -167,9 +165,6 @@ class Objective(nn.Module):
                 f"objective {self.name} compares raw images and captions, which an evaluation does not keep, so it has "
                 "no validation loss: give eval.validation=null"
             )
-
-    def share(self, world: World) -> None:
-        """Divide the per-sample state among the ranks. Call before `allocate`. No-op for objectives without state."""
 
     def shares(self) -> Mapping[str, StateShare]:
         """Return this rank's parts of buffers that are divided among the ranks, by name; empty if none is."""
@@ -252,7 +247,20 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
     return Loss(total, logs)
 
 
-# Inverse temperature of an objective.
+@checked
+class WeightedObjective(Objective):
+    """Base class of objectives that weigh the two directions: `weighted_loss(similarity, self.weights, loss)`.
+
+    image_to_text, text_to_image: weights of the losses of image anchors and of text anchors.
+    same_caption: pairs of different samples with an equal caption or group are negatives, as in CLIP, are left out
+        ("ignore"), or are positives ("positive").
+    """
+
+    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
+
+    def __init__(self, image_to_text: Weight, text_to_image: Weight, same_caption: SameCaption = "negative") -> None:
+        super().__init__()
+        self.weights, self.same_caption = (image_to_text, text_to_image), same_caption
 
 
 class LogitScale(nn.Module):

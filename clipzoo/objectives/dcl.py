@@ -10,19 +10,17 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.base import Objective, weighted_loss
+from clipzoo.objectives.base import WeightedObjective, weighted_loss
 from clipzoo.types import Batch, Decay, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
 
 @checked
-class DCL(Objective):
+class DCL(WeightedObjective):
     """-log( p / (p + g) ), p = exp(s_ii / tau), averaged over anchors and weighted over the directions.
 
     g = max( (sum_{j != i} exp(s_ij / tau) - (N-1) tau_plus p) / (1 - tau_plus), (N-1) exp(-1 / tau) ).
     temperature: tau, fixed, on cosines. tau_plus: share of false negatives among the negatives.
-    image_to_text, text_to_image: weights of the directions.
-    same_caption: pairs of different samples with an equal caption or group are negatives, or are left out ("ignore"),
-        also of N, their number. An anchor without negatives has no loss.
+    same_caption: with "ignore", N counts the pairs that are left. An anchor without negatives has no loss.
     """
 
     name = "dcl"
@@ -39,8 +37,6 @@ class DCL(Objective):
     own_temperature = True
     needs_negatives = True
 
-    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
-
     def __init__(
         self,
         temperature: Scale,
@@ -49,10 +45,8 @@ class DCL(Objective):
         text_to_image: Weight,
         same_caption: Literal["negative", "ignore"] = "negative",
     ) -> None:
-        super().__init__()
-        self.same_caption = same_caption
+        super().__init__(image_to_text, text_to_image, same_caption)
         self._temperature, self._tau_plus = temperature, tau_plus
-        self._weights = image_to_text, text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         def tempered(cosines: Tensor) -> Tensor:
@@ -77,4 +71,4 @@ class DCL(Objective):
             negatives = torch.maximum(negatives, floor)
             return (torch.logaddexp(positives, negatives) - positives).mean()
 
-        return weighted_loss(similarity, self._weights, debiased)
+        return weighted_loss(similarity, self.weights, debiased)

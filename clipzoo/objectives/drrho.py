@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Paper
 from clipzoo.objectives.fastclip import FastCLIP
@@ -61,11 +59,7 @@ class DRRhoCLIP(FastCLIP):
                 "objective drrho compares cosines with those of a reference model: give a teacher whose scores are "
                 "cosines times a factor, such as teacher=open_clip"
             )
-        log_scale = reference.log_cosine_scale
-
-        def cosines(scores: Tensor) -> Tensor:
-            return scores * (-log_scale).exp()
-
+        to_cosines = (-reference.log_cosine_scale).exp()
         pairs = zip(similarity.directions, reference.directions, strict=True)
-        images, texts = (scores.minus(teacher.scaled(cosines)) for scores, teacher in pairs)
+        images, texts = (scores.minus(teacher.scaled(to_cosines.mul)) for scores, teacher in pairs)
         return super().forward(replace(similarity, image_to_text=images, text_to_image=texts), batch, progress)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.config.vocabulary import Decay, Epsilon, Positive, Rate, Scale, Share, Weight
-from clipzoo.heads.base import Paper, Shape
+from clipzoo.heads.base import Paper
 from clipzoo.objectives.per_sample import MovingAverageObjective, SampleRows, sum_over_anchors
 from clipzoo.types import Batch, Loss, Negatives, Progress, Similarity, checked, decimal
 
@@ -55,8 +55,6 @@ class FastCLIP(MovingAverageObjective):
     further_state: Mapping[str, float] = {}
     """Names and initial values of further state of a subclass, which Adam moves (`descend`)."""
     tau: Tensor
-    tau_mean: Tensor
-    tau_square: Tensor
 
     def __init__(
         self, version: Literal["v0", "v1", "v2", "v3"], temperature: Scale, minimum_temperature: Scale,
@@ -68,15 +66,12 @@ class FastCLIP(MovingAverageObjective):
         self._epsilon_in_slope = self._per_sample
         state = {"tau": temperature, "tau_mean": 0.0, "tau_square": 0.0} if self._per_sample else {}
         super().__init__(gamma, **state, **self.further_state)
+        self.moves_state = bool(state or self.further_state)
         if not self._per_sample:
             self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=self._learned)
         self._range, self._rate = (minimum_temperature, maximum_temperature), temperature_rate
         self._betas, self._adam_epsilon, self._gradient_clip = betas, adam_epsilon, gradient_clip
         self._rho, self._log_epsilon, self._gamma_decay = rho, math.log(epsilon), gamma_decay
-
-    def cost(self, shape: Shape, embedding: float, views: float) -> float:
-        """The sample's id, and for both modalities the new sum and the gradient of a state that Adam moves."""
-        return 24 if self._per_sample or self.further_state else 16
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         world, samples = similarity.world, self.rows(batch, similarity.world)
@@ -168,5 +163,5 @@ class FastCLIP(MovingAverageObjective):
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return log u, and the temperatures of v2."""
-        statistics = self.only_seen("log_negatives", self.log_u)
-        return {**statistics, **self.only_seen("temperature", self.tau)} if self._per_sample else statistics
+        temperatures = self.only_seen("temperature", self.tau) if self._per_sample else {}
+        return {**super().sample_statistics(), **temperatures}

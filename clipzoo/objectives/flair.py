@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from numpy.random import SeedSequence
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from torch.nn import functional
 
 from clipzoo.objectives.base import LogitScale, Objective
 from clipzoo.objectives.siglip import SigLIP
-from clipzoo.types import Batch, Loss, Positive, Progress, Range, Scale, Scores, Seed, Similarity, checked
+from clipzoo.types import Batch, Bias, Loss, Positive, Progress, Scale, Scores, Seed, Similarity, checked
 
 
 @checked
@@ -32,10 +30,7 @@ class Flair(Objective):
     one_positive = False
     pair = staticmethod(SigLIP.pair)
 
-    def __init__(
-        self, initial_scale: Scale, max_scale: Positive,
-        initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)], seed: Seed,
-    ) -> None:  # fmt: skip
+    def __init__(self, initial_scale: Scale, max_scale: Positive, initial_bias: Bias, seed: Seed) -> None:
         super().__init__()
         self.scale = LogitScale(initial_scale, learnable=True, maximum=max_scale)
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))

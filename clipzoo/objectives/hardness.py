@@ -10,22 +10,19 @@ from torch import Tensor
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Paper
 from clipzoo.heads.scores import DenseScores
-from clipzoo.objectives.base import LogitScale, Objective, weighted_loss
-from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
+from clipzoo.objectives.base import LogitScale, WeightedObjective, weighted_loss
+from clipzoo.types import Batch, Loss, Positive, Progress, SameCaption, Scale, Scores, Similarity, Weight, checked
 
 
 @checked
-class Hardness(Objective):
+class Hardness(WeightedObjective):
     """InfoNCE with logits s_ij / tau + alpha sg(s_ij) for the negatives and s_ii / tau for the positive.
 
     temperature: tau, on cosines; initial value if `learnable_temperature`.
     learnable_temperature: train it; False fixes it. max_scale: upper bound of 1 / temperature.
     alpha: strength of the weights exp(alpha s_ij), which have no gradient; 0 gives InfoNCE.
-    image_to_text, text_to_image: weights of the directions; both are weighted by hardness.
     weighted: negatives with weights: "all"; "other", all but an image's own hard captions; "own", only these. With hard
         captions, "other" and "own" need the matrix of the scores.
-    same_caption: pairs of different samples with an equal caption or group are negatives, are left out ("ignore"), or
-        are positives, of which the mean of the losses is taken.
     """
 
     name = "hardness"
@@ -50,12 +47,11 @@ class Hardness(Objective):
     def __init__(
         self, temperature: Scale, learnable_temperature: bool, max_scale: Positive, alpha: Weight,
         image_to_text: Weight, text_to_image: Weight, weighted: Literal["all", "other", "own"] = "all",
-        same_caption: Literal["negative", "ignore", "positive"] = "negative",
+        same_caption: SameCaption = "negative",
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._weighted, self.same_caption = weighted, same_caption
+        super().__init__(image_to_text, text_to_image, same_caption)
+        self._alpha, self._weighted = alpha, weighted
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
-        self._alpha, self._weights = alpha, (image_to_text, text_to_image)
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         scale, views = self.scale(), batch.views
@@ -86,5 +82,5 @@ class Hardness(Objective):
                 negatives = (sums.detach() + share * (sums - sums.detach())).where(sums != -torch.inf, sums)
             return (negatives.logaddexp(plain.positives_log_sum_exp()) - plain.positives()).mean()
 
-        loss = weighted_loss(similarity, self._weights, hard_weighted)
+        loss = weighted_loss(similarity, self.weights, hard_weighted)
         return Loss(loss.total, {**loss.logs, "logit_scale": scale.detach()})

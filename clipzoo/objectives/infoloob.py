@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from torch import Tensor
 
 from clipzoo.heads.base import Head
 from clipzoo.heads.cloob import CLOOB
-from clipzoo.objectives.base import Objective, weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Similarity, Weight, checked
+from clipzoo.objectives.base import WeightedObjective, weighted_loss
+from clipzoo.types import Batch, Loss, Progress, SameCaption, Scale, Scores, Similarity, Weight, checked
 
 
 @checked
-class InfoLOOB(Objective):
+class InfoLOOB(WeightedObjective):
     """scale * sum over the two directions of weight * mean_i [ log sum_{j != i} exp s_ij - s_ii ].
 
     With several positives, s_ii is their mean. An anchor without negatives has no loss.
@@ -22,8 +21,6 @@ class InfoLOOB(Objective):
     scale: factor of the loss; CLOOB trains tau * (sum of two terms), so scale = tau = 1/30 with weights 1, 1.
     image_to_text, text_to_image: weights of the directions. For a Hopfield head the first is CLOOB's U term, anchored
     on images, the second its V term, anchored on texts.
-    same_caption: pairs of different samples with an equal caption or group are negatives, are left out ("ignore"), or
-        are positives.
     """
 
     name = "infoloob"
@@ -32,21 +29,18 @@ class InfoLOOB(Objective):
     needs_negatives = True
     one_positive = False
 
-    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
-
     def __init__(
         self,
         scale: Scale,
         image_to_text: Weight,
         text_to_image: Weight,
-        same_caption: Literal["negative", "ignore", "positive"] = "negative",
+        same_caption: SameCaption = "negative",
     ) -> None:
-        super().__init__()
-        self.same_caption = same_caption
-        self._weights = scale * image_to_text, scale * text_to_image
+        super().__init__(image_to_text, text_to_image, same_caption)
+        self.weights = scale * image_to_text, scale * text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        return weighted_loss(similarity, self._weights, leave_one_out)
+        return weighted_loss(similarity, self.weights, leave_one_out)
 
     def check(self, head: Head) -> list[str]:
         if all(math.isfinite(bound) for bound in head.score_range):

@@ -7,20 +7,17 @@ from typing import Literal
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.base import Objective, weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
+from clipzoo.objectives.base import WeightedObjective, weighted_loss
+from clipzoo.types import Batch, Loss, Progress, SameCaption, Scores, Similarity, Weight, checked
 
 
 @checked
-class InfoNCE(Objective):
+class InfoNCE(WeightedObjective):
     """sum over the two directions of weight * mean_i [ log sum_j exp s_ij - s_ii ].
 
-    image_to_text, text_to_image: weights of the directions, 0.5 and 0.5 for CLIP's loss.
     positives: loss of an anchor i with several positives p, where Z_i sums exp s_ij over positives and negatives:
         "mean_log", the mean of log Z_i - s_ip (SupCon, UniCL); "log_sum", log Z_i - log sum_p exp s_ip (MIL-NCE);
         "each_alone", the mean of "mean_log" with each positive alone among the negatives.
-    same_caption: pairs of different samples with an equal caption or group are negatives, as in CLIP, are left out
-        ("ignore"), or are positives ("positive", UniCL).
     """
 
     name = "infonce"
@@ -35,22 +32,18 @@ class InfoNCE(Objective):
     loss_unit = "nats"
     one_positive = False
 
-    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
-
     def __init__(
         self,
         image_to_text: Weight,
         text_to_image: Weight,
         positives: Literal["mean_log", "log_sum", "each_alone"] = "mean_log",
-        same_caption: Literal["negative", "ignore", "positive"] = "negative",
+        same_caption: SameCaption = "negative",
     ) -> None:
-        super().__init__()
-        self._weights = image_to_text, text_to_image
+        super().__init__(image_to_text, text_to_image, same_caption)
         self._loss = {"mean_log": cross_entropy, "log_sum": any_positive, "each_alone": each_alone}[positives]
-        self.same_caption = same_caption
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        return weighted_loss(similarity, self._weights, self._loss)
+        return weighted_loss(similarity, self.weights, self._loss)
 
 
 def cross_entropy(scores: Scores) -> Tensor:

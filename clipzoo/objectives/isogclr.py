@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.heads.base import Paper, Shape
-from clipzoo.objectives.per_sample import IMAGE, TEXT, MovingAverageObjective, sum_over_anchors
+from clipzoo.heads.base import Paper
+from clipzoo.objectives.per_sample import MovingAverageObjective, sum_over_anchors
 from clipzoo.types import Batch, Loss, Positive, Probability, Progress, Scale, Share, Similarity, Weight, checked
 
 
@@ -34,6 +34,7 @@ class ISogCLR(MovingAverageObjective):
             2023,
         ),
     )
+    moves_state = True
     tau: Tensor
     tau_momentum: Tensor
 
@@ -58,10 +59,6 @@ class ISogCLR(MovingAverageObjective):
         self._rho, self._eta, self._momentum, self._gradient_clip = rho, eta, momentum, gradient_clip
         self._range = minimum_temperature, maximum_temperature
 
-    def cost(self, shape: Shape, embedding: float, views: float) -> float:
-        """The sample's id, and for both modalities the new sum and the gradient of the temperature."""
-        return 24
-
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         world = similarity.world
         samples = self.rows(batch, world)
@@ -82,8 +79,8 @@ class ISogCLR(MovingAverageObjective):
                 samples.write(self.tau, anchor, (tau[anchor] - self._eta * step).clamp(*self._range))
             terms.append((negatives.surrogate(log_u), (tau[anchor, samples.own] * (log_u + self._rho)).mean()))
         loss = sum_over_anchors(*terms)
-        means = samples.read(self.tau).mean(dim=1)
-        logs = {"temperature_image_mean": means[IMAGE], "temperature_text_mean": means[TEXT]}
+        image_mean, text_mean = samples.read(self.tau).mean(dim=1)
+        logs = {"temperature_image_mean": image_mean, "temperature_text_mean": text_mean}
         return Loss(loss.total, {**loss.logs, **logs})
 
     def sample_statistics(self) -> Mapping[str, Tensor]:

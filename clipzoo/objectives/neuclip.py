@@ -24,8 +24,6 @@ class NeuCLIP(FittedObjective):
 
     temperature: tau, fixed, on cosines. epsilon: added to the means over negatives.
     prototypes: number of prototypes of each modality.
-    width: d of the head; narrower embeddings are padded with zeros.
-    fit_steps: steps of Adam in a step of the training. fit_rate: their learning rate.
     """
 
     name = "neuclip"

@@ -9,21 +9,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import NonNegativeCount, Probability, Range, Scale, Share, Weight
 from clipzoo.heads.base import Paper
 from clipzoo.objectives.per_sample import UNSET, MovingAverageObjective, sum_over_anchors
-from clipzoo.types import (
-    Batch,
-    Loss,
-    NonNegativeCount,
-    Probability,
-    Progress,
-    Range,
-    Scale,
-    Share,
-    Similarity,
-    Weight,
-    checked,
-)
+from clipzoo.types import Batch, Loss, Progress, Similarity, checked
 
 Popularity = Annotated[float, Range(at_least=-10, at_most=10)]
 """A log popularity times the temperature, on the scale of cosines."""

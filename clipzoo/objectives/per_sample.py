@@ -15,7 +15,6 @@ from clipzoo.heads.base import Shape
 from clipzoo.objectives.base import Objective, StateShare
 from clipzoo.types import Batch, Loss, Share, World
 
-IMAGE, TEXT = 0, 1
 UNSET = math.inf
 """Initial value of state that no batch has set yet."""
 
@@ -26,8 +25,8 @@ class PerSampleObjective(Objective):
     Every rank holds the whole state and applies all updates of the global batch. Ranks therefore agree without
     synchronisation, a checkpoint is the copy of one rank, and a run may resume on another number of ranks.
 
-    After `share`, every rank holds the state of consecutive samples, [2, n / ranks], and `rows` exchanges that of the
-    batch. Results are the same bit for bit.
+    If `allocate` gets several ranks, each holds the state of consecutive samples, [2, n / ranks], and `SampleRows`
+    exchange that of the batch. Results are the same bit for bit.
 
     initial: name and initial value of every buffer. samples: number of samples n of the state, over all ranks.
     """
@@ -40,11 +39,8 @@ class PerSampleObjective(Objective):
             self.register_buffer(name, torch.empty(2, 0))
         self.register_load_state_dict_pre_hook(_check_sizes)
 
-    def share(self, world: World) -> None:
-        self._world = world
-
-    def allocate(self, samples: int) -> None:
-        self.samples = samples
+    def allocate(self, samples: int, world: World = World()) -> None:
+        self.samples, self._world = samples, world
         first, end = self._world.share(self.samples)
         for name, value in self.initial_state(end - first).items():
             setattr(self, name, value)
@@ -76,13 +72,13 @@ class PerSampleObjective(Objective):
                 f"sample {int(ordered[1:][repeated][0])} is twice in one global batch of {len(ordered)}, and its state "
                 "cannot be updated twice at once: the dataset (data._target_) must not repeat a sample id within a step"
             )
-        local_slice = slice(world.rank * len(batch), (world.rank + 1) * len(batch))
+        own = slice(world.rank * len(batch), (world.rank + 1) * len(batch))
         # State is whole in a single process, and in `value_of_unseen` even if training divides it.
         if 1 in (self._world.size, world.size):
-            return SampleRows(ids, local_slice)
+            return SampleRows(len(ids), own, World(), torch.arange(len(ids), device=ids.device), ids)
         first, end = self._world.share(self.samples)
-        rows = ((ids >= first) & (ids < end)).nonzero().flatten()
-        return SharedRows(ids, local_slice, world, rows, ids[rows] - first)
+        places = ((ids >= first) & (ids < end)).nonzero().flatten()
+        return SampleRows(len(ids), own, world, places, ids[places] - first)
 
     def largest(self, values: Tensor, magnitude: bool = False) -> Tensor:
         """[2, n] -> [2], the maximum over the samples of all ranks. magnitude: of the absolute values."""
@@ -105,52 +101,38 @@ def _check_sizes(module: torch.nn.Module, state: Mapping[str, Any], prefix: str,
 # Rows of per-sample state: those of the samples of a global batch.
 
 
-@dataclass(frozen=True)
-class SampleRows:
-    """The rows of a global batch in buffers [2, n] that every rank holds whole.
-
-    ids: sample ids, [N]. own: positions of this rank's samples.
-    """
-
-    ids: Tensor
-    own: slice
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, buffer: Tensor) -> Tensor:
-        """Return the state of both modalities, [2, N]."""
-        return buffer[:, self.ids]
-
-    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
-        """Store the state of one modality. values: [N], the same on all ranks."""
-        buffer[modality, self.ids] = values.to(buffer.dtype)
-
-
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by size in bytes."""
 
 
 @dataclass(frozen=True)
-class SharedRows(SampleRows):
-    """The rows of a global batch in buffers of which every rank holds a part.
+class SampleRows:
+    """The rows of a global batch of N samples in buffers [2, n], of which every rank holds the whole or a part.
 
-    rows: positions in the batch of the samples whose state this rank holds. columns: their positions in its buffers.
+    count: N. own: places of this rank's samples in the batch. world: ranks among which the buffers are divided.
+    places: places in the batch of the samples whose state this rank holds. columns: their places in its buffers.
     """
 
+    count: int
+    own: slice
     world: World
-    rows: Tensor
+    places: Tensor
     columns: Tensor
 
+    def __len__(self) -> int:
+        return self.count
+
     def read(self, buffer: Tensor) -> Tensor:
+        """Return the state of both modalities, [2, N]."""
         # One rank has the bits of a value, the others zeros: the sum is exact for every value.
         bits = BITS[buffer.element_size()]
-        values = torch.zeros(2, len(self.ids), dtype=bits, device=buffer.device)
-        values[:, self.rows] = buffer[:, self.columns].view(bits)
+        values = torch.zeros(2, self.count, dtype=bits, device=buffer.device)
+        values[:, self.places] = buffer[:, self.columns].view(bits)
         return self.world.sum(values).view(buffer.dtype)
 
     def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
-        buffer[modality, self.columns] = values[self.rows].to(buffer.dtype)
+        """Store the state of one modality. values: [N], the same on all ranks."""
+        buffer[modality, self.columns] = values[self.places].to(buffer.dtype)
 
 
 # Moving-average estimator of SogCLR, iSogCLR and NUCLR, in the log domain.
@@ -169,6 +151,8 @@ class MovingAverageObjective(PerSampleObjective):
     own_temperature = True
     needs_negatives = True
     value_log = "objective"
+    moves_state = False
+    """True if ranks gather the gradient of a state of each sample, such as its temperature."""
     log_u: Tensor
 
     def __init__(self, gamma: Share, **initial: float) -> None:
@@ -176,8 +160,8 @@ class MovingAverageObjective(PerSampleObjective):
         self._gamma = gamma
 
     def cost(self, shape: Shape, embedding: float, views: float) -> float:
-        """The sample's id, and the new sums of both modalities."""
-        return 16
+        """The sample's id, and for both modalities the new sum and the gradient of a state that moves along it."""
+        return 24 if self.moves_state else 16
 
     def track(
         self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World, gamma: float | None = None
@@ -197,10 +181,14 @@ class MovingAverageObjective(PerSampleObjective):
             samples.write(self.log_u, modality, log_u)
         return log_u[samples.own]
 
+    def sample_statistics(self) -> Mapping[str, Tensor]:
+        """Return log u: high for samples that resemble their negatives."""
+        return self.only_seen("log_negatives", self.log_u)
+
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
         """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
-        seen = values.masked_fill(self.log_u == UNSET, math.nan)
-        return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
+        images, texts = values.masked_fill(self.log_u == UNSET, math.nan)
+        return {f"{name}_image": images, f"{name}_text": texts}
 
 
 def sum_over_anchors(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Loss:

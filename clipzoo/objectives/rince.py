@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from clipzoo.heads.base import Head, Paper
-from clipzoo.objectives.base import Objective, weighted_loss
+from clipzoo.objectives.base import WeightedObjective, weighted_loss
 from clipzoo.types import Batch, Loss, Probability, Progress, Scores, Share, Similarity, Weight, checked
 
 LARGEST_EXPONENT = 80.0
@@ -15,12 +15,13 @@ LARGEST_EXPONENT = 80.0
 
 
 @checked
-class RINCE(Objective):
+class RINCE(WeightedObjective):
     """sum over the directions of weight * mean_i [ (lam Z_i)^q - e^{q s_ii} ] / q, Z_i = sum_j e^{s_ij}.
+
+    The paper pairs images; its code has no image-text loss.
 
     q: 0 gives InfoNCE + log lam, 1 a symmetric loss, which is robust to noise of the positives.
     lam: weight of the sum. Below 1 the loss falls without bound as the scores grow.
-    image_to_text, text_to_image: weights of the directions. The paper pairs images; its code has no image-text loss.
     """
 
     name = "rince"
@@ -34,12 +35,9 @@ class RINCE(Objective):
         ),
     )
 
-    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
-
     def __init__(self, q: Probability, lam: Share, image_to_text: Weight, text_to_image: Weight) -> None:
-        super().__init__()
+        super().__init__(image_to_text, text_to_image)
         self._q, self._log_lam = q, math.log(lam)
-        self._weights = image_to_text, text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         def power(logarithms: Tensor) -> Tensor:
@@ -49,10 +47,10 @@ class RINCE(Objective):
         def robust(scores: Scores) -> Tensor:
             return (power(scores.log_sum_exp() + self._log_lam) - power(scores.positives())).mean()
 
-        return weighted_loss(similarity, self._weights, robust)
+        return weighted_loss(similarity, self.weights, robust)
 
     def check(self, head: Head) -> list[str]:
-        if self._q * head.score_range[1] <= LARGEST_EXPONENT:
+        if not self._q or self._q * head.score_range[1] <= LARGEST_EXPONENT:
             return []
         return [
             f"objective rince computes exp(q * score), and scores of head {type(head).__name__} reach "

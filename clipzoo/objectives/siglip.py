@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.base import Head, Paper
-from clipzoo.objectives.base import LogitScale, Objective, weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Range, Scale, Similarity, Weight, checked
+from clipzoo.objectives.base import LogitScale, WeightedObjective, weighted_loss
+from clipzoo.types import Batch, Bias, Loss, Progress, SameCaption, Scale, Similarity, Weight, checked
 
 
 @checked
-class SigLIP(Objective):
+class SigLIP(WeightedObjective):
     """sum over the directions of weight * 1/N sum_ij -log sigmoid( y_ij (t s_ij + bias) ), y = 1 for i = j, else -1.
 
     With several captions, y = 1 for all captions of an image, and N is the number of images.
@@ -22,8 +21,6 @@ class SigLIP(Objective):
     initial_scale: initial value of a learnable t on cosines (10 in the paper); null uses the head's logits with t = 1.
     initial_bias: initial value of the learnable bias (-10 in the paper).
     image_to_text, text_to_image: weights of the directions; for heads with one matrix both losses are equal.
-    same_caption: pairs of different samples with an equal caption or group have y = -1 ("negative"), have no term
-        ("ignore"), or have y = 1 ("positive").
     """
 
     name = "siglip"
@@ -39,22 +36,18 @@ class SigLIP(Objective):
     loss_unit = "nats"
     one_positive = False
 
-    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
-
     def __init__(
         self,
         initial_scale: Scale | None,
-        initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)],
+        initial_bias: Bias,
         image_to_text: Weight,
         text_to_image: Weight,
-        same_caption: Literal["negative", "ignore", "positive"] = "negative",
+        same_caption: SameCaption = "negative",
     ) -> None:
-        super().__init__()
-        self.same_caption = same_caption
+        super().__init__(image_to_text, text_to_image, same_caption)
         self.scale = None if initial_scale is None else LogitScale(initial_scale, learnable=True, maximum=None)
         self.own_temperature = self.scale is not None
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))
-        self._weights = image_to_text, text_to_image
 
     @staticmethod
     def pair(state: Mapping[str, Tensor]) -> tuple[float, float]:
@@ -64,7 +57,7 @@ class SigLIP(Objective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         scale = self.bias.new_ones(()) if self.scale is None else self.scale()
-        loss = weighted_loss(similarity, self._weights, lambda scores: scores.binary_cross_entropy(scale, self.bias))
+        loss = weighted_loss(similarity, self.weights, lambda scores: scores.binary_cross_entropy(scale, self.bias))
         logs = {"logit_bias": self.bias.detach()}
         if self.scale is not None:
             logs["logit_scale"] = scale.detach()

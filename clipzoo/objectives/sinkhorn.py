@@ -8,19 +8,18 @@ from typing import Annotated
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.base import Objective, weighted_loss
+from clipzoo.objectives.base import WeightedObjective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Range, Scores, Similarity, Weight, checked
 
 
 @checked
-class Sinkhorn(Objective):
+class Sinkhorn(WeightedObjective):
     """sum over the directions of weight * -mean_i log(N P_ii), P a matrix with columns that sum to 1/N.
 
     log P starts as the scores s_ij; an iteration normalises the sums of its rows, then of its columns, to 1/N. The
     gradient passes through all iterations. The formula is ours, and needs the matrix of the scores.
 
     iterations: number of iterations. With many, both directions of a head with one matrix are equal.
-    image_to_text, text_to_image: weights of the directions; the rows of image_to_text are images.
     """
 
     name = "sinkhorn"
@@ -35,13 +34,11 @@ class Sinkhorn(Objective):
     )
     loss_unit = "nats"
 
-    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
-
     def __init__(
         self, iterations: Annotated[int, Range(at_least=1, at_most=1000)], image_to_text: Weight, text_to_image: Weight
     ) -> None:
-        super().__init__()
-        self._iterations, self._weights = iterations, (image_to_text, text_to_image)
+        super().__init__(image_to_text, text_to_image)
+        self._iterations = iterations
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         def transport(scores: Scores) -> Tensor:
@@ -53,4 +50,4 @@ class Sinkhorn(Objective):
                 log_plan = log_plan - sums - log_count
             return -log_plan.diagonal(scores.first_positive).mean() - log_count
 
-        return weighted_loss(similarity, self._weights, transport)
+        return weighted_loss(similarity, self.weights, transport)

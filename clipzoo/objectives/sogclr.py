@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from clipzoo.heads.base import Paper
 from clipzoo.objectives.per_sample import MovingAverageObjective, sum_over_anchors
@@ -47,7 +45,3 @@ class SogCLR(MovingAverageObjective):
                 log_denominator = torch.logaddexp(log_denominator, log_denominator.new_zeros(()))
             terms.append((negatives.surrogate(log_denominator), self._temperature * log_denominator.mean()))
         return sum_over_anchors(*terms)
-
-    def sample_statistics(self) -> Mapping[str, Tensor]:
-        """Return log u: high for samples that resemble their negatives."""
-        return self.only_seen("log_negatives", self.log_u)

@@ -62,8 +62,13 @@ class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout) -> tuple[Tensor, ...]:
         kernels = backend("filip", left.device.type, left.dtype)
-        to_text, to_image, *positions = kernels.filip_forward(left, right, of_images, of_texts)
-        context.save_for_backward(left, right, *positions)
+        sizes = len(of_images), len(of_texts)
+        to_text, to_image = left.new_zeros(sizes), left.new_zeros(sizes)
+        # Positions in the text [P, k] and in the image [n, Q].
+        best_of_text = left.new_zeros((len(left), sizes[1]), dtype=position_type(of_texts))
+        best_of_image = left.new_zeros((sizes[0], len(right)), dtype=position_type(of_images))
+        kernels.filip_forward(left, right, of_images, of_texts, to_text, to_image, best_of_text, best_of_image)
+        context.save_for_backward(left, right, best_of_text, best_of_image)
         context.layouts = of_images, of_texts
         return to_text, to_image
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clipzoo.ops.filip import position_type
 from clipzoo.ops.packing import Block, Layout
 from clipzoo.ops.tiles import product, tile_side
 
 
-def filip_forward(left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout) -> tuple[Tensor, ...]:
-    """Packed points [P, d] of n images and [Q, d] of k texts -> sums of maxima, and the positions of the maxima.
+def filip_forward(
+    left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout,
+    to_text: Tensor, to_image: Tensor, best_of_text: Tensor, best_of_image: Tensor,
+) -> None:  # fmt: skip
+    """Packed points [P, d] of n images and [Q, d] of k texts -> the last four arguments, which are overwritten.
 
-    Sums over an image's points of the largest product with a text's points [n, k], and over a text's points of the
-    largest with an image's [n, k]; positions in the text [P, k], and in the image [n, Q].
+    to_text, to_image: sums over an image's points of the largest product with a text's points [n, k], and over a text's
+    points of the largest with an image's [n, k]. best_of_text, best_of_image: positions of the maxima.
     """
-    sizes = len(of_images), len(of_texts)
-    to_text, to_image = left.new_zeros(sizes), left.new_zeros(sizes)
-    best_of_text = left.new_zeros((len(left), sizes[1]), dtype=position_type(of_texts))
-    best_of_image = left.new_zeros((sizes[0], len(right)), dtype=position_type(of_images))
     column_blocks = list(of_texts.blocks(tile_side()))
     for rows in of_images.blocks(tile_side()):
         for columns in column_blocks:
@@ -30,7 +28,6 @@ def filip_forward(left: Tensor, right: Tensor, of_images: Layout, of_texts: Layo
             largest, position = _largest(tile, rows, best_of_image.dtype)
             to_image[rows.samples, columns.samples] = _summed(largest, columns)
             best_of_image[rows.samples, columns.points] = position
-    return to_text, to_image, best_of_text, best_of_image
 
 
 def _largest(tile: Tensor, block: Block, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -8,51 +8,27 @@ skipped. The reference implementation is `kme_score_reference`.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from clipzoo.ops.packing import Layout, Packed, pack
 from clipzoo.ops.tiles import backend
-
-BLOCK_ELEMENTS = 1 << 24
-"""Number of pairs of points in memory at a time, 64 MiB in float32."""
 
 
 def kme_score_reference(
     points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor
 ) -> Tensor:
-    """log sum_ij w_i w'_j exp(-gamma |v_i - u_j|^2) of every pair of point sets (KME-CLIP, eq. 3).
+    """[n, M, d], [n, M], [k, M', d], [k, M'] -> S [n, k], with all pairs of points in memory.
 
-    points: [n, M, d] unit vectors; log_weights: [n, M], -inf for padding.
-    points2: [k, M', d]; log_weights2: [k, M']. gamma: scalar. -> [n, k].
-
-    Blocks of samples are compared in turn and recomputed in the backward pass: memory holds BLOCK_ELEMENTS pairs of
-    points, never [n, k, M, M'].
+    log sum_ij w_i w'_j exp(-gamma |v_i - u_j|^2) (KME-CLIP, eq. 3) for unit vectors.
     """
-    pairs = points.shape[1] * points2.shape[1]
-    columns = max(1, min(len(points2), BLOCK_ELEMENTS // pairs))
-    rows = max(1, BLOCK_ELEMENTS // (pairs * columns))
-    right_blocks = list(zip(points2.split(columns), log_weights2.split(columns), strict=True))
-    recomputed = partial(checkpoint, score_block, use_reentrant=False, preserve_rng_state=False)
-    scores = [
-        torch.cat([recomputed(*left, *right, gamma) for right in right_blocks], dim=1)
-        for left in zip(points.split(rows), log_weights.split(rows), strict=True)
-    ]
-    return torch.cat(scores)
-
-
-def score_block(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
-    """[r, M, d], [c, M', d] -> [r, c], all pairs of points in memory."""
-    cosines = points.flatten(0, 1) @ points2.flatten(0, 1).mT  # [r M, c M']
-    # |v - u|^2 = 2 (1 - v.u) for unit vectors.
+    cosines = points.flatten(0, 1) @ points2.flatten(0, 1).mT  # [n M, k M']
+    # |v - u|^2 = 2 (1 - v.u)
     exponents = 2 * gamma * (cosines - 1) + log_weights.flatten()[:, None] + log_weights2.flatten()
-    pairs = exponents.view(*log_weights.shape, *log_weights2.shape)  # [r, M, c, M']
-    return pairs.logsumexp(dim=(1, 3))
+    return exponents.view(*log_weights.shape, *log_weights2.shape).logsumexp(dim=(1, 3))
 
 
 def kme_score(
@@ -67,7 +43,7 @@ def kme_score(
         for tensor in (image_points, image_log_weights, text_points, text_log_weights, gamma)
     )
     if torch.compiler.is_exporting():
-        return score_block(image_points, image_log_weights, text_points, text_log_weights, gamma)
+        return kme_score_reference(image_points, image_log_weights, text_points, text_log_weights, gamma)
     left, right = pack(image_points, image_log_weights), pack(text_points, text_log_weights)
     tensors = left.points, left.log_weights, right.points, right.log_weights, gamma
     return _Score.apply(*tensors, left.layout, right.layout)
@@ -76,15 +52,9 @@ def kme_score(
 class _Score(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any,
-        left: Tensor,
-        left_weights: Tensor,
-        right: Tensor,
-        right_weights: Tensor,
-        gamma: Tensor,
-        left_layout: Layout,
-        right_layout: Layout,
-    ) -> Tensor:
+        context: Any, left: Tensor, left_weights: Tensor, right: Tensor, right_weights: Tensor, gamma: Tensor,
+        left_layout: Layout, right_layout: Layout,
+    ) -> Tensor:  # fmt: skip
         kernels = backend("kme", left.device.type, left.dtype)
         sides = Packed(left, left_weights, left_layout), Packed(right, right_weights, right_layout)
         score, *saved = kernels.kme_forward(*sides, gamma)
@@ -96,6 +66,6 @@ class _Score(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         left, left_weights, right, right_weights, gamma, normaliser, *tile = context.saved_tensors
-        layouts = context.layouts
-        sides = Packed(left, left_weights, layouts[0]), Packed(right, right_weights, layouts[1])
+        left_layout, right_layout = context.layouts
+        sides = Packed(left, left_weights, left_layout), Packed(right, right_weights, right_layout)
         return *context.kernels.kme_backward(*sides, gamma, normaliser, gradient, *tile), None, None

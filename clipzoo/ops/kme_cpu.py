@@ -19,8 +19,9 @@ from clipzoo.ops.packing import Block, Packed
 from clipzoo.ops.tiles import product, tile_side
 
 _TILE = tile_side()
-_PLAIN_LIMIT = 60.0
-_LOG2_E = math.log2(math.e)
+PLAIN_LIMIT = 60.0
+"""Up to this alpha no exponent of relative weights leaves fp32's range."""
+LOG2_E = math.log2(math.e)
 
 
 def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...]:
@@ -29,11 +30,11 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...
     These are log2 of the sums relative to the largest weights, in fp64 because they must agree with recomputed tiles to
     more digits than fp32 has for a large exponent, and the first tile of a plain pass, which saves its recomputation.
     """
-    alpha = 2 * _LOG2_E * float(gamma)
+    alpha = 2 * LOG2_E * float(gamma)
     (left_logs, left_largest), (right_logs, right_largest) = left.relative_logs(), right.relative_logs()
     size = len(left.layout), len(right.layout)
     normaliser = left.points.new_full(size, float("-inf"), dtype=torch.float64)
-    block_scores = _plain_scores if alpha <= _PLAIN_LIMIT else _shifted_scores
+    block_scores = _plain_scores if alpha <= PLAIN_LIMIT else _shifted_scores
     column_blocks = list(right.layout.blocks(_TILE))
     first_tile: tuple[Tensor, ...] = ()
     for rows in left.layout.blocks(_TILE):
@@ -42,9 +43,9 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...
             exponent = product(scaled, right.points[columns.points])
             logs = left_logs[rows.points], right_logs[columns.points]
             normaliser[rows.samples, columns.samples] = block_scores(exponent, *logs, rows, columns)
-            if alpha <= _PLAIN_LIMIT and not first_tile:
+            if alpha <= PLAIN_LIMIT and not first_tile:
                 first_tile = (exponent,)
-    score = (normaliser - alpha) / _LOG2_E + left_largest[:, None] + right_largest
+    score = (normaliser - alpha) / LOG2_E + left_largest[:, None] + right_largest
     return score.to(left.points.dtype), normaliser, *first_tile
 
 
@@ -56,9 +57,9 @@ def kme_backward(
     With pi_ij = exp(exponent_ij - S) times S's gradient: d log w_i = sum_j pi_ij, dx_i = 2 gamma sum_j pi_ij y_j, and
     d gamma = 2 sum_ij pi_ij (x_i . y_j - 1), whose first term is the inner product of x with its own gradient.
     """
-    alpha = 2 * _LOG2_E * float(gamma)
+    alpha = 2 * LOG2_E * float(gamma)
     (left_logs, _), (right_logs, _) = left.relative_logs(), right.relative_logs()
-    plain = alpha <= _PLAIN_LIMIT
+    plain = alpha <= PLAIN_LIMIT
     # P of plain tiles has no weights: they multiply the narrow factors here and the results below.
     left_outer, right_outer = (logs.exp2() if plain else torch.ones_like(logs) for logs in (left_logs, right_logs))
     right_factor = right_outer[:, None] * right.points if plain else right.points

@@ -9,7 +9,7 @@ tile: rows and columns of a tile on a CPU; Triton's kernels have their own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,19 @@ from torch.autograd.function import once_differentiable
 from clipzoo.ops.tiles import LeftOut, backend
 
 
+@dataclass(frozen=True)
+class Exponents:
+    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts.
+
+    scale: None for the products themselves, on both sides; there are no means then.
+    threshold: of its anchors; pairs with a higher product are left out. None for none.
+    """
+
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+    threshold: Tensor | None = None
+
+
 def log_sum_exps(
     left: Tensor, right: Tensor, left_out: LeftOut, tile: int, columns: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -26,43 +39,9 @@ def log_sum_exps(
 
     Positives are left out of both. columns: if False, the second result is not computed and -inf.
     """
-    return _LogSumExps.apply(left, right, left_out, tile, columns)
-
-
-class _LogSumExps(torch.autograd.Function):
-    """Exponents of the backends are in base 2, which is cheaper on CPUs."""
-
-    @staticmethod
-    def forward(
-        context: Any, left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
-    ) -> tuple[Tensor, Tensor]:
-        kernels = backend("sums", left.device.type, left.dtype)
-        rows, columns = kernels.log_sum_exps_forward(left, right, left_out, tile, with_columns)
-        context.save_for_backward(left, right, rows, columns)
-        context.kernels, context.arguments = kernels, (left_out, tile, with_columns)
-        return rows * math.log(2), columns * math.log(2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(context: Any, d_rows: Tensor, d_columns: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, rows, columns = context.saved_tensors
-        # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero. The bound is above
-        # -1e30, the exponent of absent entries in Triton's kernels.
-        sums = rows.clamp(min=-1e29), columns.clamp(min=-1e29)
-        gradients = context.kernels.log_sum_exps_backward(left, right, sums, (d_rows, d_columns), *context.arguments)
-        return *gradients, None, None, None
-
-
-@dataclass(frozen=True)
-class Exponents:
-    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts.
-
-    threshold: of its anchors; pairs with a higher product are left out. None for none.
-    """
-
-    scale: Tensor
-    bias: Tensor | None = None
-    threshold: Tensor | None = None
+    sides = Exponents(), Exponents() if columns else None
+    row_sums, _, column_sums, _ = negative_sums(left, right, left_out, tile, *sides)
+    return row_sums, column_sums
 
 
 def negative_sums(
@@ -77,6 +56,8 @@ def negative_sums(
 
 
 class _NegativeSums(torch.autograd.Function):
+    """Exponents of the backends are in base 2, which is cheaper on CPUs."""
+
     @staticmethod
     def forward(
         context: Any, left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None,
@@ -84,7 +65,7 @@ class _NegativeSums(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         kernels = backend("sums", left.device.type, left.dtype)
         sides = [
-            None if side is None else (side.scale * math.log2(math.e), side.bias, side.threshold)
+            side if side is None or side.scale is None else replace(side, scale=side.scale * math.log2(math.e))
             for side in (rows, columns)
         ]
         row_sums, row_means, column_sums, column_means = kernels.negative_sums_forward(
@@ -101,7 +82,8 @@ class _NegativeSums(torch.autograd.Function):
         context: Any, d_rows: Tensor, _row_means: Tensor, d_columns: Tensor, _column_means: Tensor
     ) -> tuple[Tensor | None, ...]:
         left, right, rows, columns = context.saved_tensors
-        # As in log_sum_exps: a row that has only its positive.
+        # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero. The bound is above
+        # -1e30, the exponent of absent entries in Triton's kernels.
         sums = rows.clamp(min=-1e29), columns.clamp(min=-1e29)
         gradients = context.kernels.negative_sums_backward(left, right, sums, (d_rows, d_columns), *context.arguments)
         return *gradients, None, None, None, None

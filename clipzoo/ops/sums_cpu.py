@@ -1,7 +1,4 @@
-"""Sums over all pairs of two sets of vectors, in tiles of torch operations: the operations of `sums` on CPUs.
-
-Exponents of log-sum-exps are in base 2, which is cheaper on CPUs.
-"""
+"""Sums over all pairs of two sets of vectors, in tiles of torch operations: the operations of `sums` on CPUs."""
 
 from __future__ import annotations
 
@@ -10,72 +7,32 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.ops.tiles import LeftOut, gradients, leave_out, log2_sum_exp2, positives, tiles
+from clipzoo.ops.sums import Exponents
+from clipzoo.ops.tiles import LeftOut, gradients, leave_out, positives, tiles
 
-_LOG2_E = math.log2(math.e)
 Pair = tuple[Tensor, Tensor]
 """Values of the rows [b] and of the columns [N]."""
-Side = tuple[Tensor, Tensor | None, Tensor | None]
-"""Scale of the anchors, times log2(e), bias of the contrasts, and threshold of the anchors."""
-
-
-def log_sum_exps_forward(
-    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
-) -> tuple[Tensor, Tensor]:
-    """Return log2 of the sums over the rows [b] and over the columns [N], without positives."""
-    rows, columns = left.new_full((len(left),), -math.inf), left.new_full((len(right),), -math.inf)
-    for scores, row_part, column_part in tiles(left, right, tile, _LOG2_E):
-        leave_out(scores, row_part, column_part, left_out)
-        rows[row_part] = torch.logaddexp2(rows[row_part], log2_sum_exp2(scores, dim=1))
-        if with_columns:
-            columns[column_part] = torch.logaddexp2(columns[column_part], log2_sum_exp2(scores, dim=0))
-    return rows, columns
-
-
-def log_sum_exps_backward(
-    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, left_out: LeftOut, tile: int, with_columns: bool
-) -> Pair:
-    """Return the gradients of left and right from the sums and their gradients."""
-    (rows, columns), (d_rows, d_columns) = sums, d_sums
-
-    def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        leave_out(scores, part, other, left_out)
-        result = (scores - rows[part, None]).exp2_().mul_(d_rows[part, None])
-        if with_columns:
-            result += scores.sub_(columns[other]).exp2_().mul_(d_columns[other])
-        return result
-
-    return gradients(left, right, tile, shares, _LOG2_E)
 
 
 def negative_sums_forward(
-    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, left_out: LeftOut, tile: int
+    left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None, left_out: LeftOut, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log2 of the sums over rows, means over rows, and both over columns."""
+    """Return log2 of the sums over rows, means over rows, and both over columns. Scales are times log2(e)."""
     row_sums, column_sums = (left.new_full((len(side),), -math.inf) for side in (left, right))
     row_means, column_means = (left.new_zeros(len(side)) for side in (left, right))
-    for scores, part, column_part in tiles(left, right, tile):
+    for scores, part, other in tiles(left, right, tile, _factor(rows)):
         if rows is not None:
-            exponents = _exponents(scores, rows, part, column_part, left_out)
-            row_sums[part], row_means[part] = _combined(row_sums[part], row_means[part], exponents, scores)
+            _add(row_sums[part], row_means[part], scores, rows, part, other, left_out)
         if columns is not None:
-            exponents = _exponents(scores.mT, columns, column_part, part, _transposed(left_out))
-            column_sums[column_part], column_means[column_part] = _combined(
-                column_sums[column_part], column_means[column_part], exponents, scores.mT
-            )
+            sums, means = column_sums[other], column_means[other]
+            _add(sums, means, scores.mT, columns, other, part, _transposed(left_out))
     return row_sums, row_means, column_sums, column_means
 
 
 def negative_sums_backward(
-    left: Tensor,
-    right: Tensor,
-    sums: Pair,
-    d_sums: Pair,
-    rows: Side | None,
-    columns: Side | None,
-    left_out: LeftOut,
-    tile: int,
-) -> Pair:
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, rows: Exponents | None, columns: Exponents | None,
+    left_out: LeftOut, tile: int,
+) -> Pair:  # fmt: skip
     """Return the gradients of left and right from the sums and their gradients."""
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
@@ -85,42 +42,55 @@ def negative_sums_backward(
             result += _share(scores.mT, columns, other, part, _transposed(left_out), sums[1], d_sums[1]).mT
         return result
 
-    return gradients(left, right, tile, shares)
+    return gradients(left, right, tile, shares, _factor(rows))
+
+
+def _factor(rows: Exponents | None) -> float:
+    """Return the factor of the products: plain exponents have their log2(e) here."""
+    return math.log2(math.e) if rows is not None and rows.scale is None else 1.0
 
 
 def _transposed(left_out: LeftOut) -> LeftOut:
     return -left_out if isinstance(left_out, int) else left_out[::-1]
 
 
-def _exponents(scores: Tensor, side: Side, part: slice, other: slice, left_out: LeftOut) -> Tensor:
-    scale, bias, threshold = side
-    shifted = scores if bias is None else scores + bias[other]
-    exponents = shifted * scale[part, None]
+def _exponents(scores: Tensor, side: Exponents, part: slice, other: slice, left_out: LeftOut) -> Tensor:
+    """Return new exponents, or the tile itself if they are plain, which then serves both sides."""
+    exponents = scores if side.bias is None else scores + side.bias[other]
+    if side.scale is not None:
+        exponents = exponents * side.scale[part, None]
     leave_out(exponents, part, other, left_out)
-    if threshold is not None:
-        exponents.masked_fill_(scores > threshold[part, None], -math.inf)
+    if side.threshold is not None:
+        exponents.masked_fill_(scores > side.threshold[part, None], -math.inf)
     return exponents
 
 
-def _combined(sums: Tensor, means: Tensor, exponents: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums and means of the tiles so far and of one more."""
+def _add(
+    sums: Tensor, means: Tensor, scores: Tensor, side: Exponents, part: slice, other: slice, left_out: LeftOut
+) -> None:
+    """Add a tile to the sums and means of the tiles so far."""
+    exponents = _exponents(scores, side, part, other, left_out)
     largest = exponents.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(exponents.dtype).min)
-    weights = exponents.sub_(largest).exp2_()
+    weights = (exponents - largest if side.scale is None else exponents.sub_(largest)).exp2_()
     totals = weights.sum(dim=1)
     tile_sums = totals.log2().add_(largest.squeeze(1))
     joint_sums = torch.logaddexp2(sums, tile_sums)
-    finite = joint_sums.clamp(min=torch.finfo(joint_sums.dtype).min)
-    scaled = (weights * scores).sum(dim=1) / totals.clamp(min=torch.finfo(totals.dtype).tiny)
-    return joint_sums, means * (sums - finite).exp2() + scaled * (tile_sums - finite).exp2()
+    if side.scale is not None:
+        finite = joint_sums.clamp(min=torch.finfo(joint_sums.dtype).min)
+        scaled = (weights * scores).sum(dim=1) / totals.clamp(min=torch.finfo(totals.dtype).tiny)
+        means.copy_(means * (sums - finite).exp2() + scaled * (tile_sums - finite).exp2())
+    sums.copy_(joint_sums)
 
 
 def _share(
-    scores: Tensor, side: Side, part: slice, other: slice, left_out: LeftOut, sums: Tensor, gradient: Tensor
+    scores: Tensor, side: Exponents, part: slice, other: slice, left_out: LeftOut, sums: Tensor, gradient: Tensor
 ) -> Tensor:
     """Gradient with respect to the scores: the anchor's gradient and scale times the softmax."""
-    exponents = _exponents(scores, side, part, other, left_out)
-    anchors = gradient[part] * side[0][part] * math.log(2)
-    return exponents.sub_(sums[part, None]).exp2_().mul_(anchors[:, None])
+    exponents, shift = _exponents(scores, side, part, other, left_out), sums[part, None]
+    if side.scale is None:
+        return (exponents - shift).exp2_().mul_(gradient[part, None])
+    anchors = gradient[part] * side.scale[part] * math.log(2)
+    return exponents.sub_(shift).exp2_().mul_(anchors[:, None])
 
 
 FOLDS = 6

@@ -123,11 +123,6 @@ def gradients(
     return d_left, d_right.mT
 
 
-def log2_sum_exp2(exponents: Tensor, dim: int) -> Tensor:
-    largest = exponents.amax(dim=dim, keepdim=True).clamp_(min=torch.finfo(exponents.dtype).min)
-    return (exponents - largest).exp2_().sum(dim=dim).log2_().add_(largest.squeeze(dim))
-
-
 def tile_side(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
     """Return the side of a square tile in fp32 that takes a fifth of the CPU's largest cache, 640 to 1280.
 

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from clipzoo.ops import filip_cpu
-from clipzoo.ops.filip import position_type
 from clipzoo.ops.packing import Layout
 from clipzoo.ops.triton_tiles import ABSENT, narrow_tiles, products
 
@@ -71,11 +70,12 @@ def largest_kernel(
     tl.store(to_image_ptr + image * captions + first + slot, sums, mask=stored)
 
 
-def filip_forward(left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout) -> tuple[Tensor, ...]:
+def filip_forward(left: Tensor, right: Tensor, of_images: Layout, of_texts: Layout, *results: Tensor) -> None:
     """As `filip_cpu.filip_forward`; products follow `torch.get_float32_matmul_precision()`."""
     longest = max(of_texts.lengths, default=0)
     if longest > LONGEST_CAPTION:
-        return filip_cpu.filip_forward(left, right, of_images, of_texts)
+        filip_cpu.filip_forward(left, right, of_images, of_texts, *results)
+        return
     tiles = narrow_tiles()
     tiles = replace(tiles, rows=max(tiles.rows, triton.next_power_of_2(longest)))
     block_starts, filled = [0], 0
@@ -90,19 +90,16 @@ def filip_forward(left: Tensor, right: Tensor, of_images: Layout, of_texts: Layo
         torch.tensor(numbers, dtype=torch.int32).to(left.device, non_blocking=True)
         for numbers in (of_images.starts, of_texts.starts, block_starts)
     )
-    sizes, blocks = (len(of_images), len(of_texts)), len(block_starts) - 1
+    blocks = len(block_starts) - 1
     # A maximum ignores NaN; a sample with NaN gets it from its own sum.
     broken = [
         left.new_zeros(len(layout)).index_add_(0, layout.owner, 0.0 * points.sum(dim=1))
         for points, layout in ((left, of_images), (right, of_texts))
     ]
-    to_text, to_image = left.new_zeros(sizes), left.new_zeros(sizes)
-    best_of_text = left.new_zeros((len(left), sizes[1]), dtype=position_type(of_texts))
-    best_of_image = left.new_zeros((sizes[0], len(right)), dtype=position_type(of_images))
-    largest_kernel[(sizes[0] * blocks,)](
-        left.to(tiles.dtype).contiguous(), right.to(tiles.dtype).contiguous(), *starts,
-        to_text, to_image, best_of_text, best_of_image, blocks, sizes[1], len(right),
+    largest_kernel[(len(of_images) * blocks,)](
+        left.to(tiles.dtype).contiguous(), right.to(tiles.dtype).contiguous(), *starts, *results,
+        blocks, len(of_texts), len(right),
         CAPTIONS=triton.next_power_of_2(captions), **tiles.launch(width=left.shape[1]),
     )  # fmt: skip
-    nan = broken[0][:, None] + broken[1]
-    return to_text + nan, to_image + nan, best_of_text, best_of_image
+    for sums in results[:2]:
+        sums += broken[0][:, None] + broken[1]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import triton
@@ -19,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.ops.packing import Packed
+from clipzoo.ops.kme_cpu import LOG2_E, PLAIN_LIMIT
+from clipzoo.ops.packing import Block, Packed
 from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, tile_scores
 
 
@@ -139,12 +139,9 @@ def _columns_of(image, column, x_starts_ptr):
 # `triton_tiles.TILES`.
 
 
-PLAIN_LIMIT = 60.0
-"""Up to this alpha no exponent of relative weights leaves fp32's range, as in `kme_cpu`."""
 CHUNK_BYTES = 1 << 30
 """Bound of the memory between two kernels: partial sums forward, kernel values times gradients backward."""
 ALIGNMENT = 16
-_LOG2_E = math.log2(math.e)
 
 
 def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,19 +149,19 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Ten
     problem, layout = _Problem(left, right, gamma), right.layout
     right_starts = _on_device(layout.starts, right.points.device)
     normaliser = left.points.new_full((len(left.layout), len(layout)), -math.inf)
-    for part in problem.parts(bytes_of_a_point=8 * len(right.points)):
-        images, longest = len(part.starts) - 1, max(layout.lengths)
-        pieces = problem.left_logs.new_empty((part.column_tiles + images, len(right.points)))
-        partial_sums_kernel[(problem.row_tiles * part.column_tiles,)](
-            problem.left[part.points], problem.right, problem.left_logs[part.points], part.owner, part.starts, pieces,
-            problem.alpha, len(part.owner), len(right.points), SHIFTED=problem.alpha > PLAIN_LIMIT, **problem.launch,
+    for images, starts, column_tiles in problem.parts(bytes_of_a_point=8 * len(right.points)):
+        points, longest = images.points, max(layout.lengths)
+        pieces = problem.left_logs.new_empty((column_tiles + images.count, len(right.points)))
+        partial_sums_kernel[(problem.row_tiles * column_tiles,)](
+            problem.left[points], problem.right, problem.left_logs[points], images.owner.int(), starts, pieces,
+            problem.alpha, len(images.owner), len(right.points), SHIFTED=problem.alpha > PLAIN_LIMIT, **problem.launch,
         )  # fmt: skip
-        sample_sums_kernel[(images, triton.cdiv(len(layout), 16))](
-            pieces, problem.right_logs, part.starts, right_starts, normaliser[part.samples],
+        sample_sums_kernel[(images.count, triton.cdiv(len(layout), 16))](
+            pieces, problem.right_logs, starts, right_starts, normaliser[images.samples],
             len(right.points), len(layout), longest, BLOCK_COLUMNS=problem.tiles.columns,
             BLOCK_C=16, BLOCK_M=min(128, triton.next_power_of_2(longest)), num_warps=4,
         )  # fmt: skip
-    score = (normaliser - problem.alpha) / _LOG2_E + problem.left_largest[:, None] + problem.right_largest
+    score = (normaliser - problem.alpha) / LOG2_E + problem.left_largest[:, None] + problem.right_largest
     return score, normaliser
 
 
@@ -177,38 +174,28 @@ def kme_backward(
     d_right, d_right_weights = torch.zeros_like(right.points), torch.zeros_like(right.log_weights)
     pulls = left.points.new_zeros((), dtype=torch.float64)
     right_owner, captions_points = right.layout.owner.int(), len(right.points)
-    for part in problem.parts(bytes_of_a_point=problem.left.element_size() * captions_points):
-        points = len(part.owner)
-        stride = triton.cdiv(points, ALIGNMENT) * ALIGNMENT
+    for images, starts, column_tiles in problem.parts(problem.left.element_size() * captions_points):
+        points, count = images.points, len(images.owner)
+        stride = triton.cdiv(count, ALIGNMENT) * ALIGNMENT
         # P [Q, points of the run and zeros up to ALIGNMENT]; its sums over Q and over the points, in fp32, by tile.
         shares = problem.left.new_empty((captions_points, stride))
-        left_sums = problem.left_logs.new_empty((problem.row_tiles, points))
-        right_sums = problem.left_logs.new_empty((part.column_tiles, captions_points))
-        shares_kernel[(problem.row_tiles * part.column_tiles,)](
-            problem.left[part.points], problem.right, problem.left_logs[part.points], problem.right_logs,
-            part.owner, part.starts, right_owner, normaliser[part.samples].contiguous(),
-            gradient[part.samples].float().contiguous(), shares, left_sums, right_sums,
-            problem.alpha, points, captions_points, len(right.layout), stride, **problem.launch,
+        left_sums = problem.left_logs.new_empty((problem.row_tiles, count))
+        right_sums = problem.left_logs.new_empty((column_tiles, captions_points))
+        shares_kernel[(problem.row_tiles * column_tiles,)](
+            problem.left[points], problem.right, problem.left_logs[points], problem.right_logs,
+            images.owner.int(), starts, right_owner, normaliser[images.samples].contiguous(),
+            gradient[images.samples].float().contiguous(), shares, left_sums, right_sums,
+            problem.alpha, count, captions_points, len(right.layout), stride, **problem.launch,
         )  # fmt: skip
-        block, d_block_weights = problem.left[part.points], left_sums.sum(dim=0)
-        d_block = library_product(shares.mT, problem.right)[:points]
-        d_right += library_product(shares, problem.left[part.points.start :][:stride])
-        d_left[part.points], d_left_weights[part.points] = d_block, d_block_weights
+        block, d_block_weights = problem.left[points], left_sums.sum(dim=0)
+        d_block = library_product(shares.mT, problem.right)[:count]
+        d_right += library_product(shares, problem.left[points.start :][:stride])
+        d_left[points], d_left_weights[points] = d_block, d_block_weights
         d_right_weights += right_sums.sum(dim=0)
         # sum_ij P_ij (x_i . y_j - 1), its first term from the products of the same points as P's.
         pulls += (torch.linalg.vecdot(d_block, block.float()) - d_block_weights).sum(dtype=torch.float64)
-    two_gamma = problem.alpha / _LOG2_E
+    two_gamma = problem.alpha / LOG2_E
     return d_left.mul_(two_gamma), d_left_weights, d_right.mul_(two_gamma), d_right_weights, (2 * pulls).to(gamma)
-
-
-class _Part(NamedTuple):
-    """A run of images. owner: the image of each point. starts: the first point of each image, and the end."""
-
-    samples: slice
-    points: slice
-    owner: Tensor
-    starts: Tensor
-    column_tiles: int
 
 
 class _Problem:
@@ -218,7 +205,7 @@ class _Problem:
         self.tiles = current_tiles()
         self.launch = self.tiles.launch(width=left.points.shape[1])
         self.row_tiles = triton.cdiv(len(right.points), self.tiles.rows)
-        self.alpha = 2 * _LOG2_E * float(gamma)
+        self.alpha = 2 * LOG2_E * float(gamma)
         # Padding, which is multiplied by zeros: rows of P end on an aligned boundary.
         self.left = functional.pad(left.points.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
         self.right = right.points.to(self.tiles.dtype).contiguous()
@@ -226,16 +213,17 @@ class _Problem:
         self.right_logs, self.right_largest = right.relative_logs()
         self._layout = left.layout
 
-    def parts(self, bytes_of_a_point: int) -> Iterator[_Part]:
-        """Yield runs of images whose points, at `bytes_of_a_point` each, fit into CHUNK_BYTES."""
+    def parts(self, bytes_of_a_point: int) -> Iterator[tuple[Block, Tensor, int]]:
+        """Yield runs of images whose points, at `bytes_of_a_point` each, fit into CHUNK_BYTES.
+
+        And the first point of each image with the end, and the number of tiles of the points.
+        """
         if not len(self.right):
             return
-        for block in self._layout.blocks(max(1, CHUNK_BYTES // bytes_of_a_point)):
-            owner = block.owner.int()
-            first, last = block.samples.start, block.samples.stop
-            starts = [start - block.points.start for start in self._layout.starts[first : last + 1]]
-            column_tiles = triton.cdiv(len(owner), self.tiles.columns)
-            yield _Part(block.samples, block.points, owner, _on_device(starts, self.left.device), column_tiles)
+        for images in self._layout.blocks(max(1, CHUNK_BYTES // bytes_of_a_point)):
+            starts = self._layout.starts[images.samples.start : images.samples.stop + 1]
+            local_starts = _on_device([start - starts[0] for start in starts], self.left.device)
+            yield images, local_starts, triton.cdiv(len(images.owner), self.tiles.columns)
 
 
 def _on_device(numbers: list[int], device: torch.device) -> Tensor:

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clipzoo.ops.sums_cpu import Pair, Side
+from clipzoo.ops.sums import Exponents
+from clipzoo.ops.sums_cpu import Pair
 from clipzoo.ops.tiles import LeftOut
 from clipzoo.ops.triton_tiles import (
     ABSENT,
@@ -26,115 +27,8 @@ from clipzoo.ops.triton_tiles import (
     tile_scores,
 )
 
-
-@triton.jit
-def log_sum_exps_kernel(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns,
-    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
-    WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """log2 of each tile's sums of 2^(left . right), row_sums[column tile, row] and column_sums[row tile, column]."""
-    row_tile, column_tile, row, column, exponents = tile_scores(
-        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
-    )
-    exponents = tl.where(
-        negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED), exponents, ABSENT
-    )
-    row_sums = _exponents_to_log2_sum(exponents, 1)
-    tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, row_sums, mask=row < rows)
-    if WITH_COLUMNS:
-        column_sums = _exponents_to_log2_sum(exponents, 0)
-        tl.store(column_sums_ptr + row_tile.to(tl.int64) * columns + column, column_sums, mask=column < columns)
-
-
-@triton.jit
-def log_sum_exps_shares_kernel(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
-    first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
-    WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """2^(left . right - row's sum) times the row's gradient, plus the same of the column -> shares[row, column]."""
-    row_tile, column_tile, row, column, exponents = tile_scores(
-        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
-    )
-    exponents = tl.where(
-        negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED), exponents, ABSENT
-    )
-    row_sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
-    d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
-    tile = tl.exp2(exponents - row_sums[:, None]) * d_rows[:, None]
-    if WITH_COLUMNS:
-        column_sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
-        d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
-        tile += tl.exp2(exponents - column_sums[None, :]) * d_columns[None, :]
-    store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
-
-
-@triton.jit
-def _exponents_to_log2_sum(exponents, AXIS: tl.constexpr):
-    largest = tl.max(exponents, axis=AXIS)
-    total = tl.sum(tl.exp2(exponents - tl.expand_dims(largest, AXIS)), axis=AXIS)
-    # The maximum ignores NaN, the total does not: NaN must not count as an empty sum.
-    empty = (largest <= 0.5 * ABSENT) & (total == total)
-    return tl.where(empty, -float("inf"), largest + tl.log2(total))
-
-
-def log_sum_exps_forward(
-    left: Tensor, right: Tensor, left_out: LeftOut, tile: int, with_columns: bool
-) -> tuple[Tensor, Tensor]:
-    """As `sums_cpu.log_sum_exps_forward`; `tile` is not used."""
-    tiles, (left, right) = _tiles(left_out), _operands(left, right)
-    rows, columns = len(left), len(right)
-    row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
-    row_sums = torch.empty(column_tiles, rows, device=left.device)
-    column_sums = torch.full((row_tiles if with_columns else 1, columns), -math.inf, device=left.device)
-    log_sum_exps_kernel[(row_tiles * column_tiles,)](
-        left, right, row_sums, column_sums, rows, columns, *_left_out(left_out, left),
-        WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
-    )  # fmt: skip
-    return _log2_sum_exp2(row_sums), _log2_sum_exp2(column_sums)
-
-
-def log_sum_exps_backward(
-    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, left_out: LeftOut, tile: int, with_columns: bool
-) -> Pair:
-    """As `sums_cpu.log_sum_exps_backward`."""
-    tiles, (scaled, other), (rows, columns) = _tiles(left_out), _operands(left, right), sums
-    d_rows, d_columns = (gradient.contiguous() for gradient in d_sums)
-
-    def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
-        log_sum_exps_shares_kernel[grid](
-            scaled[part], other, rows[part], columns, d_rows[part], d_columns, shares,
-            len(shares), len(right), *_left_out(left_out, left, part.start),
-            WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
-        )  # fmt: skip
-
-    return gradients(left, right, tiles, launch)
-
-
-def _tiles(left_out: LeftOut) -> Tiles:
-    """Labels take registers."""
-    return current_tiles() if isinstance(left_out, int) else narrow_tiles()
-
-
-def _left_out(left_out: LeftOut, left: Tensor, first_row: int = 0) -> tuple[int, Tensor, Tensor, bool]:
-    """Return the kernels' arguments for pairs that are left out; the launch begins at `first_row`."""
-    if isinstance(left_out, int):
-        return left_out + first_row, left, left, False
-    return 0, left_out[0][first_row:].contiguous(), left_out[1].contiguous(), True
-
-
-def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the operands in the precision of the products; left is scaled for exponents in base 2."""
-    dtype = current_tiles().dtype
-    return (math.log2(math.e) * left).to(dtype).contiguous(), right.to(dtype).contiguous()
-
-
-def _log2_sum_exp2(sums: Tensor) -> Tensor:
-    """[tiles, n] -> [n]"""
-    return (sums * math.log(2)).logsumexp(dim=0) / math.log(2)
+Flags = dict[str, object]
+"""Constants of a launch."""
 
 
 @triton.jit
@@ -143,7 +37,7 @@ def negative_sums_kernel(
     column_scale_ptr, column_bias_ptr, column_threshold_ptr,
     row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns,
     first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
-    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, THRESHOLDS: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, SCALED: tl.constexpr, THRESHOLDS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -155,23 +49,28 @@ def negative_sums_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
+    if not SCALED:
+        scores = tl.where(counted, scores, ABSENT)  # the exponents of both sides
     if WITH_ROWS:
         exponents = _exponents(
-            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr, THRESHOLDS, 1
-        )
+            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
+            SCALED, THRESHOLDS, 1,
+        )  # fmt: skip
         sums, means = _sums_and_means(exponents, scores, 1)
         place = column_tile.to(tl.int64) * rows + row
         tl.store(row_sums_ptr + place, sums, mask=row < rows)
-        tl.store(row_means_ptr + place, means, mask=row < rows)
+        if SCALED:
+            tl.store(row_means_ptr + place, means, mask=row < rows)
     if WITH_COLUMNS:
         exponents = _exponents(
             scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
-            THRESHOLDS, 0,
+            SCALED, THRESHOLDS, 0,
         )  # fmt: skip
         sums, means = _sums_and_means(exponents, scores, 0)
         place = row_tile.to(tl.int64) * columns + column
         tl.store(column_sums_ptr + place, sums, mask=column < columns)
-        tl.store(column_means_ptr + place, means, mask=column < columns)
+        if SCALED:
+            tl.store(column_means_ptr + place, means, mask=column < columns)
 
 
 @triton.jit
@@ -180,7 +79,7 @@ def negative_shares_kernel(
     column_scale_ptr, column_bias_ptr, column_threshold_ptr,
     row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns,
     first, row_labels_ptr, column_labels_ptr, LABELED: tl.constexpr,
-    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, THRESHOLDS: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, SCALED: tl.constexpr, THRESHOLDS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -189,22 +88,25 @@ def negative_shares_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     counted = negative(row, column, rows, columns, first, row_labels_ptr, column_labels_ptr, LABELED)
-    tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    if not SCALED:
+        scores = tl.where(counted, scores, ABSENT)  # the exponents of both sides
     if WITH_ROWS:
         exponents = _exponents(
-            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr, THRESHOLDS, 1
-        )
+            scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr, row_threshold_ptr,
+            SCALED, THRESHOLDS, 1,
+        )  # fmt: skip
         sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
         d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
-        tile += tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
+        tile = tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
     if WITH_COLUMNS:
         exponents = _exponents(
             scores, counted, column, row, columns, rows, column_scale_ptr, column_bias_ptr, column_threshold_ptr,
-            THRESHOLDS, 0,
+            SCALED, THRESHOLDS, 0,
         )  # fmt: skip
         sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
-        tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
+        share = tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
+        tile = tile + share if WITH_ROWS else share
     store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
 
 
@@ -242,12 +144,14 @@ def sigmoid_loss_kernel(
 @triton.jit
 def _exponents(
     scores, counted, anchor, contrast, anchors, contrasts, scale_ptr, bias_ptr, threshold_ptr,
-    THRESHOLDS: tl.constexpr, AXIS: tl.constexpr,
+    SCALED: tl.constexpr, THRESHOLDS: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """scale of the anchor * (score + bias of the contrast). AXIS: of the contrasts, 1 if the anchors are rows."""
-    scale = tl.load(scale_ptr + anchor, mask=anchor < anchors, other=0.0)
-    bias = tl.load(bias_ptr + contrast, mask=contrast < contrasts, other=0.0)
-    exponents = tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
+    """scale of the anchor * (score + bias of the contrast) if SCALED. AXIS: 1 if the anchors are rows, else 0."""
+    exponents = scores
+    if SCALED:
+        scale = tl.load(scale_ptr + anchor, mask=anchor < anchors, other=0.0)
+        bias = tl.load(bias_ptr + contrast, mask=contrast < contrasts, other=0.0)
+        exponents = tl.where(counted, tl.expand_dims(scale, AXIS) * (scores + tl.expand_dims(bias, 1 - AXIS)), ABSENT)
     if THRESHOLDS:
         threshold = tl.load(threshold_ptr + anchor, mask=anchor < anchors, other=0.0)
         exponents = tl.where(scores > tl.expand_dims(threshold, AXIS), ABSENT, exponents)
@@ -266,80 +170,94 @@ def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
 
 
 def negative_sums_forward(
-    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, left_out: LeftOut, tile: int
+    left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None, left_out: LeftOut, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `sums_cpu.negative_sums_forward`; `tile` is not used."""
-    tiles = narrow_tiles()
-    left, right = (side.to(tiles.dtype).contiguous() for side in (left, right))
+    tiles, left, right, flags = _launch(left, right, rows, columns, left_out)
     row_tiles, column_tiles = triton.cdiv(len(left), tiles.rows), triton.cdiv(len(right), tiles.columns)
     row_sums, row_means = _partial(rows, column_tiles, left)
     column_sums, column_means = _partial(columns, row_tiles, right)
     negative_sums_kernel[(row_tiles * column_tiles,)](
-        left, right, *_side(rows, left, right), *_side(columns, right, left),
-        row_sums, row_means, column_sums, column_means, len(left), len(right), *_left_out(left_out, left),
-        WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, THRESHOLDS=_has_thresholds(rows, columns),
-        **tiles.launch(width=left.shape[1]),
+        left, right, *_side(rows, left, right, flags), *_side(columns, right, left, flags),
+        row_sums, row_means, column_sums, column_means, len(left), len(right), *_left_out(left_out, left), **flags,
     )  # fmt: skip
-    return *_combined(row_sums, row_means), *_combined(column_sums, column_means)
+    return *_combined(row_sums, row_means, flags), *_combined(column_sums, column_means, flags)
 
 
 def negative_sums_backward(
-    left: Tensor,
-    right: Tensor,
-    sums: Pair,
-    d_sums: Pair,
-    rows: Side | None,
-    columns: Side | None,
-    left_out: LeftOut,
-    tile: int,
-) -> Pair:
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, rows: Exponents | None, columns: Exponents | None,
+    left_out: LeftOut, tile: int,
+) -> Pair:  # fmt: skip
     """As `sums_cpu.negative_sums_backward`."""
-    tiles = narrow_tiles()
-    operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
-    row_scale, row_bias, row_threshold = _side(rows, *operands)
-    column_scale, column_bias, column_threshold = _side(columns, *operands[::-1])
-    # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
-    d_rows, d_columns = (
-        (gradient * scale * math.log(2)).contiguous()
-        for gradient, scale in zip(d_sums, (row_scale, column_scale), strict=True)
-    )
+    tiles, anchors, contrasts, flags = _launch(left, right, rows, columns, left_out)
+    row_scale, row_bias, row_threshold = _side(rows, anchors, contrasts, flags)
+    column_scale, column_bias, column_threshold = _side(columns, contrasts, anchors, flags)
+    d_rows, d_columns = d_sums
+    if flags["SCALED"]:
+        # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
+        d_rows, d_columns = d_rows * row_scale * math.log(2), d_columns * column_scale * math.log(2)
+    d_rows, d_columns = d_rows.contiguous(), d_columns.contiguous()
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         negative_shares_kernel[grid](
-            operands[0][part], operands[1], row_scale[part], row_bias, row_threshold[part],
+            anchors[part], contrasts, row_scale[part], row_bias, row_threshold[part],
             column_scale, column_bias[part], column_threshold,
             sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right),
-            *_left_out(left_out, left, part.start), WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None,
-            THRESHOLDS=_has_thresholds(rows, columns), **tiles.launch(width=left.shape[1]),
+            *_left_out(left_out, left, part.start), **flags,
         )  # fmt: skip
 
     return gradients(left, right, tiles, launch)
 
 
-def _side(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tuple[Tensor, ...]:
+def _launch(
+    left: Tensor, right: Tensor, rows: Exponents | None, columns: Exponents | None, left_out: LeftOut
+) -> tuple[Tiles, Tensor, Tensor, Flags]:
+    """Return the tiles, the operands in the precision of the products, and the constants of a launch."""
+    sides = [side for side in (rows, columns) if side is not None]
+    scaled = sides[0].scale is not None
+    # Labels, scales and biases take registers.
+    tiles = current_tiles() if isinstance(left_out, int) and not scaled else narrow_tiles()
+    if not scaled:
+        left = math.log2(math.e) * left
+    flags = {
+        "WITH_ROWS": rows is not None, "WITH_COLUMNS": columns is not None, "SCALED": scaled,
+        "THRESHOLDS": any(side.threshold is not None for side in sides), **tiles.launch(width=left.shape[1]),
+    }  # fmt: skip
+    return tiles, left.to(tiles.dtype).contiguous(), right.to(tiles.dtype).contiguous(), flags
+
+
+def _left_out(left_out: LeftOut, left: Tensor, first_row: int = 0) -> tuple[int, Tensor, Tensor, bool]:
+    """Return the kernels' arguments for pairs that are left out; the launch begins at `first_row`."""
+    if isinstance(left_out, int):
+        return left_out + first_row, left, left, False
+    return 0, left_out[0][first_row:].contiguous(), left_out[1].contiguous(), True
+
+
+def _side(side: Exponents | None, anchors: Tensor, contrasts: Tensor, flags: Flags) -> tuple[Tensor, Tensor, Tensor]:
     """Return scale, bias and threshold in fp32; zeros and infinity where there are none."""
-    scale, bias, threshold = side or (None, None, None)
-    return tuple(
+    if not flags["SCALED"]:
+        return anchors, contrasts, anchors  # not read
+    side = side or Exponents()
+    scale, bias, threshold = (
         torch.full((len(vectors),), absent, device=vectors.device) if values is None else values.float().contiguous()
         for values, vectors, absent in (
-            (scale, anchors, 0.0), (bias, contrasts, 0.0), (threshold, anchors, math.inf),
+            (side.scale, anchors, 0.0), (side.bias, contrasts, 0.0), (side.threshold, anchors, math.inf),
         )
     )  # fmt: skip
+    return scale, bias, threshold
 
 
-def _has_thresholds(*sides: Side | None) -> bool:
-    return any(side is not None and side[2] is not None for side in sides)
-
-
-def _partial(side: Side | None, tiles: int, of: Tensor) -> tuple[Tensor, Tensor]:
+def _partial(side: Exponents | None, tiles: int, of: Tensor) -> tuple[Tensor, Tensor]:
     """Sums and means of each tile; of one tile without entries for a side that is left out."""
     shape = (1 if side is None else tiles, len(of))
     return torch.full(shape, -math.inf, device=of.device), torch.zeros(shape, device=of.device)
 
 
-def _combined(sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+def _combined(sums: Tensor, means: Tensor, flags: Flags) -> tuple[Tensor, Tensor]:
     """[tiles, n] -> [n], and the means under the weights of the tiles."""
-    total = _log2_sum_exp2(sums)
+    total = (sums * math.log(2)).logsumexp(dim=0) / math.log(2)
+    if not flags["SCALED"]:
+        return total, means[0]
     shares = (sums - total.clamp(min=torch.finfo(total.dtype).min)).exp2()
     return total, (shares * means).sum(dim=0)
 

@@ -143,8 +143,7 @@ class Computation:
         model.to(dtype=dtype)
         (model.head if self.is_sharded(world) else model).to(world.device)
         objective.to(world.device, dtype)
-        objective.share(world if self.sample_state == "sharded" else World())
-        objective.allocate(samples)
+        objective.allocate(samples, world if self.sample_state == "sharded" else World())
         objective.to(world.device)
 
     def share(self, model: Model, world: World) -> Parallel[Model]:

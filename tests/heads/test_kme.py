@@ -14,7 +14,6 @@ from clipzoo.heads.kme import log_softplus, merged, spread
 from clipzoo.ops import kme as kme_reference
 from clipzoo.types import Features, PointSet
 from tests.support.heads import (
-    IMAGE_WIDTH,
     assert_same_values_and_gradients,
     build_head,
     image_features,
@@ -22,7 +21,6 @@ from tests.support.heads import (
     text_features,
     trimmed,
 )
-from tests.support.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("points", ["all", "caption"])
@@ -134,23 +132,6 @@ def test_gamma_has_its_initial_value_clips_scale_by_default_and_stays_positive_a
     for step in (-50.0, -1.0, 1e6):
         head.raw_gamma.data.fill_(step)
         assert 0 < head.gamma.item() < math.inf
-
-
-@pytest.mark.parametrize("block", [1, 100, 700])
-def test_blocks_change_neither_values_nor_gradients_and_bound_every_tensor(monkeypatch, block):
-    head = build_head("kme")
-
-    def reference() -> Tensor:
-        image, text = head.embed_image(image_features(9)), head.embed_text(text_features(8))
-        sets = image.points, image.log_weights, text.points, text.log_weights
-        return kme_reference.kme_score_reference(*sets, head.gamma)
-
-    whole = reference()
-    monkeypatch.setattr(kme_reference, "BLOCK_ELEMENTS", block)
-    assert_same_values_and_gradients(head, reference(), whole, tolerance=1e-12)
-    with LargestTensor() as largest:
-        reference().sum().backward()
-    assert largest.elements <= max(block, 9 * 5 * IMAGE_WIDTH) < 9 * 8 * 5 * 6
 
 
 def test_neither_padding_nor_points_of_weight_zero_change_a_score():

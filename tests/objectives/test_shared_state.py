@@ -48,8 +48,7 @@ def test_a_rank_holds_its_share_of_the_stated_bytes(name, ranks):
     samples, held = 1001, []
     for rank in range(ranks):
         objective = objective_of(name)
-        objective.share(World(rank, ranks))
-        objective.allocate(samples)
+        objective.allocate(samples, World(rank, ranks))
         assert objective.samples == samples
         held.append(sum(buffer.nbytes for buffer in objective.buffers() if buffer.dim() == 2))
     assert sum(held) == BYTES[name] * samples
@@ -86,8 +85,7 @@ def train_both_ways(names: list[str]) -> dict[tuple[str, str], Any]:
 def _train(objective: Any, divided: bool) -> dict[str, Any]:
     world, head = World.from_process_group(), build_part(head_config("cosine"))
     torch.manual_seed(0)
-    objective.share(world if divided else World())
-    objective.allocate(SAMPLES)
+    objective.allocate(SAMPLES, world if divided else World())
     values: dict[str, Tensor] = {}
     count = BATCH // world.size
     mine = slice(world.rank * count, (world.rank + 1) * count)

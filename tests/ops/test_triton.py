@@ -97,29 +97,23 @@ def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_p
 def _compiled(precision: str, of_pairs: bool, labeled: bool) -> list[dict[str, Any]]:
     torch.set_float32_matmul_precision(precision)
     points, factors = ("x_ptr", "y_ptr", "shares_ptr"), ("left_ptr", "right_ptr", "shares_ptr")
+    sums = triton_sums.negative_sums_kernel, triton_sums.negative_shares_kernel
+    sides = {"WITH_ROWS": True, "WITH_COLUMNS": True, "LABELED": labeled}
     if of_pairs:
         tiles = narrow_tiles()
         return [
-            compiled_for_sm_90(
-                triton_sums.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True, LABELED=labeled
-            ),
-            compiled_for_sm_90(
-                triton_sums.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True, LABELED=labeled
-            ),
+            *(compiled_for_sm_90(kernel, tiles, factors, SCALED=True, THRESHOLDS=True, **sides) for kernel in sums),
             compiled_for_sm_90(triton_sums.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True, LABELED=labeled),
         ]
-    tiles = current_tiles()
+    tiles = narrow_tiles() if labeled else current_tiles()
+    plain = [compiled_for_sm_90(kernel, tiles, factors, SCALED=False, THRESHOLDS=False, **sides) for kernel in sums]
     if labeled:
-        return [
-            compiled_for_sm_90(kernel, narrow_tiles(), factors, WITH_COLUMNS=True, LABELED=True)
-            for kernel in (triton_sums.log_sum_exps_kernel, triton_sums.log_sum_exps_shares_kernel)
-        ]
+        return plain
     return [
         compiled_for_sm_90(triton_kme.partial_sums_kernel, tiles, points, SHIFTED=False),
         compiled_for_sm_90(triton_kme.partial_sums_kernel, tiles, points, SHIFTED=True),
         compiled_for_sm_90(triton_kme.shares_kernel, tiles, points),
-        compiled_for_sm_90(triton_sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True, LABELED=False),
-        compiled_for_sm_90(triton_sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True, LABELED=False),
+        *plain,
     ]
 
 

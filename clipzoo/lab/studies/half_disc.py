@@ -22,7 +22,6 @@ from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, 
 from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, select
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
-from clipzoo.objectives.per_sample import TEXT
 from clipzoo.types import Progress
 
 METHODS = {"GCL": VERMILION, "NUCLR": BLUE, "MLE": GREEN}
@@ -228,7 +227,7 @@ def learned_log_popularity(
         for step, pairs in enumerate(batches):
             similarity = model.head(model.encoder.image(pairs.image), model.encoder.text(pairs.text))
             objective(similarity, pairs, Progress(step, steps, len(x), batch))
-    return objective.zeta[TEXT] / temperature
+    return objective.zeta[1] / temperature  # of the texts
 
 
 def _draw_errors(rows: list[Row], temperatures: list[float]) -> Drawing:
