@@ -29,6 +29,7 @@ from clipzoo.config.groups import (
 from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
 from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
+from clipzoo.io import shortened
 
 RESOLVER = "oc.env"
 MARK = "${" + RESOLVER + ":"
@@ -123,7 +124,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
         if key not in plain:
             faults.append(f"{key} has no value: give {key}=...")
         elif not kind.admits(plain[key]):
-            faults.append(f"{key} must be {kind.words}, not {schema.shown(plain[key])}")
+            faults.append(f"{key} must be {kind.words}, not {shortened(plain[key], 100)}")
     for group in PARTS[name]:
         part = plain.get(group)
         if not isinstance(part, Mapping) or "_target_" not in part:

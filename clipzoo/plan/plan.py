@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
         f"{counts.encoder + counts.others:,} parameters, {counts.step_flops / 1e9:.0f} GFLOP a pair; {cluster.gpus} "
         f"{options.gpu}, {number_of(cluster.nodes, 'node')}; {shape.local} of {number_of(shape.batch, 'pair')} a GPU"
     )
-    print(f"\nas configured: {_setting(as_configured, shape.ranks, shape.local)}")
+    print(f"\nas configured: {as_configured.setting.name(shape.ranks, shape.local)}")
     print(_details(as_configured, cluster))
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
@@ -98,8 +98,8 @@ def main(arguments: list[str]) -> None:
     print("| setting | memory, GB | received, GB | step, ms | |\n| --- | ---: | ---: | ---: | --- |")
     for item in [best, *others][:SHOWN]:
         sizes = f"{_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | {_milliseconds(item.step)}"
-        setting = _setting(item, shape.ranks, shape.local)
-        print(f"| {setting} | {sizes} | {'' if item.fits(cluster) else 'does not fit'} |")
+        fit = "" if item.fits(cluster) else "does not fit"
+        print(f"| {item.setting.name(shape.ranks, shape.local)} | {sizes} | {fit} |")
     if not best.fits(cluster):
         print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
         return
@@ -117,16 +117,6 @@ def _details(prediction: Prediction, cluster: Cluster) -> str:
         f"received a GPU and step, GB: {_gigabytes(prediction.received)}{': ' if received else ''}{received}\n"
         f"predicted step, ms: {_milliseconds(prediction.step)}: {seconds}"
     )
-
-
-def _setting(prediction: Prediction, ranks: int, local: int) -> str:
-    setting = prediction.setting
-    words = [setting.name(ranks)]
-    if setting.micro_batch < local:
-        words.append(f"micro-batch {setting.micro_batch}")
-    if setting.recomputed:
-        words.append("checkpointing")
-    return ", ".join(words)
 
 
 def _gigabytes(size: float) -> str:

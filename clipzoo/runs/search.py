@@ -43,7 +43,7 @@ from clipzoo.runs.directory import run_folder, with_digests
 from clipzoo.runs.identity import HARMLESS, identity
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
-from clipzoo.runs.sweep import Point, of_search_option
+from clipzoo.runs.sweep import Point, of_search_option, require_own_names
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -151,7 +151,17 @@ def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
             f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
         )
     space = space_of(of_search_option(overrides), overrides)
-    space.require(search.sampler)
+    endless = [key for key, dimension in space.dimensions.items() if math.isinf(dimension.count)]
+    if search.sampler == "grid" and endless:
+        raise ConfigError(
+            f"search.sampler=grid takes lists, and {endless[0]} is an interval: give {endless[0]}=a,b,c, or another "
+            "sampler"
+        )
+    if search.sampler != "grid" and "seed" in space.dimensions:
+        raise ConfigError(
+            f"search.sampler={search.sampler} would select a lucky seed: give one seed, and train the best point with "
+            "several"
+        )
     require_metrics(search.metrics, compose(space.corner_lines()[0])["eval"], search.rungs)
     return search, space
 
@@ -271,20 +281,6 @@ class Space:
             self.overrides({key: values[min(index, len(values) - 1)] for key, values in ends.items()})
             for index in range(count)
         ]
-
-    def require(self, sampler: str) -> None:
-        """Raise ConfigError if a sampler cannot draw from this space."""
-        endless = [key for key, dimension in self.dimensions.items() if math.isinf(dimension.count)]
-        if sampler == "grid" and endless:
-            raise ConfigError(
-                f"search.sampler=grid takes lists, and {endless[0]} is an interval: give {endless[0]}=a,b,c, or "
-                "another sampler"
-            )
-        if sampler != "grid" and "seed" in self.dimensions:
-            raise ConfigError(
-                f"search.sampler={sampler} would select a lucky seed: give one seed, and train the best point with "
-                "several"
-            )
 
 
 def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
@@ -672,11 +668,7 @@ def study_folder(search: Search, space: Space) -> Path:
     """
     lines = space.corner_lines()
     plain = with_digests(compose(lines[0]))
-    if plain["name"] is not None and plain["name"] == compose(lines[-1])["name"]:
-        raise ConfigError(
-            f"name={plain['name']} would be the name of all runs of the search: give name=null, and each run is named "
-            "by its overrides and a digest"
-        )
+    require_own_names(lines[0], lines[-1])
     evaluated = {key: plain["eval"].get(key) for key in ("_target_", *TASKS)}
     facts = [space.described, search.facts, evaluated, identity(plain)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
