@@ -27,7 +27,7 @@ from clipzoo.config.groups import (
     unknown_option,
 )
 from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
-from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, read, require_trusted, trusted_names
+from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, parts_of, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
 from clipzoo.io import shortened
 
@@ -176,11 +176,7 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
         if (parent := getattr(error.__cause__, "parent_node", None)) is not None:
             container: Any = OmegaConf.to_container(parent._get_root(), resolve=False)
             container.pop("hydra", None)
-            pending = [("", container)]
-            for prefix, node in pending:
-                inner = {f"{prefix}{key!s}": value for key, value in node.items()} if isinstance(node, dict) else {}
-                values |= inner
-                pending += [(f"{key}.", value) for key, value in inner.items()]
+            values = parts_of(container)
         for mapping in (key[1], key[1].rpartition(".")[0]):
             # Hydra has replaced a number or a text by a mapping: only the chosen options tell its original type.
             chosen = [line for line in lines if is_group(read(line).key_or_group)]

@@ -14,7 +14,7 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.compose import NOT_SETTINGS
-from clipzoo.config.trust import is_within, read
+from clipzoo.config.trust import is_within, parts_of, read
 from clipzoo.errors import ConfigError, TrainingError, first_names, masked
 from clipzoo.io import digest_of, folder_name
 from clipzoo.io.weights import is_of_other_program, run_of, weights_digest
@@ -101,15 +101,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     config = io.read_yaml(path, CONFIG_REMEDY)
     nodes = [*PARTS, *(name for name in NODES if name in config)]
     io.require_fields(path, config, {"seed": int, **dict.fromkeys(nodes, dict)}, CONFIG_REMEDY)
-    # Nodes and values of nested mappings and lists by dotted key.
-    values: dict[str, Any] = {}
-    pending: list[tuple[str, Any]] = [("", config)]
-    for prefix, node in pending:
-        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-        inner = {f"{prefix}{name}": value for name, value in items}
-        values |= inner
-        pending += [(f"{key}.", value) for key, value in inner.items()]
-    names = [f"eval.{task}" for task in TASKS]
+    values, names = parts_of(config), [f"eval.{task}" for task in TASKS]
     kinds = dict.fromkeys((f"{part}._target_" for part in PARTS), str) | {
         key: kinds for key, kinds in FIELDS.items() if key in values
     }

@@ -72,22 +72,19 @@ def require_results(overrides: Sequence[str]) -> None:
         )
 
 
-def searched(search: str) -> list[str]:
-    """Return the swept overrides of an option of conf/search, as Hydra's sweeper adds them."""
-    path = option_file("search", search)
+def of_search_option(overrides: Sequence[str]) -> list[str]:
+    """Return the swept overrides of the `search=` of a command line, as Hydra's sweeper adds them; none without one."""
+    options = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
+    if not options:
+        return []
+    path = option_file("search", options[-1])
     if path is None:
-        raise ConfigError(unknown_option("search", search))
+        raise ConfigError(unknown_option("search", options[-1]))
     content = yaml.safe_load(path.read_text()) or {}
     ranges = OmegaConf.select(OmegaConf.create(content), "hydra.sweeper.params")
     if not ranges:
         raise ConfigError(f"{path} states no ranges: give KEY: VALUES below hydra.sweeper.params")
     return [f"{key}={values}" for key, values in ranges.items()]
-
-
-def of_search_option(overrides: Sequence[str]) -> list[str]:
-    """Return the swept overrides of the `search=` of a command line; none without one."""
-    options = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
-    return searched(options[-1]) if options else []
 
 
 def sweep_folder(points: Sequence[Point], overrides: Sequence[str]) -> Path:
