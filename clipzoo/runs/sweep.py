@@ -73,13 +73,16 @@ def require_results(overrides: Sequence[str]) -> None:
 
 
 def of_search_option(overrides: Sequence[str]) -> list[str]:
-    """Return the swept overrides of the `search=` of a command line, as Hydra's sweeper adds them; none without one."""
+    """Return the swept overrides of the `search=` of a command line; none without one."""
     options = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
-    if not options:
-        return []
-    path = option_file("search", options[-1])
+    return searched(options[-1]) if options else []
+
+
+def searched(search: str) -> list[str]:
+    """Return the swept overrides of an option of conf/search, as Hydra's sweeper adds them."""
+    path = option_file("search", search)
     if path is None:
-        raise ConfigError(unknown_option("search", options[-1]))
+        raise ConfigError(unknown_option("search", search))
     content = yaml.safe_load(path.read_text()) or {}
     ranges = OmegaConf.select(OmegaConf.create(content), "hydra.sweeper.params")
     if not ranges:
