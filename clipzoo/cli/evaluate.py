@@ -71,9 +71,6 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         plain |= local_paths
         if (plain["run"] is None) == (plain["model"] is None):
             raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
-        for key in ("mix_with", "run"):
-            if plain[key] is not None:
-                config_of(run_at(Path(plain[key]), f"{key}={plain[key]}"))
         if plain["mix_with"] is not None and not plain["mix"]:
             raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
         if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
@@ -82,6 +79,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
             if plain["run"] is not None:
                 raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
             require_row(plain["row"])
+        for key in ("mix_with", "run"):
+            if plain[key] is not None:
+                config_of(run_at(Path(plain[key]), f"{key}={plain[key]}"))
         own_name = f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
         numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
         if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
