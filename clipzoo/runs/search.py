@@ -151,17 +151,7 @@ def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
             f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
         )
     space = space_of(of_search_option(overrides), overrides)
-    endless = [key for key, dimension in space.dimensions.items() if math.isinf(dimension.count)]
-    if search.sampler == "grid" and endless:
-        raise ConfigError(
-            f"search.sampler=grid takes lists, and {endless[0]} is an interval: give {endless[0]}=a,b,c, or another "
-            "sampler"
-        )
-    if search.sampler != "grid" and "seed" in space.dimensions:
-        raise ConfigError(
-            f"search.sampler={search.sampler} would select a lucky seed: give one seed, and train the best point with "
-            "several"
-        )
+    space.require(search.sampler)
     require_metrics(search.metrics, compose(space.corner_lines()[0])["eval"], search.rungs)
     return search, space
 
@@ -281,6 +271,20 @@ class Space:
             self.overrides({key: values[min(index, len(values) - 1)] for key, values in ends.items()})
             for index in range(count)
         ]
+
+    def require(self, sampler: str) -> None:
+        """Raise ConfigError if a sampler cannot draw from this space."""
+        endless = [key for key, dimension in self.dimensions.items() if math.isinf(dimension.count)]
+        if sampler == "grid" and endless:
+            raise ConfigError(
+                f"search.sampler=grid takes lists, and {endless[0]} is an interval: give {endless[0]}=a,b,c, or "
+                "another sampler"
+            )
+        if sampler != "grid" and "seed" in self.dimensions:
+            raise ConfigError(
+                f"search.sampler={sampler} would select a lucky seed: give one seed, and train the best point with "
+                "several"
+            )
 
 
 def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
