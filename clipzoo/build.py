@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -93,14 +93,11 @@ def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type 
 
     This is the only place where a `_target_` becomes a class; strings are used verbatim, never interpolated.
 
-    Args:
-        node: `_target_` and the arguments of the class; `_args_` and `_partial_` as in Hydra.
-        trust: packages and classes that the node may name besides the parts of this package.
-        kind: class or Protocol that the object must satisfy.
+    node: `_target_` and the arguments of the class; `_args_` and `_partial_` as in Hydra. trust: packages and classes
+    that the node may name besides the parts of this package. kind: class or Protocol that the object must satisfy.
 
-    Raises:
-        ConfigError: a class is neither a part nor trusted, its constructor refuses a value or fails, or the object is
-            not of this kind.
+    Raises ConfigError if a class is neither a part nor trusted, its constructor refuses a value or fails, or the object
+    is not of this kind.
     """
     target = node.get("_target_")
     constructor = part_class(target, trust)
@@ -185,16 +182,14 @@ def build_trained(
     The configuration may come from a stranger: the model is built on the meta device first, with at most a few times as
     many parameters as there are stored tensors. Pretrained weights that the configuration names are not downloaded.
 
-    Args:
-        state: tensors by their names in the model. path, remedy: their file, and the advice if it is damaged.
-        trust: as in `build_part`. dtype: precision of the model; None for that of its constructors.
-        fixed: names of tensors that keep the constructors' values where the state lacks them.
+    state: tensors by their names in the model. path, remedy: their file, and the advice if it is damaged.
+    trust: as in `build_part`. dtype: precision of the model; None for that of its constructors.
+    fixed: names of tensors that keep the constructors' values where the state lacks them.
 
-    Raises:
-        DamagedFileError: a tensor is missing, superfluous or has another shape; the message names the keys that set
-            the model's shape. Or the model computes buffers that are much larger than all weights.
+    Raises DamagedFileError if a tensor is missing, superfluous or has another shape (the message names the keys that
+    set the model's shape), or the model computes buffers that are much larger than all weights.
     """
-    plain = {**plain, "encoder": _without_pretrained(plain["encoder"])}
+    plain = {**plain, "encoder": with_pretrained(plain["encoder"], lambda value: value is not True and value)}
     try:
         with on_meta(len(state)):
             model = build_model(plain, trust=trust)
@@ -220,14 +215,13 @@ def build_trained(
     return model
 
 
-def _without_pretrained(node: Any) -> Any:
-    """Return a node with `pretrained: false` in place of `pretrained: true`, at any depth."""
-    if isinstance(node, list):
-        return [_without_pretrained(value) for value in node]
-    if not isinstance(node, Mapping):
-        return node
-    built = {key: _without_pretrained(value) for key, value in node.items()}
-    return {**built, "pretrained": False} if built.get("pretrained") is True else built
+def with_pretrained(node: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a node with `change(value)` as the value of every key `pretrained`, at any depth."""
+    if isinstance(node, Mapping):
+        return {
+            key: change(value) if key == "pretrained" else with_pretrained(value, change) for key, value in node.items()
+        }
+    return [with_pretrained(value, change) for value in node] if isinstance(node, list | tuple) else node
 
 
 def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:

@@ -36,6 +36,12 @@ def number_of(count: int, noun: str, plural: str = "s") -> str:
     return f"{count:,} {noun}{plural if count != 1 else ''}"
 
 
+def first_names(names: Sequence[str], most: int = 4) -> str:
+    """Return the first names of a list for a message, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def installation(extra: str, checkout: Path = CHECKOUT) -> str:
     """Return the command that installs an extra of the checkout, or the extra's packages in a wheel's metadata.
 

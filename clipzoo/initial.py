@@ -22,8 +22,8 @@ from clipzoo.build import build_part
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
-from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower, shown
-from clipzoo.errors import ConfigError, number_of
+from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower
+from clipzoo.errors import ConfigError, first_names, number_of
 from clipzoo.exports.open_clip import from_open_clip, with_plain_towers
 from clipzoo.io import weights as files
 from clipzoo.loading import PAIR, load
@@ -157,9 +157,8 @@ class InitialWeights(Part):
     ) -> list[Row]:
         """Fill the model, built from `config`, and its objective in place, and return the outcome of each tensor.
 
-        Raises:
-            ConfigError: weights are missing or do not fit, see `fill_tower` and `fill_head`; or the source has unused
-                weights that `leave_out` does not match.
+        Raises ConfigError if weights are missing or do not fit, see `fill_tower` and `fill_head`, or the source has
+        unused weights that `leave_out` does not match.
         """
         sources: dict[str, Source] = {}
         for part, (key, name) in self._sources.items():
@@ -189,8 +188,8 @@ class InitialWeights(Part):
             patterns = ",".join(_patterns(unused, {row.source for row in rows}))
             arguments = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
             raise ConfigError(
-                f"{arguments} has tensors that this model does not use: {shown(unused)}. Choose the encoder, head or "
-                f"objective that has them, or give 'init.leave_out=[{patterns}]'"
+                f"{arguments} has tensors that this model does not use: {first_names(unused)}. Choose the encoder, "
+                f"head or objective that has them, or give 'init.leave_out=[{patterns}]'"
             )
         loaded = {row.source for row in rows}
         return rows + [
@@ -341,11 +340,9 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
 def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
     """Copy all tensors of the head, or none if the source has none of them. place: key and value, for the message.
 
-    Values that the configuration fixes, such as the temperature of head=cosine, are not overwritten.
-
-    Raises:
-        ConfigError: the source lacks a tensor of the head, a shape differs, or the head lacks biases of the source; or
-            the source has no tensor of the head and `is_required`.
+    Values that the configuration fixes, such as the temperature of head=cosine, are not overwritten. Raises ConfigError
+    if the source lacks a tensor of the head, a shape differs, the head lacks biases of the source, or the source has no
+    tensor of the head and `is_required`.
     """
     targets = {f"head.{name}": value for name, value in head.state_dict().items()}
     fixed = {f"head.{name}" for name, parameter in head.named_parameters() if not parameter.requires_grad}
@@ -429,7 +426,7 @@ def copy_checkpoint(
     before, now = identity(stored), identity(plain)
     different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
     if different:
-        changes = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
+        changes = first_names([f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different], most=6)
         raise ConfigError(
             f"{place} is a run of another configuration ({changes}): only its length and its schedule may differ"
         )
@@ -583,8 +580,11 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
     learned |= {f"objective.{name}" for name in objective.state_dict()}
     lacking = sorted(learned - {f"{row.part}.{row.tensor}" for row in loaded})
     if lacking or (unused := sorted(moments.keys() - {row.source for row in loaded})):
-        fault = f"has no {shown(lacking)}" if lacking else f"has other tensors than this model: {shown(unused)}"
-        raise ConfigError(f"{place} {fault}: give its encoder and sizes, head=clip, and objective=infonce or siglip")
+        fault = "has no" if lacking else "has other tensors than this model:"
+        raise ConfigError(
+            f"{place} {fault} {first_names(lacking or unused)}: give its encoder and sizes, head=clip, and "
+            "objective=infonce or siglip"
+        )
     state = {
         "step": step, "data": {"samples": samples, "fingerprint": parts.dataset.fingerprint}, "spent": {},
         "counters": {}, "model": model.state_dict(), "objective": objective.state_dict(),
@@ -620,7 +620,7 @@ def _adamw_state(path: Path, stored: Any, weights: Mapping[str, Tensor]) -> tupl
         (settings["step"],) = {int(entry["step"]) for entry in moments.values()}
         settings["betas"] = tuple(map(float, groups[1]["betas"]))
         if settings["weight_decay"] and (matrices := [name for name in without if weights[name].ndim >= 2]):
-            raise ValueError(f"it trained {shown(matrices)} without weight decay")
+            raise ValueError(f"it trained {first_names(matrices)} without weight decay")
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise io.DamagedFileError(path, f"cannot be continued: {error}", REMEDY) from None
     return settings, moments

@@ -74,11 +74,7 @@ class LoadedModel(Model):
         self.transform = Transform(size, size, interpolation, mode)
 
     def encode_image(self, image: Tensor | Image | str | Path | Sequence[Image | str | Path]) -> Embedding:
-        """uint8 [b, 3, H, W], a PIL image, a path, or several of these -> embeddings, one row per image.
-
-        Raises:
-            ConfigError: other values, such as an image [3, H, W] without the batch dimension.
-        """
+        """uint8 [b, 3, H, W], a PIL image, a path, or several of these -> embeddings, one row per image."""
         if not isinstance(image, Tensor):
             images = [image] if isinstance(image, Image | str | Path) else image
             image = torch.stack([self.transform(one) for one in images])
@@ -90,11 +86,7 @@ class LoadedModel(Model):
         return super().encode_image(image)
 
     def encode_text(self, text: Tensor | str | Sequence[str]) -> Embedding:
-        """Token ids int64 [b, L], one caption or several -> embeddings, one row per caption.
-
-        Raises:
-            ConfigError: other values, such as ids [L] without the batch dimension.
-        """
+        """Token ids int64 [b, L], one caption or several -> embeddings, one row per caption."""
         if not isinstance(text, Tensor):
             text = self.tokenizer(as_captions(text))
         if text.ndim != 2:
@@ -126,10 +118,8 @@ def load(
     average: load the averaged weights of a run that was trained with `average=...`.
 
     The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
-    trust="oc.env" resolves its environment variables, ${oc.env:NAME}.
-
-    Raises:
-        ConfigError: no run or checkpoint exists there, its config.yaml names an untrusted class, or it has no average.
+    trust="oc.env" resolves its environment variables, ${oc.env:NAME}. Raises ConfigError if no run or checkpoint exists
+    there, its config.yaml names an untrusted class, or it has no average.
     """
     trust = (trust,) if isinstance(trust, str) else trust
     if str(path).startswith(HUB):
@@ -196,10 +186,7 @@ def load(
 def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedModel:
     """Return the model with weights (1 - mix) first + mix second; mix 0 is the first model, 1 the second, exactly.
 
-    The models must have the same tensors. Integer tensors, such as counts, are those of the second.
-
-    Raises:
-        ConfigError: a tensor is missing in one of the models, or has another shape.
+    Integer tensors, such as counts, are those of the second. Raises ConfigError if the models have different tensors.
     """
     start, end = first.state_dict(), second.state_dict()
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (start, end)]
@@ -222,9 +209,8 @@ def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedMo
 def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return configuration and weights of a directory.
 
-    Raises:
-        ConfigError: the directory names code, classes of packages that are not trusted, or files outside it, or its
-            weights are not a safetensors file.
+    Raises ConfigError if the directory names code, untrusted classes or files outside it, or its weights are not a
+    safetensors file.
     """
     path = folder / CONFIG
     # Files of the hub's cache are links to its blobs.

@@ -180,10 +180,8 @@ def own_errors(options: argparse.Namespace) -> Iterator[None]:
     """Rewrite errors so that they name the options of a command.
 
     An OSError about a path of the command line, or a folder above or below it, becomes a ConfigError. A ConfigError
-    that asks for the key `trust=PACKAGE` asks for the option `--trust PACKAGE` if the command has it.
-
-    Raises:
-        ConfigError: the folder for the results is an input, too.
+    that asks for the key `trust=PACKAGE` asks for the option `--trust PACKAGE` if the command has it. A folder for the
+    results that is an input, too, is a ConfigError.
     """
     # The texts and paths of all arguments, which may be lists.
     texts = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import Progress, add_batch, number_in, output_folder, refuse
 from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
-from clipzoo.errors import ConfigError, number_of
+from clipzoo.errors import ConfigError, first_names, number_of
 from clipzoo.io import below, explained, new_folder
 
 if TYPE_CHECKING:
@@ -344,9 +344,7 @@ def make_dataset(options: argparse.Namespace) -> None:
     if data.captions:
         lines.append(described(data.repetition.figures(options.batch)))
     if data.empty_classes:
-        further = len(data.empty_classes) - 10
-        class_names = ", ".join(data.empty_classes[:10]) + (f" and {further} more" if further > 0 else "")
-        lines.append(f"classes left out, without an image in test: {class_names}")
+        lines.append(f"classes left out, without an image in test: {first_names(data.empty_classes, most=10)}")
     if "train" in data.samples and not data.probed:
         lines.append("no linear probe: train lacks images of some classes")
     tasks = ["zero_shot"] * bool(data.classes) + ["linear_probe"] * data.probed or ["retrieval"]

@@ -71,18 +71,17 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         plain |= local_paths
         if (plain["run"] is None) == (plain["model"] is None):
             raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
-        if plain["mix_with"] is not None:
-            config_of(run_at(Path(plain["mix_with"]), f"mix_with={plain['mix_with']}"))
-            if not plain["mix"]:
-                raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
+        if plain["mix_with"] is not None and not plain["mix"]:
+            raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
         if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
             raise ConfigError("averaged=true needs run= without mix_with=: it is the average of a run's weights")
         if plain["row"] is not None:
             if plain["run"] is not None:
                 raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
             require_row(plain["row"])
-        if plain["run"] is not None:
-            config_of(run_at(Path(plain["run"]), f"run={plain['run']}"))
+        for key in ("mix_with", "run"):
+            if plain[key] is not None:
+                config_of(run_at(Path(plain[key]), f"{key}={plain[key]}"))
         own_name = f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
         numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
         if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
@@ -198,8 +197,7 @@ def evaluate_mixes(
 ) -> dict[str, float]:
     """Evaluate (1 - mix) first + mix second for all mixes; write <folder>/mix/metrics.json and mix.md.
 
-    Returns:
-        The metrics of the last mix.
+    Returns the metrics of the last mix.
     """
     from clipzoo.loading import interpolate
     from clipzoo.report.render import Cell, markdown, terminal, text_table

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from clipzoo import io
-from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors, word
+from clipzoo.cli.arguments import Parser, number_in, own_errors, word
 from clipzoo.cli.trials import show_search
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
@@ -29,7 +29,7 @@ With --to, print or write the file that starts one training on several machines.
 clipzoo launch data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1              lists the points
 clipzoo launch --submit --sbatch '--gpus-per-node=4' data=cc3m head=wpse seed=0,1       submits sweep.sbatch
 clipzoo launch --point 3 data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1    trains point 3 here
-clipzoo launch --table zero_shot/imagenet/top1 data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
+clipzoo launch --table data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1      compares the finished points
 clipzoo launch --submit --at-once 8 experiment=wpse/cc3m_gaussian search=wpse search.sampler=tpe search.trials=40 \\
     search.minimize=loss                            submits 8 processes of a search; without --submit its page
 clipzoo launch --to kubernetes --nodes 4 --gpus 8 name=kme runs=/runs experiment=kme/cc12m_kme
@@ -37,8 +37,8 @@ clipzoo launch --to kubernetes --nodes 4 --gpus 8 name=kme runs=/runs experiment
 clipzoo launch --to slurm train --nodes 4 --output kme.sbatch experiment=kme/cc12m_kme
                                                     writes a batch script; or sweep, search, eval
 
-Points are numbered from 0; the values of the last key change fastest. The table averages over seeds, marks the best
-point, and is written to <output> with its plot.
+Points are numbered from 0; the values of the last key change fastest. The table averages over seeds and marks the best
+point; the page of the comparison is that of clipzoo train -m.
 """
 SLURM = CONF.with_name("slurm")
 """The folder of the batch scripts, of the wheel or of the checkout."""
@@ -66,8 +66,6 @@ def main(arguments: list[str]) -> None:
                 io.write_whole(file, text)
                 print(file)
             return
-        if options.output is not None and (fault := output_fault(str(options.output))):
-            raise ConfigError(f"argument --output: {fault}")
         if options.submit:
             submit(options)
             return
@@ -92,7 +90,9 @@ def main(arguments: list[str]) -> None:
             train = [sys.executable, "-m", "clipzoo.cli", "train", *points[options.point].overrides]
             os.execv(sys.executable, train)
         elif options.table:
-            show_table(points, options)
+            from clipzoo.report.pages import write_sweep
+
+            print(write_sweep(options.overrides))
         else:
             for number, point in enumerate(points):
                 values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
@@ -194,27 +194,12 @@ def submit(options: argparse.Namespace) -> None:
         raise TrainingError(f"sbatch ended with code {code}, nothing has been submitted")
 
 
-def show_table(points: list[sweep.Point], options: argparse.Namespace) -> None:
-    """Print the table of the points, and write it with its plot."""
-    from clipzoo.io.text import save_figure
-    from clipzoo.report.figures import sweep_figure
-    from clipzoo.report.render import markdown
-    from clipzoo.report.sections import best_row, sweep_rows, sweep_table
-
-    rows = sweep_rows(points, options.table)
-    text = markdown(sweep_table(rows, options.table, options.lowest))
-    output = options.output or sweep.sweep_folder(points, options.overrides)
-    save_figure(sweep_figure(rows, options.table, best_row(rows, options.lowest)), output / "sweep.png")
-    io.write_whole(output / "sweep.md", f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
-    print(f"{text}\n\n{output / 'sweep.md'}")
-
-
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = Parser("clipzoo launch", description=LAUNCH, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--point", type=number_in(NonNegativeCount), help="train this point, replacing this process")
     action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
-    action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
+    action.add_argument("--table", action="store_true", help="compare the finished points, as clipzoo train -m does")
     action.add_argument("--to", choices=("slurm", *RECIPES), help="print or write the file that starts a training on "
                         f"several machines; slurm takes one of {', '.join(SCRIPTS)} before the overrides")  # fmt: skip
     size, nodes, pods = number_in(Machines), ["--to"], ["--to kubernetes", "--to pytorchjob"]
@@ -238,9 +223,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sbatch", default="", needs=["--submit"], help="options for sbatch, in one string")
     parser.add_argument("--at-once", type=size, needs=["--submit", "--to slurm"], help="maximum number of points that "
                         "run at the same time; of a search, the number of processes")  # fmt: skip
-    parser.add_argument("--lowest", action="store_true", needs=["--table"], help="the lowest value is best")
-    parser.add_argument("--output", type=Path, needs=["--table", "--to"], help="folder for the table and its plot; the "
-                        "file of --to")  # fmt: skip
+    parser.add_argument("--output", type=Path, needs=["--to"], help="file to write")
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
     # `--sbatch OPTIONS` becomes one word: argparse would read "--nodes=2 ..." as its own option.
     position = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -171,11 +170,7 @@ def config(options: argparse.Namespace) -> None:
         raise ConfigError(f"nothing holds {' and '.join(options.words)}{near}; clipzoo config lists all keys")
     width = min(shutil.get_terminal_size((100, 24)).columns, 140)
     lines = _markdown(groups, matches) if options.markdown else _terminal(groups, matches, width)
-    try:
-        print("\n".join(lines).strip(), flush=True)
-    except BrokenPipeError:
-        # `clipzoo config | head`: nothing is left to be flushed when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("\n".join(lines).strip(), flush=True)
 
 
 def _terminal(groups: dict[str, list[str]], found: Sequence[Section], width: int) -> Iterator[str]:

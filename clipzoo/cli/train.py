@@ -105,11 +105,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_command_line(arguments: list[str]) -> CommandLine:
-    """Parse, compose and check a command line.
-
-    Raises:
-        ConfigError: an option or override is invalid, for any point of a sweep.
-    """
+    """Parse, compose and check a command line. Raises ConfigError, for any point of a sweep."""
     parser = Parser("clipzoo train", add_help=False)
     for option in ("-h/--help", "--hydra-help", "--version", "--resolve", "-r/--run", "-m/--multirun",
                    "-sc/--shell-completion"):  # fmt: skip
@@ -311,9 +307,8 @@ def uploaded(
 ) -> Iterator[None]:
     """Keep the store of a run up to date while the run is trained in the block; no-op for None. Collective.
 
-    Raises:
-        ConfigError: another process trains the run, or the store cannot be used.
-        TrainingError: at the end, the store has not received all files within upload_patience seconds.
+    Raises ConfigError if another process trains the run or the store cannot be used, and TrainingError at the end if
+    the store has not received all files within upload_patience seconds.
     """
     if run is None:
         yield

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 from clipzoo import io
 from clipzoo.distributed import launch
 from clipzoo.distributed.launch import EXIT_CODE, say
-from clipzoo.errors import ConfigError, TrainingError, number_of
-from clipzoo.runs import sweep
+from clipzoo.errors import ConfigError, TrainingError, first_names, number_of
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.search import Search, Space, State, Study, Trial, measured, results_of, study_folder
@@ -42,10 +41,8 @@ KILLS = 3
 def run_search(search: Search, space: Space) -> None:
     """Train trials until none is left to draw, then write the page of the search.
 
-    Any number of processes may do so at the same time: each draws its own trials.
-
-    Raises:
-        TrainingError: trials have failed; the others are finished.
+    Any number of processes may do so at the same time: each draws its own trials. Raises TrainingError at the end if
+    trials have failed.
     """
     _launcher(search)
     launch.hand_on_cores()
@@ -91,7 +88,7 @@ def run_search(search: Search, space: Space) -> None:
     if failed := [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]:
         raise TrainingError(
             f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
-            f"{sweep.first_names(failed)}"
+            f"{first_names(failed)}"
         )
 
 

@@ -27,8 +27,9 @@ from clipzoo.config.groups import (
     unknown_option,
 )
 from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
-from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, read, require_trusted, trusted_names
+from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, parts_of, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
+from clipzoo.io import shortened
 
 RESOLVER = "oc.env"
 MARK = "${" + RESOLVER + ":"
@@ -123,7 +124,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
         if key not in plain:
             faults.append(f"{key} has no value: give {key}=...")
         elif not kind.admits(plain[key]):
-            faults.append(f"{key} must be {kind.words}, not {schema.shown(plain[key])}")
+            faults.append(f"{key} must be {kind.words}, not {shortened(plain[key], 100)}")
     for group in PARTS[name]:
         part = plain.get(group)
         if not isinstance(part, Mapping) or "_target_" not in part:
@@ -175,11 +176,7 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
         if (parent := getattr(error.__cause__, "parent_node", None)) is not None:
             container: Any = OmegaConf.to_container(parent._get_root(), resolve=False)
             container.pop("hydra", None)
-            pending = [("", container)]
-            for prefix, node in pending:
-                inner = {f"{prefix}{key!s}": value for key, value in node.items()} if isinstance(node, dict) else {}
-                values |= inner
-                pending += [(f"{key}.", value) for key, value in inner.items()]
+            values = parts_of(container)
         for mapping in (key[1], key[1].rpartition(".")[0]):
             # Hydra has replaced a number or a text by a mapping: only the chosen options tell its original type.
             chosen = [line for line in lines if is_group(read(line).key_or_group)]

@@ -24,21 +24,11 @@ FOREIGN_KEYS = {
     "beta2": "optim.betas", "checkpoint": "init.weights", "ckpt": "init.weights", "dataset": "data",
     "grad_clip_norm": "trainer.clip_gradient", "learning_rate": "optim.schedule.peak", "logs": "runs",
     "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "pretrained": "init.weights",
-    "report_to": "logger", "save_frequency": "trainer.checkpoints.every",
+    "report_to": "logger", "save_every": "trainer.checkpoints.every", "save_frequency": "trainer.checkpoints.every",
     "tensorboard": "logger=tensorboard", "train_data": "data.shards", "wandb": "logger=wandb",
     "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
-RENAMED_KEYS = {
-    "trainer.save_every": "trainer.checkpoints.every", "trainer.keep": "trainer.checkpoints.keep",
-    "trainer.best_metric": "trainer.checkpoints.best_metric",
-    "trainer.save_in_background": "trainer.checkpoints.in_background",
-    "trainer.checkpoint_format": "trainer.checkpoints.format", "trainer.on_spike": "trainer.spikes.policy",
-    "trainer.spike_window": "trainer.spikes.window", "trainer.spike_threshold": "trainer.spikes.threshold",
-    "trainer.slow_rank_threshold": "trainer.slow_ranks.threshold",
-    "trainer.slow_rank_seconds": "trainer.slow_ranks.seconds",
-}  # fmt: skip
-"""Former names of keys."""
 FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pretrained"}
 
 
@@ -118,7 +108,7 @@ def hide_internal_options() -> None:
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
     names = FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS
-    suggestion = RENAMED_KEYS.get(key) or names.get(key.rsplit(".", 1)[-1])
+    suggestion = names.get(key.rsplit(".", 1)[-1])
     return f"there is no key {key}" + (f"; did you mean {suggestion}?" if suggestion else nearest(key, known))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from clipzoo.config.compose import TOP_LEVEL
 from clipzoo.config.groups import CONF, groups, is_group, option_file, options
@@ -127,21 +128,14 @@ def _option(group: str, name: str) -> _Option:
     path = option_file(group, name)
     assert path is not None
     content = _read(path) or {}
-    values: dict[str, Any] = {}
+    values: Any = {}
     remarks: dict[str, str] = {}
     for entry in content.pop("defaults", []):
         if isinstance(entry, str) and entry != "_self_" and option_file(group, entry):
             _, base, base_remarks = _option(group, entry)
-            values, remarks = _merged(values, base), remarks | base_remarks
-    return name, _merged(values, content), remarks | comments(path)
-
-
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(first)
-    for key, value in second.items():
-        before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged
+            values, remarks = OmegaConf.merge(values, base), remarks | base_remarks
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(values, content))
+    return name, merged, remarks | comments(path)
 
 
 def _is_node(value: Any) -> bool:

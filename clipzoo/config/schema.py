@@ -18,10 +18,10 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from clipzoo.config import vocabulary
-from clipzoo.config.groups import RENAMED_KEYS, is_group
+from clipzoo.config.groups import is_group
 from clipzoo.config.vocabulary import Ascending, Distinct, MultipleOf, NonFinite, Range
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.io import DamagedFileError
+from clipzoo.io import DamagedFileError, shortened
 
 FLOAT32_MAX = 3.4028234663852886e38
 INT64_MAX = 2**63 - 1
@@ -51,8 +51,6 @@ RUN = {
 """Relations between the groups of a run; see `broken`."""
 HYDRA_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-LONGEST_VALUE = 100
-"""Characters of a value in a message."""
 T = TypeVar("T")
 
 
@@ -118,12 +116,6 @@ def is_a(value: object, kind: type) -> bool:
     return all(inspect.getattr_static(value, name, None) is not None for name in attributes)
 
 
-def shown(value: Any) -> str:
-    """Return the repr of a value for a message, cut to LONGEST_VALUE characters."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
-
-
 def nodes(config: Any, path: str = "") -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield all nodes with a `_target_`, outer ones first, with their paths."""
     if isinstance(config, Mapping):
@@ -139,7 +131,7 @@ def nodes(config: Any, path: str = "") -> Iterator[tuple[Mapping[str, Any], str]
 def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
     target = config["_target_"]
     if not isinstance(target, str) or not DOTTED_NAME.fullmatch(target):
-        yield f"{path}._target_ must be the dotted name of a class, not {shown(target)}"
+        yield f"{path}._target_ must be the dotted name of a class, not {shortened(target, 100)}"
         return
     name = target.rsplit(".", 1)[-1]
     try:
@@ -152,9 +144,8 @@ def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
         if argument := arguments.get(key) or arguments.get(ANY_KEY):
             yield from _value_faults(value, argument, f"{path}.{key}", name)
             continue
-        renamed = RENAMED_KEYS.get(f"{path}.{key}")
-        suggestion = f"; did you mean {renamed}?" if renamed else nearest(key, list(arguments))
-        yield f"{path}.{key}: {name} has no such argument{suggestion or f': leave it out (~{path}.{key})'}"
+        remedy = nearest(key, list(arguments)) or f": leave it out (~{path}.{key})"
+        yield f"{path}.{key}: {name} has no such argument{remedy}"
     for key, argument in arguments.items():
         if key not in values and not argument.optional and "_partial_" not in config:
             yield f"{path}.{key} is missing: {name} needs it"
@@ -172,7 +163,7 @@ def _value_faults(value: Any, argument: Argument, path: str, name: str) -> Itera
         yield f"{path}: the annotation {words} of {name}'s argument {key} cannot be checked{part}: change it"
         return
     if not kind.admits(value) and not is_open(value):
-        actual = "null" if value is None else f"{shown(value)} ({type(value).__name__})"
+        actual = "null" if value is None else f"{shortened(value, 100)} ({type(value).__name__})"
         group = path.replace(".", "/")
         remedy = f": choose it with {group}={value}" if isinstance(value, str) and is_group(group) else ""
         yield f"{path} must be {kind.words}, not {actual}{remedy}"
@@ -199,7 +190,7 @@ def require_kinds(file: Path, content: Mapping[str, Any], kinds: Mapping[str, An
         raise DamagedFileError(file, f"lacks {', '.join(missing)}", remedy)
     for key, kind in ((key, kind_of(annotation)) for key, annotation in kinds.items()):
         if not kind.admits(content[key]):
-            raise DamagedFileError(file, f"has {shown(content[key])} as {key}, not {kind.words}", remedy)
+            raise DamagedFileError(file, f"has {shortened(content[key], 100)} as {key}, not {kind.words}", remedy)
 
 
 def kind_of(annotation: Any) -> Kind:

@@ -130,6 +130,19 @@ def is_within(name: str, packages: Collection[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
+def parts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all nodes, lists and values of a configuration by dotted key, "eval.zero_shot.0"."""
+    parts: dict[str, Any] = {}
+    # A loop, because a file may nest its values deeper than Python's stack.
+    pending: list[tuple[str, Any]] = [("", config)]
+    for prefix, node in pending:
+        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+        inner = {f"{prefix}{name}": value for name, value in items}
+        parts |= inner
+        pending += [(f"{key}.", value) for key, value in inner.items()]
+    return parts
+
+
 def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield the dotted key and the value of every leaf of a configuration; every `_target_` counts as a leaf."""
     is_leaf = key.rpartition(".")[2] == "_target_"

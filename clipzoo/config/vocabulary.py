@@ -135,5 +135,3 @@ Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
 Names = Annotated[list[str], Distinct()]
 Widths = Annotated[Sequence[Count], Distinct()]
 OrderedPair = Annotated[tuple[float, float], Ascending()]
-ChannelTriple = tuple[float, float, float]
-"""One number for red, green and blue."""

@@ -6,7 +6,7 @@ timm and open_clip are imported when a tower is built, because each import takes
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +271,7 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
     source, _, place = name.rpartition(":")
     if not timm.is_model(name) and not source:
         raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
-    _require_listed(options, "options.", name)
+    require_listed(options, OPTIONS, "options.", f"timm's {name}")
     arguments_text = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
     remedy = "Without a network, give pretrained=false" if pretrained else ""
     message = f"timm cannot build the image tower {arguments_text}", remedy
@@ -287,7 +287,7 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
 
                 config_file = Path(hf_hub_download(place, "config.json"))
             arguments = read_json(config_file, MB).get("model_args", {})
-            _require_listed(arguments, f"{place}/config.json: model_args.", name)
+            require_listed(arguments, OPTIONS, f"{place}/config.json: model_args.", f"timm's {name}")
         timm_config = None if source else timm.get_pretrained_cfg(name)
         settings = timm_config.to_dict() if timm_config else {}
         size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
@@ -296,13 +296,13 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
 
 
-def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
-    """Raise ConfigError if an option is not in OPTIONS, which read no file and import no code."""
+def require_listed(options: Mapping[str, Any], allowed: Sequence[str], place: str, model: str) -> None:
+    """Raise ConfigError if an option is not in the list of those that read no file and import no code."""
     for option in options:
-        if option not in OPTIONS:
+        if option not in allowed:
             raise ConfigError(
-                f"{place}{option} is not an option of timm's {name} that a configuration may set"
-                f"{nearest(option, OPTIONS, most=3)}; the options are {', '.join(OPTIONS)}"
+                f"{place}{option}: {model} has no such option{nearest(option, allowed, most=3)}; a configuration may "
+                f"set {', '.join(allowed)}"
             )
 
 

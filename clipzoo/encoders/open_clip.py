@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import TextTower, longest_list
 from clipzoo.encoders.huggingface import CLIP_TOKENIZER, require_own_code, require_transformers
-from clipzoo.encoders.image import TrunkTower
+from clipzoo.encoders.image import TrunkTower, require_listed
 from clipzoo.encoders.text import causal_states
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json, require_fields
@@ -298,10 +298,7 @@ def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[st
     Raises ConfigError if open_clip has no such option.
     """
     allowed = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
-    for option in options:
-        if option not in allowed:
-            raise ConfigError(f"{key}.options.{option}: open_clip's {kind.__name__} has no such option"
-                              f"{nearest(option, allowed, most=3)}")  # fmt: skip
+    require_listed(options, allowed, f"{key}.options.", f"open_clip's {kind.__name__}")
     with one_message(f"{key}: the settings of this model are none of open_clip's {kind.__name__}"):
         return kind(**{**described, **options})
 

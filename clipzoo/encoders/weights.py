@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.encoders.base import Tower
-from clipzoo.errors import ConfigError, number_of
+from clipzoo.errors import ConfigError, first_names, number_of
 
 POSITIONAL = re.compile(r"(^|[._])pos(itions?|itional)?([._]|$)")
 TOKENS = re.compile(r"(token|word)_embeddings?\.weight$")
 MOST_PREFIXES = 16
 """Largest number of class and register tokens before the grid of patches."""
-MOST_NAMES = 4
-"""Names that a message lists."""
 HINTS = {"image": ("image", "visual", "vision"), "text": ("text",)}
 """Parts of a prefix that decide if both towers have the same names."""
 Outcome = Literal["loaded", "resized", "kept", "left out"]
@@ -80,12 +78,14 @@ def fill_tower(
     lacking = [name for name in needed if name not in names]
     kind = f"the {part} tower ({type(tower).__name__})"
     if len(lacking) == len(needed):
-        raise ConfigError(f"{key} holds no weights of {kind}: it has {shown(list(source))}, not {shown(needed)}")
+        raise ConfigError(
+            f"{key} holds no weights of {kind}: it has {first_names(list(source))}, not {first_names(needed)}"
+        )
     faults = []
     if lacking:
-        faults.append(f"it lacks {len(lacking)} of {number_of(len(needed), 'tensor')} ({shown(lacking)})")
+        faults.append(f"it lacks {len(lacking)} of {number_of(len(needed), 'tensor')} ({first_names(lacking)})")
     if wrong:
-        faults.append(f"{len(wrong)} have another shape ({shown(wrong)})")
+        faults.append(f"{len(wrong)} have another shape ({first_names(wrong)})")
     if faults:
         raise ConfigError(f"{key} does not fit {kind}: {'; '.join(faults)}. Choose the encoder that has these weights")
 
@@ -119,12 +119,6 @@ def common_prefix(names: Iterable[str]) -> str:
     """Return the common prefix of dotted names, with its last dot."""
     common = os.path.commonprefix([f"{name.rpartition('.')[0]}." for name in names])
     return common[: common.rfind(".") + 1]
-
-
-def shown(names: Sequence[str]) -> str:
-    """Return the first names for a message, and the number of the others."""
-    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def resized(name: str, value: Tensor, target: Tensor, is_image: bool, vocabulary: int | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from clipzoo import io
-from clipzoo.build import part_class
+from clipzoo.build import parameters_of, part_class, with_pretrained
 from clipzoo.encoders.huggingface import HuggingFaceTokenizer
 from clipzoo.errors import ConfigError, installation, masked, nearest
 from clipzoo.exports import graphs, open_clip, transformers
@@ -117,16 +117,10 @@ def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data
 
 def _nodes(model: LoadedModel) -> dict[str, Any]:
     """Return the nodes of encoder and head for the directory, without sources of pretrained weights."""
-
-    def without_sources(node: Any) -> Any:
-        if isinstance(node, Mapping):
-            cleaned = {key: without_sources(value) for key, value in node.items()}
-            if "pretrained" in cleaned:
-                cleaned["pretrained"] = False if isinstance(cleaned["pretrained"], bool) else None
-            return cleaned
-        return [without_sources(value) for value in node] if isinstance(node, list | tuple) else node
-
-    nodes = {part: without_sources(model.config[part]) for part in ("encoder", "head")}
+    nodes = with_pretrained(
+        {part: model.config[part] for part in ("encoder", "head")},
+        lambda source: False if isinstance(source, bool) else None,
+    )
     if isinstance(model.tokenizer, HuggingFaceTokenizer) and not tokenizer_faults(model):
         nodes["encoder"]["tokenizer"] = {**nodes["encoder"]["tokenizer"], "name": TOKENIZER_IN_FOLDER}
     return nodes
@@ -190,13 +184,12 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
         facts["model-index"] = [{"name": name, "results": index}]
 
     context = config["encoder"].get("context_length", "any number of")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     sections = [
         f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---",
         f"# {markdown_text(name)}",
         f"Image-text model trained by clipzoo: {' and '.join(map(markdown_code, class_names))}.",
-        f"{USE}\nImages of {model.encoder.image_size} pixels, captions of up to {context} tokens, {parameters:,} "
-        "parameters.",
+        f"{USE}\nImages of {model.encoder.image_size} pixels, captions of up to {context} tokens, "
+        f"{parameters_of(model):,} parameters.",
     ]
     if "trainer" in config:
         sections.append(_training(config, record))

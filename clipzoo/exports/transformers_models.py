@@ -15,7 +15,7 @@ from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.open_clip import OpenClipText
 from clipzoo.encoders.text import ClipTextTower
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, first_names
 from clipzoo.exports.open_clip import is_identity
 from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
@@ -77,9 +77,7 @@ class TransformersModel(ABC):
         missing = [name for name in tied if name not in state and name not in OF_HEAD]
         for verb, names in (("has", untied), ("lacks", missing)):
             if names:
-                examples = ", ".join(name.removeprefix("encoder.") for name in names[:2])
-                more = f" and {len(names) - 2} more tensors" if len(names) > 2 else ""
-                reasons.append(f"it {verb} {examples}{more}")
+                reasons.append(f"it {verb} {first_names([name.removeprefix('encoder.') for name in names], most=2)}")
         return reasons
 
 

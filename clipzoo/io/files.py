@@ -81,10 +81,9 @@ def folder_name(name: str, key: str) -> str:
     """
     if _VALID_NAME.fullmatch(name) and len(name.encode()) <= LONGEST_NAME:
         return name
-    quoted = repr(name if len(name) <= 60 else f"{name[:57]}...")
     raise ConfigError(
-        f"{key}={quoted} is not a valid folder name: give up to {LONGEST_NAME} letters, digits, spaces and _ . , : = "
-        "+ @ % ( ) -, beginning with a letter, a digit or _ and not ending with a space or a dot"
+        f"{key}={shortened(name, 60)} is not a valid folder name: give up to {LONGEST_NAME} letters, digits, spaces "
+        "and _ . , : = + @ % ( ) -, beginning with a letter, a digit or _ and not ending with a space or a dot"
     )
 
 
@@ -140,10 +139,10 @@ def require_no_links(folder: Path, *others: Path) -> None:
                     pending.append(entry.path)
 
 
-def shortened(value: object) -> str:
-    """Return the repr of a value, cut to 40 characters."""
+def shortened(value: object, most: int = 40) -> str:
+    """Return the repr of a value, cut to `most` characters."""
     text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 # Reading

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from clipzoo.errors import ConfigError, one_message
+from clipzoo.errors import ConfigError, cause, one_message
 from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_json, readable, require_fields, shortened
 
 _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
@@ -161,7 +161,7 @@ def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str
     # torch and safetensors report a file of another kind as UnpicklingError, RuntimeError, EOFError, AssertionError ...
     except Exception as error:
         kind = "safetensors file" if path.suffix == ".safetensors" else "checkpoint of weights and plain values"
-        raise DamagedFileError(path, f"is not a {kind} ({_first_sentence(error)})", remedy) from error
+        raise DamagedFileError(path, f"is not a {kind} ({cause(error)})", remedy) from error
     if not isinstance(content, dict):
         raise DamagedFileError(path, "holds no mapping", remedy)
     for tensor in tensors_in(content):
@@ -206,7 +206,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
         except _BoundError as error:
             raise DamagedFileError(path, str(error), remedy) from None
         except Exception as error:  # zipfile and pickletools report a malformed file in many ways.
-            raise DamagedFileError(path, f"is not a {kind} ({_first_sentence(error)})", remedy) from None
+            raise DamagedFileError(path, f"is not a {kind} ({cause(error)})", remedy) from None
 
 
 class _BoundError(Exception):
@@ -279,10 +279,6 @@ def tensors_in(content: object) -> list[Any]:
             visited.update(map(id, inner))
             pending += inner
     return tensors
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].partition(". ")[0] or type(error).__name__
 
 
 @contextmanager

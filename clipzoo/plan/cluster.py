@@ -72,10 +72,13 @@ class Setting:
     micro_batch: int
     recomputed: bool
 
-    def name(self, ranks: int) -> str:
-        if self.shards == 1:
-            return "ddp"
-        return "fsdp" if self.shards == ranks else f"hybrid, {number_of(self.shards, 'rank')} a copy"
+    def name(self, ranks: int, local: int) -> str:
+        """Return the setting in words. local: a rank's share of the global batch."""
+        words = ["ddp" if self.shards == 1 else "fsdp"]
+        if 1 < self.shards < ranks:
+            words = ["hybrid", f"{number_of(self.shards, 'rank')} a copy"]
+        words += [f"micro-batch {self.micro_batch}"] * (self.micro_batch < local) + ["checkpointing"] * self.recomputed
+        return ", ".join(words)
 
     def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
         """Return the overrides of a training with this setting. recomputed_now: of the configuration."""

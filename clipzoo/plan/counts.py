@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipzoo.build import build_model, build_part, build_parts, parameters_of
+from clipzoo.config.trust import values_of
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.training.gradients import PairEncoder
@@ -207,20 +208,12 @@ def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, 
 
 def recomputes(plain: Mapping[str, Any]) -> bool:
     """Return True if activation checkpointing is on for a tower."""
-    return any(reduce(getitem, key.split("."), plain) for key in recomputation_keys(plain))
+    return any(value for key, value in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint"))
 
 
 def recomputation_keys(plain: Mapping[str, Any]) -> list[str]:
     """Return the keys of the configuration that switch activation checkpointing."""
-
-    def find(node: Mapping[str, Any], path: str) -> Iterator[str]:
-        for name, value in node.items():
-            if name == "checkpoint":
-                yield f"{path}.{name}"
-            elif isinstance(value, Mapping):
-                yield from find(value, f"{path}.{name}")
-
-    return list(find(plain["encoder"], "encoder"))
+    return [key for key, _ in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint")]
 
 
 def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:

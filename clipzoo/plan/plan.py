@@ -23,7 +23,7 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.plan.cluster import GPUS, Cluster, configured
 
 if TYPE_CHECKING:
-    from clipzoo.plan.prediction import Prediction
+    pass
 
 SAMPLES = 12_000_000
 """Size of the dataset unless --samples gives it: that of CC12M."""
@@ -87,8 +87,17 @@ def main(arguments: list[str]) -> None:
         f"{counts.encoder + counts.others:,} parameters, {counts.step_flops / 1e9:.0f} GFLOP a pair; {cluster.gpus} "
         f"{options.gpu}, {number_of(cluster.nodes, 'node')}; {shape.local} of {number_of(shape.batch, 'pair')} a GPU"
     )
-    print(f"\nas configured: {_setting(as_configured, shape.ranks, shape.local)}")
-    print(_details(as_configured, cluster))
+    print(f"\nas configured: {as_configured.setting.name(shape.ranks, shape.local)}")
+    memory, transfers = as_configured.memory, as_configured.transfers
+    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in memory._asdict().items() if size >= 5e6)
+    received = ", ".join(f"{item.cause} {_gigabytes(item.received)}" for item in transfers)
+    seconds = ", ".join(
+        f"{name} {_milliseconds(value)}" for name, value in as_configured.seconds.items() if value > 5e-5
+    )
+    room = "fits" if as_configured.fits(cluster) else "does not fit"
+    print(f"memory a GPU, GB: {_gigabytes(memory.total)} of {cluster.gpu.memory / 1e9:g}, {room}: {parts}")
+    print(f"received a GPU and step, GB: {_gigabytes(as_configured.received)}{': ' if received else ''}{received}")
+    print(f"predicted step, ms: {_milliseconds(as_configured.step)}: {seconds}")
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
         "that fits for each way to share the weights.\n"
@@ -98,35 +107,12 @@ def main(arguments: list[str]) -> None:
     print("| setting | memory, GB | received, GB | step, ms | |\n| --- | ---: | ---: | ---: | --- |")
     for item in [best, *others][:SHOWN]:
         sizes = f"{_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | {_milliseconds(item.step)}"
-        setting = _setting(item, shape.ranks, shape.local)
-        print(f"| {setting} | {sizes} | {'' if item.fits(cluster) else 'does not fit'} |")
+        fit = "" if item.fits(cluster) else "does not fit"
+        print(f"| {item.setting.name(shape.ranks, shape.local)} | {sizes} | {fit} |")
     if not best.fits(cluster):
         print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
         return
     print(f"\nchoose: {' '.join(best.setting.overrides(shape.ranks, shape.local, keys, recomputed))}")
-
-
-def _details(prediction: Prediction, cluster: Cluster) -> str:
-    memory = prediction.memory
-    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in memory._asdict().items() if size >= 5e6)
-    received = ", ".join(f"{item.cause} {_gigabytes(item.received)}" for item in prediction.transfers)
-    seconds = ", ".join(f"{name} {_milliseconds(value)}" for name, value in prediction.seconds.items() if value > 5e-5)
-    room = "fits" if prediction.fits(cluster) else "does not fit"
-    return (
-        f"memory a GPU, GB: {_gigabytes(memory.total)} of {cluster.gpu.memory / 1e9:g}, {room}: {parts}\n"
-        f"received a GPU and step, GB: {_gigabytes(prediction.received)}{': ' if received else ''}{received}\n"
-        f"predicted step, ms: {_milliseconds(prediction.step)}: {seconds}"
-    )
-
-
-def _setting(prediction: Prediction, ranks: int, local: int) -> str:
-    setting = prediction.setting
-    words = [setting.name(ranks)]
-    if setting.micro_batch < local:
-        words.append(f"micro-batch {setting.micro_batch}")
-    if setting.recomputed:
-        words.append("checkpointing")
-    return ", ".join(words)
 
 
 def _gigabytes(size: float) -> str:

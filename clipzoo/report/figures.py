@@ -596,29 +596,3 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
             panel.text(0.5, -0.03, f"not {shorten(pair.names[answers[sample]], 20)}", fontsize=7, color=WRONG,
                        ha="center", va="top", transform=panel.transAxes)  # fmt: skip
     return figure
-
-
-def sweep_figure(rows: pd.DataFrame, metric: str, best: int) -> Figure:
-    """The metric over the first swept key, a line for each combination of the others. rows: see `sweep_rows`."""
-    keys = list(rows["swept"].iloc[0])
-    first_key, other_keys = (keys or ["seed"])[0], keys[1:]
-    labels = list(dict.fromkeys(swept.get(first_key, "") for swept in rows["swept"]))
-    positions = dict(zip(labels, as_numbers(labels) or range(len(labels)), strict=True))
-    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    x = rows["swept"].map(lambda swept: positions[swept.get(first_key, "")])
-    lines = rows["swept"].map(lambda swept: tuple(swept[key] for key in other_keys))
-    for values in dict.fromkeys(lines):
-        line = rows[(lines == values) & (rows["count"] > 0)].assign(x=x).sort_values("x", kind="stable")
-        name = ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in zip(other_keys, values, strict=True))
-        axes.errorbar(line["x"], line["mean"], line["deviation"].fillna(0.0), marker="o", capsize=3, label=name)
-    star = x[best], rows.loc[best, "mean"]
-    axes.plot(*star, marker="*", markersize=18, color="black", linestyle="none", label=f"best: {star[1]:.4g}")
-    if set(positions.values()) == set(range(len(labels))):
-        axes.set_xticks(range(len(labels)), labels)
-    elif min(positions.values()) > 0 and max(positions.values()) > 30 * min(positions.values()):
-        axes.set_xscale("log")
-    axes.set_xlabel(first_key)
-    axes.set_ylabel(metric)
-    axes.legend(frameon=False)
-    return figure

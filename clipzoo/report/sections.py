@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ import pandas as pd
 import yaml
 
 from clipzoo.config.groups import CONF
-from clipzoo.errors import ConfigError
 from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
@@ -23,10 +21,8 @@ from clipzoo.report.frame import COSTS, Comparison, FilledTable, cell, cost_of, 
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
-from clipzoo.runs.directory import is_finished
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import TASKS, MetricKey, RunRecord, TrainingLog, written
-from clipzoo.runs.search import LOSS
+from clipzoo.runs.record import TASKS, MetricKey, TrainingLog
 from clipzoo.runs.sweep import Point
 
 SMALL = (
@@ -531,54 +527,6 @@ def seed_groups(points: Sequence[Point]) -> dict[tuple[str, ...], list[Path]]:
         values = tuple(value for key, value in point.swept.items() if key != "seed")
         groups.setdefault(values, {})[point.folder] = None
     return {values: list(folders) for values, folders in groups.items()}
-
-
-def sweep_rows(points: Sequence[Point], metric: str) -> pd.DataFrame:
-    """Average a metric of results.json, or the last training loss, over the seeds of each combination of swept values.
-
-    Returns a table in the order of the command line: `swept`, the values by key; `values` of the finished points, their
-    `mean`, `deviation` and `count`; `points`, finished or not. Runs with damaged files are left out with a warning.
-
-    Raises ConfigError if a finished run lacks the metric.
-    """
-    keys = [key for key in points[0].swept if key != "seed"]
-    rows, damage = [], DamageLog()
-    for swept, folders in seed_groups(points).items():
-        values = []
-        for folder in filter(is_finished, folders):
-            if metric == LOSS:
-                value = damage.read(partial(TrainingLog.read, folder), TrainingLog()).last_loss
-                values += [] if value is None else [value]
-            elif record := damage.read(partial(RunRecord.read, folder), None):
-                metrics = written(record.metrics)
-                if metric not in metrics:
-                    known = ", ".join([*sorted(metrics), LOSS])
-                    raise ConfigError(f"{folder} has no metric {metric} (it has: {known})")
-                values.append(metrics[metric])
-        mean = float(np.mean(values)) if values else math.nan
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-        rows.append([dict(zip(keys, swept, strict=True)), len(folders), values, len(values), mean, deviation])
-    return pd.DataFrame(rows, columns=["swept", "points", "values", "count", "mean", "deviation"])
-
-
-def best_row(rows: pd.DataFrame, lowest: bool = False) -> int:
-    """Return the number of the row with the highest (or lowest) mean."""
-    means = rows["mean"].dropna()
-    if means.empty:
-        raise ConfigError("no point of the sweep is finished")
-    return int(means.idxmin() if lowest else means.idxmax())
-
-
-def sweep_table(rows: pd.DataFrame, metric: str, lowest: bool = False) -> Table:
-    """Swept values and the metric, the best row in bold."""
-    keys, best = list(rows["swept"].iloc[0]), best_row(rows, lowest)
-    cells = []
-    for number, row in rows.iterrows():
-        count = str(row["count"]) if row["count"] == row["points"] else f"{row['count']} of {row['points']}"
-        texts = [*row["swept"].values(), seeds_text(row["values"]), count]
-        cells.append([Cell(text, bold=number == best) for text in texts])
-    table = text_table([*keys, metric, "runs"], cells, left=len(keys))
-    return replace(table, headings=tuple(replace(heading, wrap=False) for heading in table.headings))
 
 
 def seeds_text(values: Sequence[float]) -> str:

@@ -14,8 +14,8 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.compose import NOT_SETTINGS
-from clipzoo.config.trust import is_within, read
-from clipzoo.errors import ConfigError, TrainingError, masked
+from clipzoo.config.trust import is_within, parts_of, read
+from clipzoo.errors import ConfigError, TrainingError, first_names, masked
 from clipzoo.io import digest_of, folder_name
 from clipzoo.io.weights import is_of_other_program, run_of, weights_digest
 from clipzoo.runs.identity import (
@@ -51,8 +51,6 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 """Types of the values that commands read from a stored configuration, besides the nodes that they build."""
 CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"
-MOST_DIFFERENCES = 6
-"""Number of differing keys that a message names."""
 LENGTH = ("trainer.epochs", "trainer.steps")
 WEIGHT_KEYS = ("weights", "image", "text", "head", "resume")
 """Keys of `init` that name weights; `resume` only for a checkpoint of open_clip's training."""
@@ -103,15 +101,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     config = io.read_yaml(path, CONFIG_REMEDY)
     nodes = [*PARTS, *(name for name in NODES if name in config)]
     io.require_fields(path, config, {"seed": int, **dict.fromkeys(nodes, dict)}, CONFIG_REMEDY)
-    # Nodes and values of nested mappings and lists by dotted key.
-    values: dict[str, Any] = {}
-    pending: list[tuple[str, Any]] = [("", config)]
-    for prefix, node in pending:
-        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-        inner = {f"{prefix}{name}": value for name, value in items}
-        values |= inner
-        pending += [(f"{key}.", value) for key, value in inner.items()]
-    names = [f"eval.{task}" for task in TASKS]
+    values, names = parts_of(config), [f"eval.{task}" for task in TASKS]
     kinds = dict.fromkeys((f"{part}._target_" for part in PARTS), str) | {
         key: kinds for key, kinds in FIELDS.items() if key in values
     }
@@ -178,9 +168,8 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     if len(different) == 1 and different[0] in LENGTH and is_finished(folder):
         remedy = f"to continue it, give another name=... and init.resume={folder} (docs/how_to/recipes.md)"
     if different:
-        differences = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
-        more = f" and {len(different) - len(differences)} more" if len(different) > len(differences) else ""
-        raise ConfigError(f"{folder} holds a run of another configuration ({', '.join(differences)}{more}): {remedy}")
+        changes = first_names([f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different], most=6)
+        raise ConfigError(f"{folder} holds a run of another configuration ({changes}): {remedy}")
 
 
 def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:

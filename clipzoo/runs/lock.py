@@ -57,10 +57,9 @@ class RunLock(AbstractContextManager["RunLock"]):
                 waiting = True
             time.sleep(0.2)
         self._descriptor = descriptor
-        owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
         with io.explained(path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, owner.encode(), 0)
+            os.pwrite(descriptor, f"{this_process()}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock, if it is held."""
@@ -70,6 +69,11 @@ class RunLock(AbstractContextManager["RunLock"]):
 
     def __exit__(self, *error: Any) -> None:
         self.release()
+
+
+def this_process() -> str:
+    """Return the owner of a lock for messages: this process, its machine and the time."""
+    return f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.groups import own_folder
+from clipzoo.config.schema import require_kinds
 from clipzoo.errors import masked
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ ENDED_EARLY = "ended_early"
 """Key of the costs of a training: the reason why it ended before its last step."""
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
 FIELDS = {
-    "experiment": str, "row": str, "overrides": list, "config_dir": str, "seed": int, "versions": dict, "revision": str,
-    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "published": dict,
+    "experiment": "str", "row": "str", "overrides": "list[str]", "config_dir": "str", "seed": "int",
+    "versions": "dict[str, str | None]", "revision": "str", "training": "dict[str, AnyNumber | str]",
+    "protocol": "dict[str, dict]", "metrics": "dict", "not_converged": "list[str]",
+    "published": "dict[str, dict]",
 }  # fmt: skip
-"""Types of the values in results.json; all but the metrics may be absent."""
-PUBLISHED: Mapping[str, Any] = {**dict.fromkeys(("value", "difference", "low", "high"), (int, float)), "source": str}
-"""Types of a comparison with a published number, see `compare_with_published`."""
+"""Annotations of the values in results.json; all but the metrics may be absent."""
+PUBLISHED = {**dict.fromkeys(("value", "difference", "low", "high"), "AnyNumber"), "source": "str"}
+"""Annotations of a comparison with a published number, see `compare_with_published`."""
 OPTIONAL = ("config_dir", "not_converged", "published")
 """Keys that results.json leaves out if they are empty."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
@@ -189,17 +192,12 @@ class RunRecord:
         path = folder / FILE
         content = io.read_json(path, 16 * io.MB, REMEDY)
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
-        io.require_fields(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
+        require_kinds(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_numbers(path, values["metrics"], REMEDY)
-        for name, comparison in values.get("published", {}).items():
-            io.require_fields(path, {name: comparison}, {name: dict}, REMEDY)
-            io.require_fields(path, comparison, PUBLISHED, REMEDY)
-        for name, kinds in (("protocol", dict), ("training", (int, float, str)), ("versions", (str, type(None)))):
-            io.require_fields(path, values.get(name, {}), dict.fromkeys(values.get(name, {}), kinds), REMEDY)
+        for comparison in values.get("published", {}).values():
+            require_kinds(path, comparison, PUBLISHED, REMEDY)
         for name in ("overrides", "not_converged"):
-            texts = {f"{name}.{number}": text for number, text in enumerate(values.get(name, ()))}
-            io.require_fields(path, texts, dict.fromkeys(texts, str), REMEDY)
-            values[name] = tuple(masked(list(texts.values())))
+            values[name] = tuple(masked(values.get(name, [])))
         values["metrics"] = parsed(values["metrics"])
         return cls(**values)
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -20,14 +19,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from clipzoo import io
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io.stores import is_url
-from clipzoo.runs.lock import RunLock, locked
+from clipzoo.runs.lock import RunLock, locked, this_process
 from clipzoo.runs.store import THREADS, Mirror, Record, Store, Tree, fetch_group, fetch_newest, local_files, refresh
 
 log = logging.getLogger(__name__)
@@ -233,9 +231,8 @@ class RemoteRun:
         self.on_failure: Callable[[TrainingError], None] = lambda error: None
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
-        owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
         # id: identifies the local copy of the run directory.
-        self._lock: dict[str, Any] = {"id": uuid.uuid4().hex, "owner": owner, "beat": 0, "released": False}
+        self._lock: dict[str, Any] = {"id": uuid.uuid4().hex, "owner": this_process(), "beat": 0, "released": False}
         self._number, self._renewed = 0, 0.0
 
     def begin(self, lock: RunLock | None = None, fetch: bool = True) -> list[str]:

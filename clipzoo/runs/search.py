@@ -43,7 +43,7 @@ from clipzoo.runs.directory import run_folder, with_digests
 from clipzoo.runs.identity import HARMLESS, identity
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
-from clipzoo.runs.sweep import Point, of_search_option
+from clipzoo.runs.sweep import Point, of_search_option, require_own_names
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -672,11 +672,7 @@ def study_folder(search: Search, space: Space) -> Path:
     """
     lines = space.corner_lines()
     plain = with_digests(compose(lines[0]))
-    if plain["name"] is not None and plain["name"] == compose(lines[-1])["name"]:
-        raise ConfigError(
-            f"name={plain['name']} would be the name of all runs of the search: give name=null, and each run is named "
-            "by its overrides and a digest"
-        )
+    require_own_names(lines[0], lines[-1])
     evaluated = {key: plain["eval"].get(key) for key in ("_target_", *TASKS)}
     facts = [space.described, search.facts, evaluated, identity(plain)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

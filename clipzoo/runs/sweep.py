@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import option_file, unknown_option
 from clipzoo.config.trust import alternatives, read, require_values
-from clipzoo.errors import ConfigError, TrainingError, number_of
+from clipzoo.errors import ConfigError, TrainingError, first_names, number_of
 from clipzoo.runs.directory import run_folder, with_digests
 
 
@@ -47,13 +47,18 @@ def points(overrides: Sequence[str]) -> list[Point]:
         Point({key: line.partition("=")[2] for line, key in choice if key}, tuple(line for line, _ in choice))
         for choice in itertools.product(*choices)
     ]
-    first, last = (compose(point.overrides)["name"] for point in (sweep_points[0], sweep_points[-1]))
-    if first is not None and first == last and len(sweep_points) > 1:
-        raise ConfigError(
-            f"name={first} would be the name of all points of the sweep: give name=null, and each run is named by its "
-            "overrides and a digest"
-        )
+    require_own_names(*dict.fromkeys(point.overrides for point in (sweep_points[0], sweep_points[-1])))
     return sweep_points
+
+
+def require_own_names(*command_lines: Sequence[str]) -> None:
+    """Raise ConfigError if the first and the last command line of a sweep or a search give their runs one name."""
+    names = [compose(line)["name"] for line in command_lines]
+    if len(names) > 1 and names[0] is not None and names[0] == names[-1]:
+        raise ConfigError(
+            f"name={names[0]} would be the name of all runs: give name=null, and each run is named by its overrides "
+            "and a digest"
+        )
 
 
 def require_results(overrides: Sequence[str]) -> None:
@@ -67,10 +72,10 @@ def require_results(overrides: Sequence[str]) -> None:
         )
 
 
-def first_names(failed: Sequence[str], most: int = 4) -> str:
-    """Return the names of failed points for a message: the first ones, and the number of others."""
-    more = f" and {len(failed) - most} more" if len(failed) > most else ""
-    return f"{', '.join(failed[:most])}{more}"
+def of_search_option(overrides: Sequence[str]) -> list[str]:
+    """Return the swept overrides of the `search=` of a command line; none without one."""
+    options = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
+    return searched(options[-1]) if options else []
 
 
 def searched(search: str) -> list[str]:
@@ -83,12 +88,6 @@ def searched(search: str) -> list[str]:
     if not ranges:
         raise ConfigError(f"{path} states no ranges: give KEY: VALUES below hydra.sweeper.params")
     return [f"{key}={values}" for key, values in ranges.items()]
-
-
-def of_search_option(overrides: Sequence[str]) -> list[str]:
-    """Return the swept overrides of the `search=` of a command line; none without one."""
-    options = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
-    return searched(options[-1]) if options else []
 
 
 def sweep_folder(points: Sequence[Point], overrides: Sequence[str]) -> Path:

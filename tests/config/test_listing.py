@@ -10,7 +10,7 @@ import pytest
 
 from clipzoo.cli.__main__ import main
 from clipzoo.config.compose import compose
-from clipzoo.config.groups import CONF, RENAMED_KEYS
+from clipzoo.config.groups import CONF
 from clipzoo.config.listing import Section, argument_meanings, comments, sections
 from clipzoo.runs.identity import flat
 from tests.support.paths import ROOT
@@ -52,13 +52,12 @@ def test_every_key_has_a_type_and_a_meaning(listed):
     assert temperature.meaning == "initial tau, scale = 1 / tau."
 
 
-def test_the_meanings_of_the_trainer_are_the_comments_of_its_file_and_renamed_keys_have_one(listed):
+def test_the_meanings_of_the_trainer_are_the_comments_of_its_file(listed):
     meanings = {entry.key: entry.meaning for section in listed for entry in section.entries}
     texts = {f"trainer.{key}": text for key, text in comments(CONF / "trainer" / "default.yaml").items()}
     assert {key: text for key, text in meanings.items() if key.startswith("trainer.")} == {
         key: text for key, text in texts.items() if not key.endswith("_target_")
     }
-    assert RENAMED_KEYS.keys().isdisjoint(meanings) and meanings.keys() >= set(RENAMED_KEYS.values())
 
 
 def test_no_meaning_refers_to_a_class_of_the_code(listed):

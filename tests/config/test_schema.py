@@ -56,7 +56,7 @@ def test_a_missing_argument_is_named():
         ("typing.Annotated[Count, MultipleOf(16), 'in pixels']", [16, 32], [17, 0]),
         ("Annotated[float, Range(above=0, below=1)]", [0.5], [0, 1, math.nan, "a"]),
         ("OrderedPair", [[1, 2], [1, 1]], [[2, 1], [1], [1, 2, 3], [1, math.nan], 1]),
-        ("ChannelTriple", [[1, 2.5, -1]], [[1], [1, 2, math.inf], 1]),
+        ("tuple[float, float, float]", [[1, 2.5, -1]], [[1], [1, 2, math.inf], 1]),
         ("Positive", [1, 0.5], [0, -1.0, "1", True]),
         ("Count | None", [1, None], [0, -1, 0.5]),
         ("Literal['a', 'b']", ["a"], ["c", 1]),

@@ -279,7 +279,6 @@ WRITERS = {
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
     "data/locations.py": CACHE,
-    "cli/report.py": "the null device",
     "distributed/launch.py": "the null device",
     "data/index.py": "an empty probe, removed at once",
     "data/write.py": IN_WHOLE,

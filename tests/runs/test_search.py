@@ -224,7 +224,7 @@ def test_a_command_line_without_sweeps_is_one_point_whose_run_is_where_train_put
 
 def test_a_name_for_all_points_is_refused():
     for line in ("name=mine", "experiment=demo/clip"):
-        with pytest.raises(ConfigError, match="name=(mine|demo) would be the name of all points"):
+        with pytest.raises(ConfigError, match="name=(mine|demo) would be the name of all runs"):
             sweep.points([SHARDS, line, "seed=0,1"])
     assert len(sweep.points([SHARDS, "experiment=demo/clip", "name=null", "seed=0,1"])) == 2
     assert len(sweep.points([SHARDS, "name='mine ${seed}'", "seed=0,1"])) == 2
