@@ -114,7 +114,7 @@ def test_a_teacher_draws_no_random_numbers_and_leaves_the_students_dropout_on():
     parts = None
     teacher.begin(parts, cache, None, None)
     before = torch.get_rng_state()
-    teacher([tuned.batch()], {})
+    teacher([tuned.batch()], {}, None)
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in student.modules()] == modes
 

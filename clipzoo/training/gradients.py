@@ -7,7 +7,7 @@ at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -95,10 +95,15 @@ class GradientCache:
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
-        constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
         pairing = batch_pairing(batch, self.world, self.objective.same_caption)
-        with step_part("teacher"):
-            teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
+        with torch.no_grad():
+            constant = {
+                view: encode_view(self.encoder, view, micro_batches, self._caches.get(view))
+                for view in VIEWS
+                if view not in trained
+            }
+            with step_part("teacher"):
+                teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
         random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
@@ -160,16 +165,6 @@ class GradientCache:
         self._mark("backward")
         return loss
 
-    @torch.no_grad()
-    def _constant_features(self, view: View, micro_batches: Sequence[Batch]) -> Features:
-        """Return the features of a view that does not train in this step, from its cache if it has one."""
-
-        def computed(batch: Batch) -> Features:
-            return encode(self.encoder, batch, [view])[0]
-
-        cache = self._caches.get(view)
-        return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
-
     def _replay(
         self,
         micro_batches: Sequence[Batch],
@@ -207,9 +202,20 @@ def _no_mark(part: str) -> None:
     pass
 
 
-def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
+def encode(encoder: Encode, batch: Batch, views: Sequence[View]) -> list[Features]:
     """Return the features of the views. encoder: a PairEncoder, or the module that ranks call in its place."""
     return [Features(*tensors) for tensors in encoder(batch, views)]
+
+
+def encode_view(
+    encoder: Encode, view: View, micro_batches: Sequence[Batch], cache: FeatureCache | None = None
+) -> Features:
+    """Return the features of one view of all micro-batches, from its cache if it has one."""
+
+    def computed(batch: Batch) -> Features:
+        return encode(encoder, batch, [view])[0]
+
+    return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
 
 
 def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None:
@@ -234,6 +240,8 @@ def joined(parts: Sequence[Features]) -> Features:
 
 FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
 """The fields of Features: DDP and FSDP look for tensors in tuples and lists."""
+Encode = Callable[[Batch, Sequence[View]], list[FeatureTensors]]
+"""The call of a PairEncoder."""
 
 
 class PairEncoder(nn.Module):

@@ -136,12 +136,13 @@ class Teacher(Part):
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
+        self.gradients = gradients
 
     @abstractmethod
     def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
+        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
     ) -> Similarity:
-        """Return the similarities of a rank's batch, without gradient; called before the student's forward pass.
+        """Return the similarities of a rank's batch; called without gradients, before the student's forward pass.
 
         micro_batches: parts of the batch to encode one after the other. constant: the student's features of its towers
         that do not train. pairing: as for `Head.forward`.
