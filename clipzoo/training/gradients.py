@@ -141,12 +141,9 @@ class GradientCache:
                 loss = Loss(total, {**loss.logs, **logs})
         if diagnose:
             with torch.no_grad():
-                of_pairs = diagnostics.embedding_diagnostics(
-                    *self.model.embed(
-                        image.first(diagnostics.ROWS, batch.views.images),
-                        text.first(diagnostics.ROWS, batch.views.texts),
-                    )
-                )
+                assert similarity.image is not None and similarity.text is not None
+                firsts = similarity.image[:: batch.views.images], similarity.text[:: batch.views.texts]
+                of_pairs = diagnostics.embedding_diagnostics(*firsts)
             logs = {**diagnostics.similarity_diagnostics(similarity), **of_pairs}
             loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")

@@ -24,7 +24,6 @@ from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
-from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
@@ -104,22 +103,21 @@ def train(
     log_every, save_every: intervals in steps. quiet: print no progress. Raises ConfigError if the parts are not
     compatible, or the dataset cannot supply this batch or length; TrainingError if the loss diverged.
     """
-    base.require(model.head, objective)
     folder = None if folder is None else Path(folder)
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
     checkpoints = CheckpointSettings(save_every)
     settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=checkpoints, **groups)
-    dataset.open(folder, world)
-    dataset.check(seed, batch)
-    settings.check(dataset.samples, world)
     logger = HistoryLogger()
     parts = Parts(
         settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
         optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder, teacher=teacher, distill=distill,
         report=(lambda line: None) if quiet else say,
     )  # fmt: skip
-    parts.require_teacher()
+    parts.require_compatible()
+    dataset.open(folder, world)
+    dataset.check(seed, batch)
+    settings.check(dataset.samples, world)
     if teacher is not None:
         teacher.open(parts, model)
     # The caller's signal handlers stay in place.
