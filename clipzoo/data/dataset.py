@@ -348,7 +348,7 @@ class SampleReader:
     ) -> None:
         self._indexes, self.transform, self.content, self._seed = indexes, transform, content, seed
         self._first_ids = [0, *accumulate(index.samples for index in indexes)]
-        self._shards = ShardReader(cache, content.caption_key)
+        self._shards = ShardReader(cache)
 
     def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
         """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.

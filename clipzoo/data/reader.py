@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import SampleTexts, read_member
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import ShardIndex
@@ -22,15 +21,11 @@ _DOWNLOAD_THREADS = 4
 
 
 class ShardReader:
-    """Reads samples at random; the most recently used shards stay open. caption_key: as in ShardDataset."""
+    """Reads samples at random; the most recently used shards stay open."""
 
-    def __init__(self, cache: ShardCache, caption_key: CaptionKeys | None) -> None:
-        self._cache, self._caption_key = cache, caption_key
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
         self._descriptors: OrderedDict[str, int] = OrderedDict()
-
-    def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
-        """Return the usable captions of a sample. Raises BadSampleError, also if there is none."""
-        return self.texts(index, shard, position).captions(self._caption_key)[0]
 
     def texts(self, index: ShardIndex, shard: int, position: int) -> SampleTexts:
         """Return the texts of a sample, which are read on access. Raises BadSampleError."""
