@@ -13,7 +13,7 @@ from functools import lru_cache, reduce
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -87,7 +87,7 @@ class FrozenTeacher(Teacher):
         self._caches: dict[View, FeatureCache] = {}
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
-        self.model = self._source if isinstance(self._source, Model) else self._source(trust)
+        self.frozen = self.model = self._source if isinstance(self._source, Model) else self._source(trust)
         self.needs_padding = self.model.needs_padding
         if student.encoder.tokenizer is self.model.encoder.tokenizer is no_tokenizer:
             return
@@ -104,7 +104,6 @@ class FrozenTeacher(Teacher):
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         super().begin(parts, gradients, average, folder)
-        self.model.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
         self._encoder = PairEncoder(self.model, gradients.autocast, parts.settings.compile)
         if folder is not None:
             limits = dict.fromkeys(VIEWS, self._gigabytes)
@@ -235,12 +234,8 @@ class StoredTeacher(Teacher):
         require_trusted({"head": facts["head"]}, trust)
         state = read_tensors(self._folder / HEAD, REMEDY)
         with one_message(f"{self._folder / HEAD} does not fit the head of {FEATURES}", REMEDY):
-            self._head: Head[Any] = build_part(facts["head"], trust, Head)
-            self._head.load_state_dict(state)
-
-    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
-        super().begin(parts, gradients, average, folder)
-        self._head.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
+            self.frozen = self._head = head = build_part(facts["head"], trust, Head)
+            head.load_state_dict(state)
 
     def __call__(
         self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
@@ -305,7 +300,7 @@ def write_features(
     precision: precision of the encoders. report: called with the number of done samples of this rank, and of all its
     samples. Raises ConfigError if the folder has features of another model or other settings.
     """
-    transform, tokenizer = model.transform, model.tokenizer
+    transform, tokenizer = model.transform, cast(Any, model.tokenizer)
     key = model_key(model, (precision, transform.interpolation, transform.resize_mode))
 
     def claim() -> list[tuple[Path, range]]:

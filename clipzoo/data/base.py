@@ -16,7 +16,7 @@ class Dataset(Protocol):
     """Batches of samples in an order that is a pure function of seed, epoch and step.
 
     samples: number of samples n of an epoch; known after `open`. views: numbers of images and texts of a sample.
-    A subclass defines `samples`, `fingerprint`, `check`, `batches`, and what it has of the others.
+    A subclass defines `samples`, `fingerprint`, `check` and `batches`, and overrides what else it has.
     """
 
     samples: int
@@ -28,6 +28,7 @@ class Dataset(Protocol):
 
     def open(self, cache: Path | None, world: World) -> None:
         """Find the samples; an index may be written under `cache`, the run directory. Collective."""
+        return None
 
     def check(self, seed: int, global_batch: int) -> None:
         """Raise ConfigError if the dataset cannot supply batches of this size without repeating a sample."""
@@ -63,6 +64,7 @@ class Dataset(Protocol):
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         """Skip decoding of images whose features are cached. stored_keys: sample ids [b] -> digests of these images,
         [b] int64; 0 for other samples."""
+        return None
 
     def shards(self) -> Sequence[tuple[str, str, int]]:
         """Return name, digest and number of samples of each shard in the order of sample ids; empty without shards."""

@@ -364,7 +364,7 @@ class SampleReader:
             notes: dict[str, str] = {}
             boxes: list[tuple[str, Region]] = []
             try:
-                source = self._shards.texts(index, shard, position)
+                source = self._shards.sample(index, shard, position)
                 captions, probabilities = source.captions(content.caption_key)
                 texts = chosen("caption", captions, views.captions, random, notes, probabilities)
                 if views.hard:
@@ -375,8 +375,7 @@ class SampleReader:
                 group = 0 if content.group_key is None else source.group(content.group_key)
                 regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
                 further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
-                encoded = self._shards.image(index, shard, position)
-                image, conversions, key = self.transform(encoded, random("augment"), stored_key, further)
+                image, conversions, key = self.transform(source.image(), random("augment"), stored_key, further)
             except BadSampleError as error:
                 failure = failure or error
                 continue
@@ -400,11 +399,11 @@ class SampleReader:
         index, *address = self.locate(sample_id)
         for shard, position in _candidates(index, *address):
             with suppress(BadSampleError):
-                source, content = self._shards.texts(index, shard, position), self.content
+                source, content = self._shards.sample(index, shard, position), self.content
                 texts = source.captions(content.caption_key)[0]
                 texts += [] if content.hard_key is None else source.texts(content.hard_key, "hard")
                 texts += [] if content.box_key is None else [text for text, _ in source.regions(content.box_key)]
-                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
+                header = read_header(source.image(), self.transform.max_pixels)
                 return fromarray(header.decode(1)), texts
         raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 

@@ -351,8 +351,8 @@ def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: 
     for sample in samples:
         shard, position = index.locate(sample)
         try:
-            caption = reader.texts(index, shard, position).captions(rules.caption_key)[0][0]
-            encoded = reader.image(index, shard, position)
+            source = reader.sample(index, shard, position)
+            caption, encoded = source.captions(rules.caption_key)[0][0], source.image()
             image = read_header(encoded, rules.max_pixels)
             pixels = image.decode(1) if rules.decode or sample in shown else None
         except BadSampleError as error:

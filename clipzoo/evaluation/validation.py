@@ -98,7 +98,7 @@ def open_validation(
         for sample in range(index.samples):
             number, position = index.locate(sample)
             try:
-                caption = reader.texts(index, number, position).captions(caption_key)[0][0]
+                caption = reader.sample(index, number, position).captions(caption_key)[0][0]
             except BadSampleError as error:
                 unusable.append(f"{index.keys(number)[position]} ({error.reason})")
                 continue
@@ -132,7 +132,7 @@ class _Images(Images):
     def __getitem__(self, number: int) -> Image:
         index, shard, position = self._pairs[number]
         try:
-            return decode(self._reader.image(index, shard, position))
+            return decode(self._reader.sample(index, shard, position).image())
         except BadSampleError as error:
             raise ConfigError(
                 f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]} cannot be used: "

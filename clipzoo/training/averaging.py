@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.heads.pairs import Pairing
 from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
-from clipzoo.training.gradients import GradientCache, encode_view
+from clipzoo.training.gradients import encode_view
 from clipzoo.training.parts import Averaging, Hook, Parts, Step, Teacher
 from clipzoo.training.schedules import in_steps
 from clipzoo.training.tuned import VIEWS, View
@@ -185,13 +184,10 @@ class AverageTeacher(Teacher):
         if parts.averaging is None:
             raise ConfigError("teacher=average reads the average of the student: give average=ema or average=swa")
 
-    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
-        self.gradients, self._average = gradients, average
-
     def __call__(
         self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
     ) -> Similarity:
-        gradients, average, model = self.gradients, self._average, self.gradients.model
+        gradients, average, model = self.gradients, self.average, self.gradients.model
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         # Ranks that divide the weights gather them again after each exchange.

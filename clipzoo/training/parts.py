@@ -70,11 +70,12 @@ class Teacher(Part):
 
     needs_padding: True if the padding of captions changes the result; captions are then not trimmed.
     reads_images: True if the teacher encodes images; all images are then decoded, also where the student's features are
-    cached.
+    cached. frozen: weights that do not train.
     """
 
     needs_padding: bool = False
     reads_images: bool = False
+    frozen: nn.Module | None = None
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         """Load what the teacher needs. Raises ConfigError if it cannot, or cannot read the student's batches.
@@ -84,7 +85,9 @@ class Teacher(Part):
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
-        self.gradients = gradients
+        self.gradients, self.average = gradients, average
+        if self.frozen is not None:
+            self.frozen.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
     @abstractmethod
     def __call__(
