@@ -3,6 +3,7 @@
     python scripts/demo_tables.py heads          # every head, one seed
     python scripts/demo_tables.py objectives     # Hopfield, InfoLOOB, NUCLR, SogCLR, InfoNCE at batch 64, three seeds
     python scripts/demo_tables.py methods        # heads, objectives, views, terms and teachers, three seeds
+    python scripts/demo_tables.py methods --cost # seconds of their steps relative to the first row, one run at a time
 
 Every row is an ordinary run in runs/tables, so that an interrupted table resumes. Runs use one thread each; as many run
 at the same time as there are cores.
@@ -11,6 +12,7 @@ at the same time as there are cores.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -101,6 +103,7 @@ METHODS_BUDGET = (
     "trainer.epochs=null trainer.steps=250 trainer.global_batch=64 optim.schedule.peak=1e-3"
 )
 """Scenes of 32 pixels with five captions: clipzoo world --root data/views --views --image-size 32 --train 8000."""
+COST_BUDGET = "trainer.steps=60 eval=none"
 
 COLUMNS = {
     "zero-shot shapes": "zero_shot/shapes/top1",
@@ -118,9 +121,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=number_in(Count), default=None, help="default: 1 for heads, 3 for objectives")
     jobs = "runs at a time (default: number of cores)"
     parser.add_argument("--jobs", type=number_in(Count), default=os.cpu_count() or 1, help=jobs)
+    parser.add_argument("--cost", action="store_true", help="measure steps instead of accuracies")
     options = parser.parse_args()
     methods, budget, seeds = TABLES[options.table]
     RUNS.mkdir(parents=True, exist_ok=True)
+    if options.cost:
+        turns = [
+            {
+                name: _run(f"cost_{options.table}", name, f"{budget} {overrides} {COST_BUDGET}", turn)
+                for name, overrides in methods.items()
+            }
+            for turn in range(options.seeds or seeds)
+        ]
+        print(markdown(cost_table(turns)))
+        return
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = {
             name: [
@@ -129,7 +143,7 @@ def main() -> None:
             ]
             for name, overrides in methods.items()
         }
-        rows = {name: [future.result() for future in futures] for name, futures in runs.items()}
+        rows = {name: [RunRecord.read(future.result()) for future in futures] for name, futures in runs.items()}
     text = markdown(method_table(rows)) + "\n"
     (ROOT / "docs" / "benchmarks" / f"demo_{options.table}.md").write_text(text)
     print(text)
@@ -159,7 +173,31 @@ def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
     return text_table(["method", *columns, "samples/s", "peak MiB"], rows, left=1)
 
 
-def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:
+def cost_table(turns: Sequence[Mapping[str, Path]]) -> Table:
+    """A row per method: time of a step without loading data, and with it, over that of the first row in each turn."""
+    ratios: dict[str, list[list[float]]] = {name: [] for name in turns[0]}
+    for turn in turns:
+        times = {name: _seconds(run) for name, run in turn.items()}
+        first = next(iter(times.values()))
+        for name, pair in times.items():
+            ratios[name].append([one / other for one, other in zip(pair, first, strict=True)])
+    rows = []
+    for name, pairs in ratios.items():
+        step, whole = zip(*pairs, strict=True)
+        each = ", ".join(f"{ratio:.2f}" for ratio in step)
+        rows.append([name, f"{statistics.median(step):.2f}", f"{statistics.median(whole):.2f}", each])
+    return text_table(["method", "step", "with its data", "step in each turn"], rows, left=1)
+
+
+def _seconds(run: Path) -> tuple[float, float]:
+    """Return the median seconds of a step without loading data, and with it; the first step is left out."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "samples_per_second" in line][1:]
+    whole = statistics.median(1 / line["samples_per_second"] for line in lines)
+    return statistics.median((1 - line["data_wait"]) / line["samples_per_second"] for line in lines), whole
+
+
+def _run(table: str, name: str, overrides: str, seed: int) -> Path:
     folder = "".join(letter if letter.isalnum() else "_" for letter in f"{table}_{name}_{seed}").lower()
     command = [sys.executable, "train.py", "experiment=demo/clip", f"name={folder}", f"runs={RUNS}", f"seed={seed}"]
     print(f"== {name}, seed {seed}", file=sys.stderr, flush=True)
@@ -167,7 +205,7 @@ def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:
     with (RUNS / f"{folder}.log").open("ab") as log:
         subprocess.run([*command, *overrides.split()], cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
     print(f"== {name}, seed {seed}: finished", file=sys.stderr, flush=True)
-    return RunRecord.read(RUNS / folder)
+    return RUNS / folder
 
 
 if __name__ == "__main__":
