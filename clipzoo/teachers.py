@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import chain
@@ -42,10 +42,10 @@ from clipzoo.loading import LoadedModel, load
 from clipzoo.model import Model
 from clipzoo.runs.directory import FEATURES
 from clipzoo.training.averaging import WeightAverage
-from clipzoo.training.gradients import FeatureTensors, GradientCache, PairEncoder, encode_view
+from clipzoo.training.gradients import GradientCache, PairEncoder, encode_view
 from clipzoo.training.parts import Dataset, Parts, Teacher
-from clipzoo.training.tuned import VIEWS, FeatureCache, View, feature_caches
-from clipzoo.types import Batch, Embedding, Features, PointSet, Similarity, checked, concatenate, map_embedding
+from clipzoo.training.tuned import VIEWS, FeatureCache, FeaturesByView, View, feature_caches
+from clipzoo.types import Batch, Embedding, PointSet, Similarity, checked, concatenate, map_embedding
 
 CacheGigabytes = Annotated[float, Range(at_least=0)]
 PROBES = (
@@ -110,16 +110,10 @@ class FrozenTeacher(Teacher):
             length = self.model.encoder.context_length
             self._caches = feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
 
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
-    ) -> Similarity:
-        def encoder(batch: Batch, views: Sequence[View]) -> list[FeatureTensors]:
-            tensors: list[FeatureTensors] = self._encoder(self._converted(batch), views)
-            return tensors
-
-        image, text = (encode_view(encoder, view, micro_batches, self._caches.get(view)) for view in VIEWS)
-        gradients = self.gradients
-        return self.model.compare(image, text, gradients.world, gradients.tile, micro_batches[0].views, pairing)
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        gradients, caches = self.gradients, self._caches
+        image, text = (encode_view(self._encoder, view, batches, caches.get(view), self._converted) for view in VIEWS)
+        return self.model.compare(image, text, gradients.world, gradients.tile, batches[0].views, pairing)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
@@ -177,10 +171,8 @@ class Ensemble(Teacher):
         for number, teacher in enumerate(self._teachers):
             teacher.begin(parts, gradients, average, folder and io.below(folder, str(number)))
 
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
-    ) -> Similarity:
-        *others, last = [teacher(micro_batches, constant, pairing) for teacher in self._teachers]
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        *others, last = [teacher(batches, constant, pairing) for teacher in self._teachers]
         return reduce(lambda last, similarity: replace(similarity, teacher=last), reversed(others), last)
 
 
@@ -237,13 +229,11 @@ class StoredTeacher(Teacher):
             self.frozen = self._head = head = build_part(facts["head"], trust, Head)
             head.load_state_dict(state)
 
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
-    ) -> Similarity:
-        gradients, views, images, texts = self.gradients, micro_batches[0].views, list[Embedding](), list[Embedding]()
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        gradients, views, images, texts = self.gradients, batches[0].views, list[Embedding](), list[Embedding]()
         if views.crops:
             raise ConfigError(f"teacher.path={self._folder} has no features of further crops: give teacher=run")
-        for batch in micro_batches:
+        for batch in batches:
             assert batch.caption_key is not None
             captions = batch.caption_key.view(len(batch), -1).tolist()
             for sample, keys in zip(batch.sample_id.tolist(), captions, strict=True):

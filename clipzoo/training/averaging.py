@@ -22,12 +22,11 @@ from clipzoo.training.checkpoint_files import fill
 from clipzoo.training.gradients import encode_view
 from clipzoo.training.parts import Averaging, Hook, Parts, Step, Teacher
 from clipzoo.training.schedules import in_steps
-from clipzoo.training.tuned import VIEWS, View
+from clipzoo.training.tuned import VIEWS, FeaturesByView
 from clipzoo.types import (
     Batch,
     Count,
     Epochs,
-    Features,
     NonNegativeCount,
     Part,
     Positive,
@@ -184,9 +183,7 @@ class AverageTeacher(Teacher):
         if parts.averaging is None:
             raise ConfigError("teacher=average reads the average of the student: give average=ema or average=swa")
 
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
-    ) -> Similarity:
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
         gradients, average, model = self.gradients, self.average, self.gradients.model
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
@@ -195,10 +192,10 @@ class AverageTeacher(Teacher):
         try:
             with average.applied() if average is not None and average.has_begun else nullcontext():
                 image, text = (
-                    constant[view] if view in constant else encode_view(gradients.encoder, view, micro_batches)
+                    constant[view] if view in constant else encode_view(gradients.encoder, view, batches)
                     for view in VIEWS
                 )
-                views = micro_batches[0].views
+                views = batches[0].views
                 similarity = model.compare(image, text, gradients.world, gradients.tile, views, pairing)
         finally:
             gradients.parallel.end_step()

@@ -199,18 +199,22 @@ def _no_mark(part: str) -> None:
     pass
 
 
-def encode(encoder: Encode, batch: Batch, views: Sequence[View]) -> list[Features]:
+def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
     """Return the features of the views. encoder: a PairEncoder, or the module that ranks call in its place."""
     return [Features(*tensors) for tensors in encoder(batch, views)]
 
 
 def encode_view(
-    encoder: Encode, view: View, micro_batches: Sequence[Batch], cache: FeatureCache | None = None
+    encoder: nn.Module,
+    view: View,
+    micro_batches: Sequence[Batch],
+    cache: FeatureCache | None = None,
+    convert: Callable[[Batch], Batch] = lambda batch: batch,
 ) -> Features:
-    """Return the features of one view of all micro-batches, from its cache if it has one."""
+    """Return the features of one view of all micro-batches, from its cache if it has one. convert: changes inputs."""
 
     def computed(batch: Batch) -> Features:
-        return encode(encoder, batch, [view])[0]
+        return encode(encoder, convert(batch), [view])[0]
 
     return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
 
@@ -237,8 +241,6 @@ def joined(parts: Sequence[Features]) -> Features:
 
 FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
 """The fields of Features: DDP and FSDP look for tensors in tuples and lists."""
-Encode = Callable[[Batch, Sequence[View]], list[FeatureTensors]]
-"""The call of a PairEncoder."""
 
 
 class PairEncoder(nn.Module):

@@ -24,12 +24,12 @@ from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
 from clipzoo.training.loggers import Logger
 from clipzoo.training.settings import Settings
-from clipzoo.types import Batch, Features, Loss, Part, Progress, Similarity, World
+from clipzoo.types import Batch, Loss, Part, Progress, Similarity, World
 
 if TYPE_CHECKING:
     from clipzoo.training.averaging import WeightAverage
     from clipzoo.training.gradients import GradientCache
-    from clipzoo.training.tuned import View
+    from clipzoo.training.tuned import FeaturesByView
 
 
 class Evaluator(Protocol):
@@ -90,13 +90,11 @@ class Teacher(Part):
             self.frozen.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
     @abstractmethod
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None
-    ) -> Similarity:
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
         """Return the similarities of a rank's batch; called without gradients, before the student's forward pass.
 
-        micro_batches: parts of the batch to encode one after the other. constant: the student's features of its towers
-        that do not train. pairing: as for `Head.forward`.
+        batches: parts of the batch to encode one after the other. constant: the student's features of its towers that
+        do not train. pairing: as for `Head.forward`.
         """
 
 

@@ -22,6 +22,7 @@ from clipzoo.types import Batch, Features
 
 View = Literal["image", "text"]
 VIEWS: tuple[View, View] = ("image", "text")
+FeaturesByView = Mapping[View, Features]
 FEATURES = "features"
 """Folder of cached features in a run directory."""
 FILE = "frozen.pt"
