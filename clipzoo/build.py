@@ -24,9 +24,9 @@ from clipzoo.evaluation.suite import Suite
 from clipzoo.heads.base import Head
 from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
-from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
-from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer, Parts, Teacher
+from clipzoo.training.loggers import Logger
+from clipzoo.training.parts import Averaging, Dataset, Optimizer, Parts, Teacher
 from clipzoo.training.settings import Settings
 from clipzoo.types import Part
 
@@ -51,8 +51,7 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
         teacher=build_part(plain["teacher"], trust, Teacher) if "teacher" in plain else None,
         distill=_seeded(plain, "distill", trust, Distillation) if "distill" in plain else None,
     )
-    base.require(parts.head, parts.objective)
-    parts.require_teacher()
+    parts.require_compatible()
     if suite.validation is not None:
         parts.objective.require_value_of_unseen()
     return parts

@@ -6,7 +6,9 @@ The similarity of an ensemble's teacher has that of the next teacher as its own 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +33,21 @@ class Distillation(nn.Module):
         """Return parts of the loss by name. similarity: has a teacher."""
 
 
-def teachers_of(similarity: Similarity) -> list[Similarity]:
-    """Return the similarities of all teachers."""
-    teachers, last = list[Similarity](), similarity.teacher
-    while last is not None:
-        teachers, last = [*teachers, last], last.teacher
-    return teachers
+def cross_entropy(
+    similarity: Similarity, scores_of: Callable[[Similarity], Iterable[Scores]] = attrgetter("directions")
+) -> Tensor:
+    """Return -mean_i sum_j p_ij log softmax(scores)_ij, where p is the mean of all teachers' softmaxes.
 
-
-def cross_entropy(scores: Scores, teachers: Sequence[Scores]) -> Tensor:
-    """Return -mean_i sum_j p_ij log softmax(scores)_ij, where p is the mean of the teachers' softmaxes."""
-    expectations = [scores.expectation(teacher) for teacher in teachers]
-    return (scores.log_sum_exp() - torch.stack(expectations).mean(dim=0)).mean()
-
-
-def both_directions(similarity: Similarity) -> Tensor:
-    """Return the mean of `cross_entropy` over image and text anchors."""
-    columns = zip(similarity.directions, *(teacher.directions for teacher in teachers_of(similarity)), strict=True)
-    return torch.stack([cross_entropy(scores, teachers) for scores, *teachers in columns]).mean()
+    scores_of: scores of a similarity, whose values are summed and divided by 2, the number of directions.
+    """
+    chain = [similarity]
+    while (teacher := chain[-1].teacher) is not None:
+        chain.append(teacher)
+    values = []
+    for scores, *teachers in zip(*map(scores_of, chain), strict=True):
+        expectations = torch.stack([scores.expectation(teacher) for teacher in teachers])
+        values.append((scores.log_sum_exp() - expectations.mean(dim=0)).mean())
+    return torch.stack(values).sum() / 2
 
 
 @checked
@@ -65,7 +64,7 @@ class OpenClipDistillation(Distillation):
         self._weight = weight
 
     def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
-        return {"distill": Term(self._weight, both_directions(similarity))}
+        return {"distill": Term(self._weight, cross_entropy(similarity))}
 
 
 @checked
@@ -85,15 +84,16 @@ class DataCompDR(Distillation):
     def terms(self, similarity: Similarity, batch: Batch, progress: Progress) -> Mapping[str, Term]:
         captions, columns = similarity.views.captions, similarity.views.captions + similarity.views.hard
         if captions == 1:
-            return {"distill": Term(self._weight, both_directions(similarity))}
-        # [b, N * columns] and [b * captions, N], texts of a sample in sequence -> [b, N] for each caption.
-        of_all = []
-        for one in (similarity, *teachers_of(similarity)):
+            return {"distill": Term(self._weight, cross_entropy(similarity))}
+
+        def by_caption(one: Similarity) -> Iterator[Scores]:
+            # [b, N * columns] and [b * captions, N], texts of a sample in sequence -> [b, N] for each caption.
             images, texts = (scores.dense() for scores in one.directions)
-            images, texts = images.unflatten(1, (-1, columns)), texts.unflatten(0, (-1, captions))
-            of_all.append([DenseScores(matrix) for k in range(captions) for matrix in (images[:, :, k], texts[:, k])])
-        values = [cross_entropy(scores, teachers) for scores, *teachers in zip(*of_all, strict=True)]
-        return {"distill": Term(self._weight, torch.stack(values).sum() / 2)}
+            for k in range(captions):
+                yield DenseScores(images.unflatten(1, (-1, columns))[:, :, k])
+                yield DenseScores(texts.unflatten(0, (-1, captions))[:, k])
+
+        return {"distill": Term(self._weight, cross_entropy(similarity, by_caption))}
 
 
 @checked
@@ -129,9 +129,8 @@ class ClipKD(Distillation):
         teacher, world, terms = similarity.teacher, similarity.world, dict[str, Term]()
         assert teacher is not None
         if self._relations:
-            entropies = [(scores.log_sum_exp() - scores.expectation(scores)).mean() for scores in teacher.directions]
-            kl = both_directions(similarity) - torch.stack(entropies).mean()
-            terms["relations"] = Term(self._relations, kl)
+            entropy = cross_entropy(replace(teacher, teacher=replace(teacher, teacher=None)))
+            terms["relations"] = Term(self._relations, cross_entropy(similarity) - entropy)
         if not (self._features or self._interactive):
             return terms
         # The first image and the first text of each sample.

@@ -62,12 +62,6 @@ class Model(nn.Module):
         with torch.autocast(self.device.type, enabled=False):
             return self.head(image, text, world, tile, views, pairing)
 
-    def embed(self, image: Features, text: Features) -> tuple[Embedding, Embedding]:
-        """Features -> embeddings, outside autocast, in the head's precision."""
-        with torch.autocast(self.device.type, enabled=False):
-            image, text = image.map(self._in_head_precision), text.map(self._in_head_precision)
-            return self.head.embed_image(image), self.head.embed_text(text)
-
     def image_features(self, image: Tensor) -> Features:
         """[b, 3, H, W] uint8 -> Features in the head's precision, only pooled ones for a head that reads no tokens."""
         return self.image_read_by_head(image.to(self.device)).map(self._in_head_precision)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import accumulate, chain
+from functools import lru_cache, reduce
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from clipzoo import io
 from clipzoo.build import build_part
@@ -43,10 +42,10 @@ from clipzoo.loading import LoadedModel, load
 from clipzoo.model import Model
 from clipzoo.runs.directory import FEATURES
 from clipzoo.training.averaging import WeightAverage
-from clipzoo.training.gradients import GradientCache, PairEncoder, encode, joined
-from clipzoo.training.parts import Parts, Teacher
-from clipzoo.training.tuned import VIEWS, FeatureCache, View, feature_caches
-from clipzoo.types import Batch, Embedding, Features, PointSet, Similarity, checked, concatenate, map_embedding
+from clipzoo.training.gradients import GradientCache, PairEncoder, encode_view
+from clipzoo.training.parts import Dataset, Parts, Teacher
+from clipzoo.training.tuned import VIEWS, FeatureCache, FeaturesByView, View, feature_caches
+from clipzoo.types import Batch, Embedding, PointSet, Similarity, checked, concatenate, map_embedding
 
 CacheGigabytes = Annotated[float, Range(at_least=0)]
 PROBES = (
@@ -88,7 +87,7 @@ class FrozenTeacher(Teacher):
         self._caches: dict[View, FeatureCache] = {}
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
-        self.model = self._source if isinstance(self._source, Model) else self._source(trust)
+        self.frozen = self.model = self._source if isinstance(self._source, Model) else self._source(trust)
         self.needs_padding = self.model.needs_padding
         if student.encoder.tokenizer is self.model.encoder.tokenizer is no_tokenizer:
             return
@@ -104,28 +103,17 @@ class FrozenTeacher(Teacher):
                 )
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
-        self._gradients = gradients
-        self.model.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
+        super().begin(parts, gradients, average, folder)
         self._encoder = PairEncoder(self.model, gradients.autocast, parts.settings.compile)
         if folder is not None:
             limits = dict.fromkeys(VIEWS, self._gigabytes)
             length = self.model.encoder.context_length
             self._caches = feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
 
-    @torch.no_grad()
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        features, gradients = [], self._gradients
-        for view in VIEWS:
-
-            def computed(batch: Batch, view: View = view) -> Features:
-                return encode(self._encoder, self._converted(batch), [view])[0]
-
-            cache = self._caches.get(view)
-            features.append(joined([computed(b) if cache is None else cache(b, computed) for b in micro_batches]))
-        image, text = features
-        return self.model.compare(image, text, gradients.world, gradients.tile, micro_batches[0].views, pairing)
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        gradients, caches = self.gradients, self._caches
+        image, text = (encode_view(self._encoder, view, batches, caches.get(view), self._converted) for view in VIEWS)
+        return self.model.compare(image, text, gradients.world, gradients.tile, batches[0].views, pairing)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
@@ -183,13 +171,9 @@ class Ensemble(Teacher):
         for number, teacher in enumerate(self._teachers):
             teacher.begin(parts, gradients, average, folder and io.below(folder, str(number)))
 
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        *others, last = [teacher(micro_batches, constant, pairing) for teacher in self._teachers]
-        for similarity in reversed(others):
-            last = replace(similarity, teacher=last)
-        return last
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        *others, last = [teacher(batches, constant, pairing) for teacher in self._teachers]
+        return reduce(lambda last, similarity: replace(similarity, teacher=last), reversed(others), last)
 
 
 # Stored embeddings: features.json, embeddings/head.safetensors with the weights of the head, and in the same folder a
@@ -202,10 +186,15 @@ VERSION, OPEN_SHARDS = 1, 64
 LOADER_TIMEOUT_SECONDS = 600.0
 
 
-def shard_file(folder: Path, key: str, digest: str) -> Path:
-    """Return the file of a shard. key: that of features.json. digest: of the shard's samples, from its index."""
-    name = hashlib.sha256(f"{VERSION} {key} {digest}".encode()).hexdigest()[:32]
-    return io.below((folder / HEAD).parent, f"{name}.safetensors")
+def shard_files(folder: Path, key: str, dataset: Dataset) -> list[tuple[str, Path, range]]:
+    """Return name, file of embeddings, and sample ids of each shard. key: that of features.json."""
+    shards, start = list[tuple[str, Path, range]](), 0
+    for name, content, count in dataset.shards():
+        file = hashlib.sha256(f"{VERSION} {key} {content}".encode()).hexdigest()[:32]
+        path = io.below((folder / HEAD).parent, f"{file}.safetensors")
+        shards.append((name, path, range(start, start + count)))
+        start += count
+    return shards
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -225,47 +214,38 @@ class StoredTeacher(Teacher):
         self._folder, self._shard = Path(path), lru_cache(OPEN_SHARDS)(self._read)
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
-        facts, shards = _facts(self._folder), parts.dataset.shards()
-        self._files = [shard_file(self._folder, facts["key"], digest) for _, digest, _ in shards]
-        self._starts = [0, *accumulate(count for *_, count in shards)]
-        missing = [
-            name for (name, _, count), file in zip(shards, self._files, strict=True) if count and not file.exists()
-        ]
-        if missing or not shards:
-            what = f"{len(missing)} of {number_of(len(shards), 'shard')} of data.shards, {', '.join(missing[:3])}"
+        facts = _facts(self._folder)
+        self._shards = shard_files(self._folder, facts["key"], parts.dataset)
+        missing = [name for name, file, rows in self._shards if rows and not file.exists()]
+        if missing or not self._shards:
+            what = f"{len(missing)} of {number_of(len(self._shards), 'shard')} of data.shards, {', '.join(missing[:3])}"
             raise ConfigError(
-                f"teacher.path={self._folder} has no features of {what if shards else 'this dataset'}: run clipzoo "
+                f"teacher.path={self._folder} has no features of {what if missing else 'this dataset'}: run clipzoo "
                 f"features {facts['model']} data.shards=... --output {self._folder}, which adds missing files"
             )
         require_trusted({"head": facts["head"]}, trust)
         state = read_tensors(self._folder / HEAD, REMEDY)
         with one_message(f"{self._folder / HEAD} does not fit the head of {FEATURES}", REMEDY):
-            self._head: Head[Any] = build_part(facts["head"], trust, Head)
-            self._head.load_state_dict(state)
+            self.frozen = self._head = head = build_part(facts["head"], trust, Head)
+            head.load_state_dict(state)
 
-    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
-        self._gradients = gradients
-        self._head.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
-
-    @torch.no_grad()
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        gradients, views, images, texts = self._gradients, micro_batches[0].views, list[Embedding](), list[Embedding]()
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        gradients, views, images, texts = self.gradients, batches[0].views, list[Embedding](), list[Embedding]()
         if views.crops:
             raise ConfigError(f"teacher.path={self._folder} has no features of further crops: give teacher=run")
-        for batch in micro_batches:
+        for batch in batches:
             assert batch.caption_key is not None
             captions = batch.caption_key.view(len(batch), -1).tolist()
             for sample, keys in zip(batch.sample_id.tolist(), captions, strict=True):
-                number = bisect_right(self._starts, sample) - 1
-                position, (image, text, rows) = sample - self._starts[number], self._shard(number)
+                number = bisect_right(self._shards, sample, key=lambda shard: shard[2].start) - 1
+                _, file, samples = self._shards[number]
+                position, (image, text, rows) = sample - samples.start, self._shard(number)
                 images.append(map_embedding(itemgetter([position]), image))
                 for key in keys:
                     if (position, key) not in rows:
                         raise ConfigError(
-                            f"{self._files[number]} has no embedding of a text of sample {position}: it has those of "
-                            "the data.caption_key, hard_key and box_key that clipzoo features was given"
+                            f"{file} has no embedding of a text of sample {position}: it has those of the "
+                            "data.caption_key, hard_key and box_key that clipzoo features was given"
                         )
                     texts.append(map_embedding(itemgetter([rows[position, key]]), text))
         image, text = (
@@ -276,8 +256,9 @@ class StoredTeacher(Teacher):
 
     def _read(self, number: int) -> tuple[Embedding, Embedding, dict[tuple[int, int], int]]:
         """Return images and texts of a shard, and the rows of its texts by sample and digest of the caption."""
-        tensors = read_tensors(self._files[number], REMEDY)
-        with one_message(f"{self._files[number]} does not hold the embeddings of a shard", REMEDY):
+        file = self._shards[number][1]
+        tensors = read_tensors(file, REMEDY)
+        with one_message(f"{file} does not hold the embeddings of a shard", REMEDY):
             keys = zip(tensors["samples"].tolist(), tensors["captions"].tolist(), strict=True)
             image, text = (
                 tensors[view] if view in tensors
@@ -309,31 +290,26 @@ def write_features(
     precision: precision of the encoders. report: called with the number of done samples of this rank, and of all its
     samples. Raises ConfigError if the folder has features of another model or other settings.
     """
-    transform, shards = model.transform, dataset.shards()
+    transform, tokenizer = model.transform, cast(Any, model.tokenizer)
     key = model_key(model, (precision, transform.interpolation, transform.resize_mode))
-    files = [shard_file(folder, key, digest) for _, digest, _ in shards]
-    starts = [0, *accumulate(count for *_, count in shards)]
 
-    def claim() -> list[int]:
+    def claim() -> list[tuple[Path, range]]:
         if not (folder / FEATURES).exists():
             save_weights(model.head.state_dict(), folder / HEAD)
             io.write_json(folder / FEATURES, {"model": source, "key": key, "head": model.config["head"]})
         elif _facts(folder)["key"] != key:
             raise ConfigError(f"{folder} has features of another model or other settings: give another --output")
-        return [number for number, file in enumerate(files) if shards[number][2] and not file.exists()]
+        return [(file, rows) for _, file, rows in shard_files(folder, key, dataset) if rows and not file.exists()]
 
     missing = world.run_on_first(claim)
     own, done = missing[world.rank :: world.size], 0
-    total = sum(shards[number][2] for number in own)
-    tokenizer: Any = model.tokenizer
-    size, interpolation = model.encoder.image_size, transform.interpolation
-    encoder = BatchEncoder(tokenizer, size, interpolation, batch, workers, precision)
-    for number in own:
-        rows = range(starts[number], starts[number + 1])
-        chunks = _Samples(dataset, transform, [rows[start : start + batch] for start in range(0, len(rows), batch)])
+    total = sum(len(rows) for _, rows in own)
+    encoder = BatchEncoder(tokenizer, model.encoder.image_size, transform.interpolation, batch, workers, precision)
+    for file, rows in own:
+        samples = _Samples(dataset, transform, rows, batch)
         images, texts, captions = list[Embedding](), list[Embedding](), list[list[str]]()
-        steps = range(len(chunks.rows))
-        for pixels, own_captions in iterate(chunks, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
+        steps = range(-(-len(rows) // batch))
+        for pixels, own_captions in iterate(samples, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
             autocast = torch.autocast(model.device.type, PRECISIONS[precision], enabled=precision != "float32")
             with exact_products(), autocast:
                 images.append(map_embedding(Tensor.cpu, model.encode_image(pixels)))
@@ -348,19 +324,20 @@ def write_features(
         for view, embedding in (("image", concatenate(images)), ("text", concatenate(texts))):
             values = vars(embedding) if isinstance(embedding, PointSet) else {"": embedding}
             tensors |= {f"{view}.{name}".rstrip("."): value for name, value in values.items()}
-        save_weights(tensors, files[number])
+        save_weights(tensors, file)
     world.barrier()
     return len(missing)
 
 
 @dataclass(frozen=True, eq=False)
-class _Samples(Dataset[tuple[Tensor, list[list[str]]]]):
-    """Item k: images [b, 3, S, S] and the captions of each sample."""
+class _Samples(torch.utils.data.Dataset[tuple[Tensor, list[list[str]]]]):
+    """Item k: images [b, 3, S, S] and the captions of each sample of batch k."""
 
     dataset: ShardDataset
     transform: Transform
-    rows: Sequence[range]
+    rows: range
+    batch: int
 
     def __getitem__(self, number: int) -> tuple[Tensor, list[list[str]]]:
-        samples = self.dataset.whole(self.rows[number])
+        samples = self.dataset.whole(self.rows[number * self.batch : (number + 1) * self.batch])
         return torch.stack([self.transform(image) for image, _ in samples]), [captions for _, captions in samples]

@@ -137,11 +137,6 @@ class Features:
         """Apply a function to every float tensor; the mask is unchanged."""
         return Features(function(self.pooled), None if self.tokens is None else function(self.tokens), self.mask)
 
-    def first(self, samples: int, each: int = 1) -> Features:
-        """Return the first row of each of the first `samples` samples. each: rows of a sample."""
-        rows = slice(None, samples * each, each)
-        return replace(self.map(itemgetter(rows)), mask=None if self.mask is None else self.mask[rows])
-
 
 @final
 @dataclass(frozen=True)

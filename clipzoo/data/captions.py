@@ -119,8 +119,8 @@ def digest(caption: str) -> int:
     return int.from_bytes(hashlib.blake2b(" ".join(caption.split()).encode(), digest_size=8).digest(), "little") or 1
 
 
-class SampleTexts:
-    """Texts of a sample of an open shard: captions, hard negatives, regions, and the group. Parses the .json once.
+class StoredSample:
+    """A sample of an open shard: image, captions, hard negatives, regions, and group. Parses the .json once.
 
     record: a RECORD. All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the
     name of the setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key.
@@ -128,6 +128,10 @@ class SampleTexts:
 
     def __init__(self, descriptor: int, record: np.void) -> None:
         self._descriptor, self._record = descriptor, record
+
+    def image(self) -> bytes:
+        """Return the encoded image."""
+        return read_member(self._descriptor, self._record, "image")
 
     def texts(self, key: str | None, setting: Setting = "caption") -> list[str]:
         """Return the usable texts under a key of the .json, or that of the .txt if the key is None."""

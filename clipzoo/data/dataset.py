@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from clipzoo.config.schema import checked
 from clipzoo.config.vocabulary import (
@@ -30,6 +29,7 @@ from clipzoo.config.vocabulary import (
     Side,
     Workers,
 )
+from clipzoo.data.base import Dataset
 from clipzoo.data.captions import CaptionCounts, chosen, digest
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
@@ -51,8 +51,8 @@ _MOST_CANDIDATES = 64
 
 
 @checked
-class ShardDataset(Part):
-    """Batches of image-caption pairs from WebDataset shards. Satisfies `clipzoo.training.parts.Dataset`.
+class ShardDataset(Part, Dataset):
+    """Batches of image-caption pairs from WebDataset shards.
 
     shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `locations.parse_sources`.
     tokenizer: captions -> token ids.
@@ -121,8 +121,7 @@ class ShardDataset(Part):
         scale = crop_scale[0], crop_scale[1]
         augment = (rand_augment[0], rand_augment[1]) if rand_augment else None
         self._transform = ImageTransform(image_size, scale, interpolation, flip, augment, decode, max_pixels)
-        self._caption_key = caption_key
-        self._content = Content(views, caption_key, hard_key, box_key, group_key)
+        self.views, self._content = views, Content(views, caption_key, hard_key, box_key, group_key)
         self._window = shuffle_window
         self._max_bad_fraction = max_bad_fraction
         self._workers, self._prefetch = workers, prefetch
@@ -144,7 +143,9 @@ class ShardDataset(Part):
             indexes = []
             for source in self._sources:
                 folders = index_folders(source.shards, self._index_folder, cache)
-                indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
+                indexes.append(
+                    load_or_build(source.shards, self._cache, folders, caption_key=self._content.caption_key)
+                )
             return indexes, check_shards(indexes, self._max_bad_fraction) if check else []
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))
@@ -161,16 +162,15 @@ class ShardDataset(Part):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the shards' names and samples and of their order; a run resumes only if it is unchanged."""
         return fingerprint(self._indexes, self._sources, self._window)
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample has one image or caption, the same in every epoch up to rare exceptions."""
-        transform, views = self._transform, self._content.views
+        # Replacements of unusable samples are rare exceptions.
+        transform = self._transform
         if view == "text":
-            return views.texts == 1
+            return self.views.texts == 1
         is_fixed = transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
-        return is_fixed and views.images == 1
+        return is_fixed and self.views.images == 1
 
     def leave_out_images(self, stored_keys: StoredKeys) -> None:
         """Do not decode images whose features are stored: batches have `image_key`, and such images are black.
@@ -180,7 +180,6 @@ class ShardDataset(Part):
         self._stored_keys = stored_keys
 
     def shards(self) -> list[tuple[str, str, int]]:
-        """Return name, digest and number of samples of each shard, in the order of the sample ids."""
         return [(shard.name, shard.digest, shard.count) for index in self._indexes for shard in index.shards]
 
     def captions(self) -> CaptionCounts:
@@ -190,21 +189,15 @@ class ShardDataset(Part):
         return CaptionCounts.of(np.concatenate([index.records["caption"] for index in self._indexes]))
 
     def counters(self) -> dict[str, int]:
-        """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
         return dict(self._faults.counts)
 
     def check(self, seed: int, global_batch: int) -> None:
-        """Raise ConfigError if a batch of this size would hold a sample twice."""
         self._plan(seed, global_batch)
 
     def batches(
         self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
     ) -> Iterator[Batch]:
-        """Yield this rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, on the CPU.
-
-        trim_text: cut the padding that all captions of the batch share; the length stays a multiple of 8. Raises
-        ConfigError once more than max_bad_fraction of the samples were replaced.
-        """
+        """Yield batches. Raises ConfigError once more than max_bad_fraction of the samples were replaced."""
         rows = rank_rows(global_batch, world)
         self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
@@ -231,7 +224,7 @@ class ShardDataset(Part):
         reader = self._reader(seed=0)
         samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
         images = [sample.image for sample in samples if sample.image is not None]
-        plain = [image[0] if self._content.views.crops else image for image in images]
+        plain = [image[0] if self.views.crops else image for image in images]
         return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
 
     def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
@@ -240,7 +233,6 @@ class ShardDataset(Part):
         return [reader.whole(sample_id) for sample_id in sample_ids]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
-        """Shard and key of each sample, such as "00003.tar 000031415"."""
         reader = self._reader(seed=0)
         return [" ".join(_name(*reader.locate(sample_id))) for sample_id in sample_ids]
 
@@ -267,7 +259,7 @@ def rank_rows(global_batch: int, world: World) -> slice:
 
 
 @dataclass(frozen=True, eq=False)
-class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
+class RankBatches(torch.utils.data.Dataset[tuple[Batch, list[Fault]]]):
     """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch, and its faults.
 
     An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
@@ -356,7 +348,7 @@ class SampleReader:
     ) -> None:
         self._indexes, self.transform, self.content, self._seed = indexes, transform, content, seed
         self._first_ids = [0, *accumulate(index.samples for index in indexes)]
-        self._shards = ShardReader(cache, content.caption_key)
+        self._shards = ShardReader(cache)
 
     def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
         """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
@@ -372,7 +364,7 @@ class SampleReader:
             notes: dict[str, str] = {}
             boxes: list[tuple[str, Region]] = []
             try:
-                source = self._shards.texts(index, shard, position)
+                source = self._shards.sample(index, shard, position)
                 captions, probabilities = source.captions(content.caption_key)
                 texts = chosen("caption", captions, views.captions, random, notes, probabilities)
                 if views.hard:
@@ -383,8 +375,7 @@ class SampleReader:
                 group = 0 if content.group_key is None else source.group(content.group_key)
                 regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
                 further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
-                encoded = self._shards.image(index, shard, position)
-                image, conversions, key = self.transform(encoded, random("augment"), stored_key, further)
+                image, conversions, key = self.transform(source.image(), random("augment"), stored_key, further)
             except BadSampleError as error:
                 failure = failure or error
                 continue
@@ -408,11 +399,11 @@ class SampleReader:
         index, *address = self.locate(sample_id)
         for shard, position in _candidates(index, *address):
             with suppress(BadSampleError):
-                source, content = self._shards.texts(index, shard, position), self.content
+                source, content = self._shards.sample(index, shard, position), self.content
                 texts = source.captions(content.caption_key)[0]
                 texts += [] if content.hard_key is None else source.texts(content.hard_key, "hard")
                 texts += [] if content.box_key is None else [text for text, _ in source.regions(content.box_key)]
-                header = read_header(self._shards.image(index, shard, position), self.transform.max_pixels)
+                header = read_header(source.image(), self.transform.max_pixels)
                 return fromarray(header.decode(1)), texts
         raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from clipzoo.data.captions import CaptionCounts
+from clipzoo.data.base import Dataset
 from clipzoo.data.dataset import rank_rows
 from clipzoo.data.plan import Plan
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, Views, World
 
 
-class InMemoryDataset:
-    """Batches of n pairs that are held as two tensors. Satisfies `clipzoo.training.parts.Dataset`.
+class InMemoryDataset(Dataset):
+    """Batches of n pairs that are held as two tensors; they need not be images and captions.
 
     image, text: inputs of the encoders, [n, ...] each; row i of both forms a pair. A batch of n samples holds every
     pair once.
@@ -35,59 +34,31 @@ class InMemoryDataset:
                 raise ConfigError(f"{name} is {list(tensor.shape)}, not [n, {size}, ...] as {views} needs")
         if group is not None and group.shape != (len(text),):
             raise ConfigError(f"group is {list(group.shape)}, not [{len(text)}]")
-        self._image, self._text, self._views, self._group = image, text, views, group
+        self._image, self._text, self.views, self._group = image, text, views, group
         self.samples = len(image)
-
-    def open(self, cache: Path | None, world: World) -> None:
-        """No-op: pairs in memory need no index."""
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the pairs; a run resumes only if it is unchanged."""
         digest = hashlib.sha256()
         for view in (self._image, self._text, *([] if self._group is None else [self._group])):
             digest.update(view.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample has one image or text: a pair is the same in every epoch."""
-        return (self._views.images if view == "image" else self._views.texts) == 1
-
-    def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
-        """No-op: nothing is decoded."""
-
-    def shards(self) -> Sequence[tuple[str, str, int]]:
-        """Empty: the pairs are in memory."""
-        return []
-
-    def captions(self) -> CaptionCounts:
-        """Empty: the pairs need not be images and captions."""
-        return CaptionCounts()
-
-    def counters(self) -> dict[str, int]:
-        """Empty: all pairs are usable."""
-        return {}
-
-    def examples(self, sample_ids: Sequence[int]) -> list[Any]:
-        """Empty: the pairs need not be images and captions, and have no names."""
-        return []
-
-    names = examples
+        return (self.views.images if view == "image" else self.views.texts) == 1
 
     def check(self, seed: int, global_batch: int) -> None:
-        """Raise ConfigError if a batch of this size would hold a pair twice."""
         Plan([[self.samples]], [1.0], seed, 1, global_batch)
 
     def batches(
         self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
     ) -> Iterator[Batch]:
-        """Yield this rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, never trimmed."""
         rows = rank_rows(global_batch, world)
         plan = Plan([[self.samples]], [1.0], seed, 1, global_batch)
-        shape = self._text.shape[: 1 if self._views.texts == 1 else 2]
+        shape = self._text.shape[: 1 if self.views.texts == 1 else 2]
         # Equal texts have equal keys.
         keys = torch.unique(self._text.reshape(shape.numel(), -1), dim=0, return_inverse=True)[1].view(shape)
         for step in range(start_step, stop_step):
             ids = torch.from_numpy(plan.rows(step).sample_id[rows].copy())
             group = None if self._group is None else self._group[ids]
-            yield Batch(self._image[ids], self._text[ids], ids, views=self._views, group=group, caption_key=keys[ids])
+            yield Batch(self._image[ids], self._text[ids], ids, views=self.views, group=group, caption_key=keys[ids])

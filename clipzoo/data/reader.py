@@ -9,8 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from clipzoo.config.vocabulary import CaptionKeys
-from clipzoo.data.captions import SampleTexts, read_member
+from clipzoo.data.captions import StoredSample
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import ShardIndex
 from clipzoo.data.locations import ShardCache, is_remote
@@ -22,23 +21,15 @@ _DOWNLOAD_THREADS = 4
 
 
 class ShardReader:
-    """Reads samples at random; the most recently used shards stay open. caption_key: as in ShardDataset."""
+    """Reads samples at random; the most recently used shards stay open."""
 
-    def __init__(self, cache: ShardCache, caption_key: CaptionKeys | None) -> None:
-        self._cache, self._caption_key = cache, caption_key
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
         self._descriptors: OrderedDict[str, int] = OrderedDict()
 
-    def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
-        """Return the usable captions of a sample. Raises BadSampleError, also if there is none."""
-        return self.texts(index, shard, position).captions(self._caption_key)[0]
-
-    def texts(self, index: ShardIndex, shard: int, position: int) -> SampleTexts:
-        """Return the texts of a sample, which are read on access. Raises BadSampleError."""
-        return SampleTexts(self._open(index, shard), index.records[index.starts[shard] + position])
-
-    def image(self, index: ShardIndex, shard: int, position: int) -> bytes:
-        """Return the encoded image of a sample. Raises BadSampleError."""
-        return read_member(self._open(index, shard), index.records[index.starts[shard] + position], "image")
+    def sample(self, index: ShardIndex, shard: int, position: int) -> StoredSample:
+        """Return a sample, which is read on access. Raises BadSampleError."""
+        return StoredSample(self._open(index, shard), index.records[index.starts[shard] + position])
 
     def _open(self, index: ShardIndex, shard: int) -> int:
         """Return a descriptor of the shard. Raises BadSampleError if it is missing or differs from the index."""

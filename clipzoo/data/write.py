@@ -302,16 +302,13 @@ class Inspection:
 
 @dataclass
 class SampleStatistics:
-    """Statistics of samples; the lists have one entry per usable sample.
+    """Statistics of samples. usable: width, height, bytes and words of each usable sample.
 
     bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
     tiles: images with captions, by sample id.
     """
 
-    widths: list[int] = field(default_factory=list)
-    heights: list[int] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
+    usable: list[tuple[int, int, int, int]] = field(default_factory=list)
     bad: Counter[str] = field(default_factory=Counter)
     converted: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
@@ -350,11 +347,12 @@ def sample_statistics(
 
 def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: list[int]) -> SampleStatistics:
     """Read samples, in a child process if there are several."""
-    statistics, reader = SampleStatistics(), ShardReader(rules.cache, rules.caption_key)
+    statistics, reader = SampleStatistics(), ShardReader(rules.cache)
     for sample in samples:
         shard, position = index.locate(sample)
         try:
-            caption, encoded = reader.captions(index, shard, position)[0], reader.image(index, shard, position)
+            source = reader.sample(index, shard, position)
+            caption, encoded = source.captions(rules.caption_key)[0][0], source.image()
             image = read_header(encoded, rules.max_pixels)
             pixels = image.decode(1) if rules.decode or sample in shown else None
         except BadSampleError as error:
@@ -365,10 +363,7 @@ def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: 
             tile = Image.fromarray(pixels)
             tile.thumbnail((2 * _TILE, 2 * _TILE))
             statistics.tiles[sample] = (tile, caption)
-        statistics.widths.append(image.width)
-        statistics.heights.append(image.height)
-        statistics.bytes.append(len(encoded))
-        statistics.words.append(len(caption.split()))
+        statistics.usable.append((image.width, image.height, len(encoded), len(caption.split())))
         statistics.converted.update(image.conversions)
     return statistics
 
@@ -387,15 +382,16 @@ def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str
 
     size = sum(max(shard.state[0], 0) for shard in index.shards)
     counts = [int(count) for count in index.counts]
-    samples = len(statistics.words) + statistics.bad.total()
+    samples = len(statistics.usable) + statistics.bad.total()
+    widths, heights, sizes, words = zip(*statistics.usable, strict=True) if statistics.usable else ((),) * 4
     lines = [
         f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
         f"{index.locations[0]} ...",
         f"samples per shard  {quantiles(counts)}",
-        f"image width        {quantiles(statistics.widths)}",
-        f"image height       {quantiles(statistics.heights)}",
-        f"image kilobytes    {quantiles([length // 1000 for length in statistics.bytes])}",
-        f"words per caption  {quantiles(statistics.words)}",
+        f"image width        {quantiles(widths)}",
+        f"image height       {quantiles(heights)}",
+        f"image kilobytes    {quantiles([length // 1000 for length in sizes])}",
+        f"words per caption  {quantiles(words)}",
         f"captions           {described(index.captions.figures(batch))}",
         f"samples read       {samples:,}, of which cannot be used: {numbers(statistics.bad)}",
     ]

@@ -85,7 +85,7 @@ def open_validation(
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.shards", "eval.validation")) from None
     cache = ShardCache(None, CACHE_GIGABYTES)
-    reader = ShardReader(cache, caption_key)
+    reader = ShardReader(cache)
     captions: list[str] = []
     pairs: list[tuple[ShardIndex, int, int]] = []
     unusable: list[str] = []
@@ -98,7 +98,7 @@ def open_validation(
         for sample in range(index.samples):
             number, position = index.locate(sample)
             try:
-                caption = reader.captions(index, number, position)[0]
+                caption = reader.sample(index, number, position).captions(caption_key)[0][0]
             except BadSampleError as error:
                 unusable.append(f"{index.keys(number)[position]} ({error.reason})")
                 continue
@@ -117,7 +117,7 @@ def open_validation(
             f"evaluation: {len(unusable)} of {samples} samples of eval.validation have no image or no caption, for "
             f"example {first}"
         )
-    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, caption_key)), captions, range(len(pairs)))
+    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache)), captions, range(len(pairs)))
 
 
 class _Images(Images):
@@ -132,7 +132,7 @@ class _Images(Images):
     def __getitem__(self, number: int) -> Image:
         index, shard, position = self._pairs[number]
         try:
-            return decode(self._reader.image(index, shard, position))
+            return decode(self._reader.sample(index, shard, position).image())
         except BadSampleError as error:
             raise ConfigError(
                 f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]} cannot be used: "

@@ -52,10 +52,10 @@ def registry_of(name: str) -> str | None:
     return registry if registry in REGISTRIES else None
 
 
-def weights_file(name: str, key: str) -> Path:
+def weights_file(name: str, key: str, forms: str = FORMS) -> Path:
     """Return the file of weights on the disk: a run's newest complete checkpoint, or an export's .safetensors.
 
-    A sharded checkpoint is a folder. key: configuration key for the message. Raises ConfigError.
+    A sharded checkpoint is a folder. key, forms: configuration key and its values, for messages. Raises ConfigError.
     """
     path = Path(name)
     if path.is_file() or is_sharded(path):
@@ -63,7 +63,7 @@ def weights_file(name: str, key: str) -> Path:
     if "://" in name:
         raise ConfigError(f"{key}={name} is in a store, but weights are read from the disk: give {key} a local copy")
     if not path.exists():
-        raise ConfigError(f"{key}={name} does not exist: give {FORMS}")
+        raise ConfigError(f"{key}={name} does not exist: give {forms}")
     if (path / "config.yaml").exists():
         checkpoints = [place for place in checkpoints_in(path / "checkpoints") if mark_of(place).exists()]
         if not checkpoints:
@@ -76,7 +76,7 @@ def weights_file(name: str, key: str) -> Path:
     return files[0]
 
 
-def weights_digest(name: str, key: str) -> str:
+def weights_digest(name: str, key: str, forms: str = FORMS) -> str:
     """Return the SHA-256 of weights on the disk, or the name of weights of a registry. Raises ConfigError."""
     location = name
     if registry := registry_of(name):
@@ -89,7 +89,7 @@ def weights_digest(name: str, key: str) -> str:
             return name
     if name == RANDOM:
         return name
-    path = weights_file(location, key)
+    path = weights_file(location, key, forms)
     # The .json next to another program's file is not a mark.
     if mark_of(path).exists() and is_checkpoint(path) and (run_of(path) / "config.yaml").exists():
         content = read_json(mark_of(path), MB, "give another checkpoint")

@@ -50,11 +50,7 @@ class Objective(nn.Module):
 
     def __call__(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         """See `forward`. Raises ConfigError for a global batch of one sample if the objective needs negatives."""
-        if self.one_positive and batch.views != Views():
-            raise ConfigError(
-                f"objective {self.name} compares one image and one caption of a sample, and the samples of this batch "
-                f"have {batch.views}: give data.views one caption and nothing else, or use objective=infonce"
-            )
+        self.require_views(batch.views)
         if self.needs_negatives and similarity.image_to_text.columns < 2:
             raise ConfigError(
                 f"objective {self.name} compares a sample with the other samples of its batch, and the global batch "
@@ -65,6 +61,14 @@ class Objective(nn.Module):
             of_prefix = super().__call__(prefix, batch, progress).total
             loss = Loss(loss.total + of_prefix, {**loss.logs, f"loss_prefix_{width}": of_prefix.detach()})
         return loss
+
+    def require_views(self, views: Views) -> None:
+        """Raise ConfigError if the loss is not defined for so many images and texts of a sample."""
+        if self.one_positive and views != Views():
+            raise ConfigError(
+                f"objective {self.name} compares one image and one caption of a sample, and the samples have {views}: "
+                "give data.views one caption and nothing else, or use objective=infonce"
+            )
 
     @abstractmethod
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:

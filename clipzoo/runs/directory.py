@@ -216,7 +216,8 @@ def _with_teacher_digests(node: Mapping[str, Any]) -> dict[str, Any]:
         return dict(node)
     if "library" in node:
         registry = {"open_clip": "open_clip:", "transformers": "huggingface:"}.get(node["library"], "")
-        return {**node, "digest": weights_digest(f"{registry}{path}", "teacher.path")}
+        forms = "a run directory, one of its checkpoints, or a folder that clipzoo export has written"
+        return {**node, "digest": weights_digest(f"{registry}{path}", "teacher.path", forms)}
     if not (features := Path(path) / FEATURES).exists():
         raise ConfigError(f"teacher.path={path} has no {FEATURES}: make it with clipzoo features MODEL data=...")
     return {**node, "digest": digest_of(features)}

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +19,14 @@ from clipzoo.errors import ConfigError
 from clipzoo.heads.pairs import Pairing
 from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
-from clipzoo.training.gradients import GradientCache, encode, joined
+from clipzoo.training.gradients import encode_view
 from clipzoo.training.parts import Averaging, Hook, Parts, Step, Teacher
 from clipzoo.training.schedules import in_steps
-from clipzoo.training.tuned import VIEWS, View
+from clipzoo.training.tuned import VIEWS, FeaturesByView
 from clipzoo.types import (
     Batch,
     Count,
     Epochs,
-    Features,
     NonNegativeCount,
     Part,
     Positive,
@@ -185,25 +183,20 @@ class AverageTeacher(Teacher):
         if parts.averaging is None:
             raise ConfigError("teacher=average reads the average of the student: give average=ema or average=swa")
 
-    def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
-        self._gradients, self._average = gradients, average
-
-    @torch.no_grad()
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        gradients, average = self._gradients, self._average
-        model, views = gradients.model, [view for view in VIEWS if view not in constant]
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        gradients, average, model = self.gradients, self.average, self.gradients.model
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         # Ranks that divide the weights gather them again after each exchange.
         gradients.parallel.end_step()
         try:
             with average.applied() if average is not None and average.has_begun else nullcontext():
-                parts = [encode(gradients.encoder, batch, views) for batch in micro_batches]
-                features = {**constant, **dict(zip(views, map(joined, zip(*parts, strict=True)), strict=True))}
-                image, text, of_sample = features["image"], features["text"], micro_batches[0].views
-                similarity = model.compare(image, text, gradients.world, gradients.tile, of_sample, pairing)
+                image, text = (
+                    constant[view] if view in constant else encode_view(gradients.encoder, view, batches)
+                    for view in VIEWS
+                )
+                views = batches[0].views
+                similarity = model.compare(image, text, gradients.world, gradients.tile, views, pairing)
         finally:
             gradients.parallel.end_step()
             for module, mode in modes:

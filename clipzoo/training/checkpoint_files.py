@@ -24,7 +24,7 @@ import math
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -211,29 +211,15 @@ def read(
     return content
 
 
-def recorded(folder: Path, name: str) -> Any:
-    """Return a fact in the mark of the newest checkpoint that has it; None without one. Weights are not verified."""
+def recorded(folder: Path, name: str, *types: type) -> Any:
+    """Return a fact of these types in the mark of the newest checkpoint that has it; None without one.
+
+    Damaged marks are named in the log. Weights are not verified.
+    """
     damage = io.DamageLog()
     paths = sorted(folder.glob("step_*.json"), reverse=True)
     marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path, io.MB), {}) for path in paths]
-    return next((mark[name] for mark in marks if name in mark), None)
-
-
-def value_of_best(folder: Path, best: Callable[[Iterable[float]], float] = max) -> float | None:
-    """Return the value of the metric in the mark of the best checkpoint; None without one, or if it is damaged.
-
-    best: min for a metric whose lower values are better.
-    """
-
-    def value_in(mark: Path) -> float:
-        content = io.read_json(mark, io.MB, "the next evaluation writes it again")
-        io.require_fields(mark, content, {"value": (int, float)})
-        return content["value"]
-
-    damage = io.DamageLog()
-    values = [damage.read(partial(value_in, mark), None) for mark in sorted(folder.glob("*.json"))]
-    known = [value for value in values if value is not None]
-    return best(known) if known else None
+    return next((mark[name] for mark in marks if isinstance(mark.get(name), types)), None)
 
 
 def _on_all_ranks(action: Callable[[], T], group: ProcessGroup | None) -> list[T]:

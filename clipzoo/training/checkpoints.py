@@ -110,8 +110,7 @@ class TrainingState:
         if self._folder is None:
             return
         best, key = self._folder / "best", MetricKey.parse(name)
-        extreme = min if key.lower_is_better else max
-        value = self._world.run_on_first(lambda: checkpoint_files.value_of_best(best, extreme))
+        value = self._world.run_on_first(lambda: checkpoint_files.recorded(best, "value", int, float))
         if value is None or key.is_better(metrics[name], value):
             self.write(best, step, keep=1, metric=name, value=metrics[name])
             self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")

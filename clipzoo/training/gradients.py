@@ -7,7 +7,7 @@ at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -95,10 +95,15 @@ class GradientCache:
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
-        constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
         pairing = batch_pairing(batch, self.world, self.objective.same_caption)
-        with step_part("teacher"):
-            teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
+        with torch.no_grad():
+            constant = {
+                view: encode_view(self.encoder, view, micro_batches, self._caches.get(view))
+                for view in VIEWS
+                if view not in trained
+            }
+            with step_part("teacher"):
+                teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
         random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
@@ -136,12 +141,9 @@ class GradientCache:
                 loss = Loss(total, {**loss.logs, **logs})
         if diagnose:
             with torch.no_grad():
-                of_pairs = diagnostics.embedding_diagnostics(
-                    *self.model.embed(
-                        image.first(diagnostics.ROWS, batch.views.images),
-                        text.first(diagnostics.ROWS, batch.views.texts),
-                    )
-                )
+                assert similarity.image is not None and similarity.text is not None
+                firsts = similarity.image[:: batch.views.images], similarity.text[:: batch.views.texts]
+                of_pairs = diagnostics.embedding_diagnostics(*firsts)
             logs = {**diagnostics.similarity_diagnostics(similarity), **of_pairs}
             loss = Loss(loss.total, {**loss.logs, **logs})
         self._mark("forward")
@@ -159,16 +161,6 @@ class GradientCache:
             self.parallel.end_step()
         self._mark("backward")
         return loss
-
-    @torch.no_grad()
-    def _constant_features(self, view: View, micro_batches: Sequence[Batch]) -> Features:
-        """Return the features of a view that does not train in this step, from its cache if it has one."""
-
-        def computed(batch: Batch) -> Features:
-            return encode(self.encoder, batch, [view])[0]
-
-        cache = self._caches.get(view)
-        return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
 
     def _replay(
         self,
@@ -210,6 +202,21 @@ def _no_mark(part: str) -> None:
 def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
     """Return the features of the views. encoder: a PairEncoder, or the module that ranks call in its place."""
     return [Features(*tensors) for tensors in encoder(batch, views)]
+
+
+def encode_view(
+    encoder: nn.Module,
+    view: View,
+    micro_batches: Sequence[Batch],
+    cache: FeatureCache | None = None,
+    convert: Callable[[Batch], Batch] = lambda batch: batch,
+) -> Features:
+    """Return the features of one view of all micro-batches, from its cache if it has one. convert: changes inputs."""
+
+    def computed(batch: Batch) -> Features:
+        return encode(encoder, convert(batch), [view])[0]
+
+    return joined([computed(batch) if cache is None else cache(batch, computed) for batch in micro_batches])
 
 
 def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None:

@@ -121,9 +121,7 @@ class AdamW(GroupedOptimizer):
     schedule: Schedule
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True
-        )
+        return torch.optim.AdamW(groups, self.schedule.peak, (self.betas[0], self.betas[1]), self.eps, fused=True)
 
 
 @checked
@@ -141,9 +139,7 @@ class AdamW8bit(AdamW):
             import bitsandbytes
         except ImportError:
             raise ConfigError(f"optim=adamw_8bit needs bitsandbytes: {installation('bitsandbytes')}") from None
-        return bitsandbytes.optim.AdamW8bit(
-            groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps
-        )
+        return bitsandbytes.optim.AdamW8bit(groups, self.schedule.peak, (self.betas[0], self.betas[1]), self.eps)
 
 
 def adam(learning_rate: float, final_learning_rate: float = 0.0) -> AdamW:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from clipzoo.data.captions import CaptionCounts
+from clipzoo.data.base import Dataset
 from clipzoo.distillation import Distillation
 from clipzoo.distributed.launch import say
 from clipzoo.encoders.tuning import Tuning
@@ -20,68 +20,16 @@ from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.heads.pairs import Pairing
 from clipzoo.model import Model
+from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
+from clipzoo.training.loggers import Logger
 from clipzoo.training.settings import Settings
-from clipzoo.types import Batch, Features, Loss, Part, Progress, Similarity, World
+from clipzoo.types import Batch, Loss, Part, Progress, Similarity, World
 
 if TYPE_CHECKING:
     from clipzoo.training.averaging import WeightAverage
     from clipzoo.training.gradients import GradientCache
-    from clipzoo.training.tuned import View
-
-
-class Dataset(Protocol):
-    """Batches of samples in an order that is a pure function of seed, epoch and step.
-
-    A subclass need not define `names`, `repeats`, `leave_out_images` and `shards`.
-    """
-
-    @property
-    def samples(self) -> int:
-        """Number of samples n of an epoch; known after `open`."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the samples and their order; a run resumes only with the same fingerprint."""
-
-    def open(self, cache: Path | None, world: World) -> None:
-        """Find the samples; an index may be written under `cache`, the run directory. Collective."""
-
-    def check(self, seed: int, global_batch: int) -> None:
-        """Raise ConfigError if the dataset cannot supply batches of this size without repeating a sample."""
-
-    def batches(
-        self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
-    ) -> Iterator[Batch]:
-        """Yield this rank's share of steps start_step .. stop_step - 1, on the CPU.
-
-        trim_text: cut the padding that all captions of the batch share.
-        """
-
-    def captions(self) -> CaptionCounts:
-        """Return how often captions repeat; empty if the samples have none. Must not read the samples."""
-
-    def counters(self) -> Mapping[str, int]:
-        """Return the numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
-
-    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
-        """Return image (uint8 [3, S, S]) and caption of each sample; empty if the samples cannot be shown."""
-
-    def names(self, sample_ids: Sequence[int]) -> list[str]:
-        """Return shard and key of each sample, for messages; empty if the samples have no names."""
-        return []
-
-    def repeats(self, view: Literal["image", "text"]) -> bool:
-        """Return True if a sample has one image or caption, the same in every epoch: its features can be cached."""
-        return False
-
-    def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
-        """Skip decoding of images whose features are cached. stored_keys: sample ids [b] -> digests of these images,
-        [b] int64; 0 for other samples."""
-
-    def shards(self) -> Sequence[tuple[str, str, int]]:
-        """Return name, digest and number of samples of each shard in the order of sample ids; empty without shards."""
-        return []
+    from clipzoo.training.tuned import FeaturesByView
 
 
 class Evaluator(Protocol):
@@ -122,11 +70,12 @@ class Teacher(Part):
 
     needs_padding: True if the padding of captions changes the result; captions are then not trimmed.
     reads_images: True if the teacher encodes images; all images are then decoded, also where the student's features are
-    cached.
+    cached. frozen: weights that do not train.
     """
 
     needs_padding: bool = False
     reads_images: bool = False
+    frozen: nn.Module | None = None
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
         """Load what the teacher needs. Raises ConfigError if it cannot, or cannot read the student's batches.
@@ -136,15 +85,16 @@ class Teacher(Part):
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
+        self.gradients, self.average = gradients, average
+        if self.frozen is not None:
+            self.frozen.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
     @abstractmethod
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        """Return the similarities of a rank's batch, without gradient; called before the student's forward pass.
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+        """Return the similarities of a rank's batch; called without gradients, before the student's forward pass.
 
-        micro_batches: parts of the batch to encode one after the other. constant: the student's features of its towers
-        that do not train. pairing: as for `Head.forward`.
+        batches: parts of the batch to encode one after the other. constant: the student's features of its towers that
+        do not train. pairing: as for `Head.forward`.
         """
 
 
@@ -156,22 +106,6 @@ class Optimizer(Protocol):
 
     def set_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
         """Set the learning rate of the coming step and return it."""
-
-
-class Logger(Protocol):
-    """Receives the training's metrics, on the first rank only."""
-
-    def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
-        """Start logging to the run directory, or continue at `step`. folder: None: nothing is written."""
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record the values of one step."""
-
-    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
-        """Record the final metrics and the report's pictures."""
-
-    def close(self) -> None:
-        """Flush and close."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +188,10 @@ class Parts:
     distill: Distillation | None = None
     report: Callable[[str], None] = say
 
-    def require_teacher(self) -> None:
-        """Raise ConfigError if the loss reads a teacher and there is none, or the other way round."""
+    def require_compatible(self) -> None:
+        """Log warnings about the parts. Raises ConfigError if they do not fit together; the dataset may be closed."""
+        base.require(self.head, self.objective)
+        self.objective.require_views(self.dataset.views)
         readers = [f"objective {self.objective.name}"] * self.objective.needs_teacher
         readers += [f"distillation {self.distill.name}"] if self.distill is not None else []
         if readers and self.teacher is None:

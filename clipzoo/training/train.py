@@ -22,13 +22,11 @@ from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World, choose_device, step_part
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
-from clipzoo.heads.base import Head
 from clipzoo.model import Model
-from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
-from clipzoo.training.checkpoints import Counters, TrainingState
+from clipzoo.training.checkpoints import TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.loggers import Logger
@@ -104,22 +102,21 @@ def train(
     log_every, save_every: intervals in steps. quiet: print no progress. Raises ConfigError if the parts are not
     compatible, or the dataset cannot supply this batch or length; TrainingError if the loss diverged.
     """
-    base.require(model.head, objective)
     folder = None if folder is None else Path(folder)
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
     checkpoints = CheckpointSettings(save_every)
     settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=checkpoints, **groups)
-    dataset.open(folder, world)
-    dataset.check(seed, batch)
-    settings.check(dataset.samples, world)
     logger = HistoryLogger()
     parts = Parts(
         settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
         optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder, teacher=teacher, distill=distill,
         report=(lambda line: None) if quiet else say,
     )  # fmt: skip
-    parts.require_teacher()
+    parts.require_compatible()
+    dataset.open(folder, world)
+    dataset.check(seed, batch)
+    settings.check(dataset.samples, world)
     if teacher is not None:
         teacher.open(parts, model)
     # The caller's signal handlers stay in place.
@@ -190,12 +187,13 @@ def fit(
         saved[AVERAGE] = average
     state = TrainingState(parts, model, tuned, saved, history, throughput, parallel)
     slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
-    log = Log(parts, trained.head, divergence, throughput, state.counters, slow_ranks, world)
+    shared = (parts, divergence, state, throughput, parallel, preemption)
+    log = Log(*shared, slow_ranks)
     if spikes is not None and spikes.policy == "rewind":
-        rewind = Rewind(spikes, settings.checkpoints.every, divergence, state, preemption.watchdog)
-    save = Save(parts, divergence, state, preemption, world)
+        rewind = Rewind(*shared, spikes)
+    save = Save(*shared)
     others = [hook for hook in (early_stopping, *hooks) if hook is not None]
-    evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, others)
+    evaluate = Evaluate(*shared, average, others)
     if settings.profile is not None and folder is not None and world.is_first:
         profile = Profile(*settings.profile, folder, world, parts.report)
     all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
@@ -361,16 +359,22 @@ class HistoryLogger(Logger):
 
 
 @dataclass(eq=False)
-class Log(Hook):
-    """Logs the values of a step, averaged over ranks, the throughput and slow ranks."""
+class RunHook(Hook):
+    """Base class of the hooks that log, save and evaluate a run."""
 
     parts: Parts
-    head: Head
     divergence: DivergenceCheck
+    state: TrainingState
     throughput: Throughput
-    counters: Counters
+    parallel: Parallel[Model]
+    preemption: Preemption
+
+
+@dataclass(eq=False)
+class Log(RunHook):
+    """Logs the values of a step, averaged over ranks, the throughput and slow ranks."""
+
     slow_ranks: SlowRanks
-    world: World
 
     def is_due(self, number: int) -> bool:
         return number == 1 or number % self.parts.settings.log_every == 0
@@ -379,46 +383,43 @@ class Log(Hook):
         if not self.is_due(step.number) and not step.is_last:
             return
         self.divergence.settle()
+        world = self.parallel.world
         values = {
             "epoch": step.progress.epoch,
             "loss": step.loss.total,
             "lr": step.learning_rate,
             "gradient_norm": step.gradient_norm,
             **step.loss.logs,
-            **self.head.logs(),
+            **self.parallel.trained.head.logs(),
         }
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
-        stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
+        stacked = torch.stack([tensor.to(world.device) for tensor in tensors.values()])
         # Own times of the previous reading: reading the current one would wait for the device.
-        means, rows = self.world.mean_and_rows(stacked, self.throughput.own)
+        means, rows = world.mean_and_rows(stacked, self.throughput.own)
         values |= dict(zip(tensors, means.tolist(), strict=True))
-        values |= {**self.throughput.read(step.number), **self.counters.read()}
+        values |= {**self.throughput.read(step.number), **self.state.counters.read()}
         slowest, slow_ranks = self.slow_ranks.judge(rows)
         values |= slowest
         for slow_rank in slow_ranks:
-            slow_rank.report(step.number, self.world, self.parts.logger.log)
-        if self.world.is_first:
+            slow_rank.report(step.number, world, self.parts.logger.log)
+        if world.is_first:
             self.parts.logger.log(step.number, values)
         self.parts.report(self.throughput.progress_line(step.number, values))
 
 
 @dataclass(eq=False)
-class Rewind(Hook):
-    """After a spike, restores the weights that were saved at the last multiple of `save_every`.
+class Rewind(RunHook):
+    """After a spike, restores the weights that were saved at the last multiple of `trainer.checkpoints.every`.
 
     They are saved apart from the checkpoints, which are also written on a request to stop, and before the checkpoint
     of the same step, so that a resumed run has them.
     """
 
     spikes: Spikes
-    save_every: int
-    divergence: DivergenceCheck
-    state: TrainingState
-    watchdog: Watchdog
 
     def begin(self, progress: Progress) -> None:
         folder = self.state.rewind_folder
-        is_regular = progress.step > 0 and progress.step % self.save_every == 0
+        is_regular = progress.step > 0 and progress.step % self.parts.settings.checkpoints.every == 0
         if progress.step < progress.total_steps and (is_regular or not self.state.newest(folder, progress.step)):
             self.state.write(folder, progress.step, keep=2)
 
@@ -427,20 +428,13 @@ class Rewind(Hook):
         if self.spikes.rewind_due:
             self.spikes.rewind_due = False
             self.state.rewind(step.number)
-        if step.number % self.save_every == 0 and not step.is_last:
-            self.watchdog.set_status(step.number, "saving", bounded=False)
+        if step.number % self.parts.settings.checkpoints.every == 0 and not step.is_last:
+            self.preemption.watchdog.set_status(step.number, "saving", bounded=False)
             self.state.write(self.state.rewind_folder, step.number, keep=2)
 
 
-@dataclass(eq=False)
-class Save(Hook):
+class Save(RunHook):
     """Saves a checkpoint at regular intervals, at the end, and on a request to stop, which ends the process."""
-
-    parts: Parts
-    divergence: DivergenceCheck
-    state: TrainingState
-    preemption: Preemption
-    world: World
 
     def after(self, step: Step) -> None:
         if step.number % self.parts.settings.checkpoints.every and not step.is_last and not self.divergence.stop:
@@ -450,26 +444,20 @@ class Save(Hook):
         self.state.save(step.number)
         if self.divergence.stop and not step.is_last:
             self.state.wait()
-            if self.world.is_first:
+            if self.parallel.world.is_first:
                 self.parts.logger.close()
             self.preemption.exit(f" and saved after step {step.number}")
 
 
 @dataclass(eq=False)
-class Evaluate(Hook):
+class Evaluate(RunHook):
     """Evaluates between steps if the evaluator or a hook requests it, and saves the best checkpoint.
 
     average: averaged weights, evaluated after the weights. hooks: may request evaluations, and receive their metrics.
     metrics: values of the last evaluation.
     """
 
-    parts: Parts
-    divergence: DivergenceCheck
-    state: TrainingState
-    throughput: Throughput
-    parallel: Parallel[Model]
     average: WeightAverage | None
-    preemption: Preemption
     hooks: Sequence[Hook]
     metrics: dict[str, float] = field(default_factory=dict)
 

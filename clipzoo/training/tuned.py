@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from clipzoo.types import Batch, Features
 
 View = Literal["image", "text"]
 VIEWS: tuple[View, View] = ("image", "text")
+FeaturesByView = Mapping[View, Features]
 FEATURES = "features"
 """Folder of cached features in a run directory."""
 FILE = "frozen.pt"
@@ -140,15 +141,12 @@ def feature_caches(
     key: str = "tune.{view}",
 ) -> dict[View, FeatureCache]:
     """Return caches of the views that the dataset repeats, unless their limit is 0. Arguments as for FeatureCache."""
-
-    def images(ids: Sequence[int]) -> list[Tensor]:
-        return [image for image, _ in dataset.examples(ids)]
-
+    lengths = {"image": None, "text": length}
     return {
-        view: FeatureCache(folder, view, dataset.samples, gigabytes[view], length if view == "text" else None, report,
-                           images, key.format(view=view))
-        for view in VIEWS if gigabytes[view] and dataset.repeats(view)
-    }  # fmt: skip
+        view: FeatureCache(folder, view, dataset, gigabytes[view], lengths[view], report, key.format(view=view))
+        for view in VIEWS
+        if gigabytes[view] and dataset.repeats(view)
+    }
 
 
 class FeatureCache:
@@ -159,11 +157,10 @@ class FeatureCache:
     never replaced, so that loader processes may leave out an image ahead of its step.
     Ranks of one machine share the files.
 
-    folder: folder of the files. view: the field of Batch, "image" or "text". samples: n of the dataset.
+    folder: folder of the files. view: the field of Batch. dataset: gives the images that the loader has left out.
     gigabytes: limit of the cache; nothing is cached if the features take more, or the disk has less. length: number of
     tokens of a stored row, if batches may have fewer; None if all batches have the same number.
-    report: called with one line if the features do not fit. images: returns the images of sample ids; an image that
-    the loader has left out is black in the batch. key: node of the configuration that has the limit.
+    report: called with one line if the features do not fit. key: node of the configuration that has the limit.
 
     any_rank: returns True if its argument is True on any rank that must call `encode` equally often; None if ranks
     encode independently.
@@ -174,17 +171,15 @@ class FeatureCache:
     def __init__(
         self,
         folder: Path,
-        view: str,
-        samples: int,
+        view: View,
+        dataset: Dataset,
         gigabytes: float,
         length: int | None,
         report: Callable[[str], None],
-        images: Callable[[Sequence[int]], Sequence[Tensor]] | None = None,
-        key: str = "",
+        key: str,
     ) -> None:
-        self._folder, self._view, self._samples = folder, view, samples
-        self._gigabytes, self._length, self._report = gigabytes, length, report
-        self._images, self._key = images, key
+        self._folder, self._view, self._dataset = folder, view, dataset
+        self._gigabytes, self._length, self._report, self._key = gigabytes, length, report, key
         self._form_file = folder / f"{view}.json"
         self._files: dict[str, Tensor] = {}
         self._is_open: bool | None = None
@@ -234,13 +229,15 @@ class FeatureCache:
 
     def _with_images(self, batch: Batch) -> Batch:
         """Return the batch with the images that were left out and whose cached features are now damaged."""
-        if self._images is None or batch.image_key is None or self._view != "image":
+        if batch.image_key is None or self._view != "image":
             return batch
+        # The loader leaves out an image as a black one.
         black = ~(batch.image != 0).flatten(1).any(dim=1)
         if not black.any():
             return batch
         image = batch.image.clone()
-        image[black] = torch.stack(list(self._images(batch.sample_id[black].tolist()))).to(image.device)
+        images = [image for image, _ in self._dataset.examples(batch.sample_id[black].tolist())]
+        image[black] = torch.stack(images).to(image.device)
         return replace(batch, image=image)
 
     def _open(self, features: Features) -> bool:
@@ -253,7 +250,7 @@ class FeatureCache:
             forms[name][1] = self._length or forms[name][1]
         row_bytes = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
         io.make_folder(self._folder)
-        needed, free = self._samples * row_bytes, shutil.disk_usage(self._folder).free
+        needed, free = self._dataset.samples * row_bytes, shutil.disk_usage(self._folder).free
         if needed > self._gigabytes * 1e9 or needed > 0.9 * free:
             self._report(
                 f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
@@ -269,7 +266,7 @@ class FeatureCache:
         if "pooled" not in forms or not forms.keys() <= {*PARTS, *COLUMNS} or not all(map(_is_form, forms.values())):
             raise io.DamagedFileError(self._form_file, "does not state types and shapes of features", CACHE_REMEDY)
         for name, (dtype, *shape) in {**forms, **dict.fromkeys(COLUMNS, ["int64"])}.items():
-            path, size = self._folder / f"{self._view}.{name}", torch.Size((self._samples, *shape))
+            path, size = self._folder / f"{self._view}.{name}", torch.Size((self._dataset.samples, *shape))
             if path.is_symlink():
                 raise io.DamagedFileError(path, "is a link", CACHE_REMEDY)
             if path.exists():

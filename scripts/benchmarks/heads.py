@@ -151,7 +151,7 @@ def _flops(model: Model, batch: Batch, pairs_of_points: bool) -> float:
     if not pairs_of_points:
         return counted
     sample = batch.split(2)[0]
-    image, text = model.embed(model.encoder.image(sample.image), model.encoder.text(sample.text))
+    image, text = model.encode_image(sample.image), model.encode_text(sample.text)
     assert isinstance(image, PointSet) and isinstance(text, PointSet)
     # Points without padding. A product of the scores and two of their gradient.
     rows, columns = (float(side.log_weights.isfinite().sum()) / len(sample) * len(batch) for side in (image, text))

@@ -192,7 +192,7 @@ def test_original_bytes_are_kept_and_large_images_scaled_where_asked(side, size,
     assert packed(pairs, tmp_path / "out", shortest_side=side).samples == 1
     files = ShardCache(None, 1.0)
     index = load_or_build([str(tmp_path / "out" / "00000.tar")], files, [tmp_path / "index"])
-    encoded = ShardReader(files, None).image(index, 0, 0)
+    encoded = ShardReader(files).sample(index, 0, 0).image()
     assert Image.open(BytesIO(encoded)).size == size and (encoded == picture(0, (300, 200))) == (side is None)
 
 

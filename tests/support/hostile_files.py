@@ -29,6 +29,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -430,7 +431,7 @@ def read_lab_records(folder: Path) -> None:
 
 def cache_features(folder: Path) -> None:
     batch = Batch(torch.arange(12).view(4, 3), torch.arange(4).view(4, 1), torch.arange(4))
-    cache = FeatureCache(folder / "cache", "text", 4, 1.0, None, print)
+    cache = FeatureCache(folder / "cache", "text", SimpleNamespace(samples=4), 1.0, None, print, "tune.text")
     for _ in range(2):
         cache(batch, lambda part: Features(part.text.double()))
 

@@ -73,7 +73,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(validated):
     best = min(evaluations(validated), key=lambda line: line["validation/loss"])
     loaded = checkpoint_files.load_newest(validated / "run" / "best")
     assert loaded is not None and loaded[0]["step"] == best["step"]
-    assert checkpoint_files.value_of_best(validated / "run" / "best", min) == best["validation/loss"]
+    assert checkpoint_files.recorded(validated / "run" / "best", "value", float) == best["validation/loss"]
 
 
 @pytest.mark.slow

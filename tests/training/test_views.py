@@ -6,21 +6,26 @@ It is that of one graph, whole, in micro-batches and on several ranks.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.heads.meru import MeruHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
+from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.training.gradients import GradientCache
+from clipzoo.training.train import train
 from clipzoo.types import Batch, Features, Progress, Views
 from tests.support.ranks import run_ranks
 
@@ -137,3 +142,13 @@ def test_a_group_that_is_left_out_gives_the_batch_without_its_pairs():
     masked = scores.masked_fill(~kept, -torch.inf)
     expected = sum((matrix.logsumexp(dim=1) - matrix.diagonal()).mean() / 2 for matrix in (masked, masked.mT))
     assert gradients(("clip", "mean_log", "ignore"), given=given)[0] == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_an_objective_of_one_caption_refuses_several_before_the_data_is_opened():
+    class Closed(InMemoryDataset):
+        def open(self, cache: Path | None, world: World) -> None:
+            raise AssertionError("the dataset was opened")
+
+    data = Closed(torch.zeros(SAMPLES, 3), torch.zeros(SAMPLES, 2, 4), Views(captions=2))
+    with pytest.raises(ConfigError, match="conditional compares one image and one caption .* give data.views one cap"):
+        train(Model(Towers(), head("clip")), Conditional(0.5, 0.5), data, batch=4, steps=1, device="cpu", quiet=True)

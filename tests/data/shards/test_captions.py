@@ -30,7 +30,7 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
     image.write_bytes(picture(1))
     samples = [(f"{number}", {"png": picture(1), "txt": text.encode()}) for number, text in enumerate(captions)]
     _, statistics = inspected(write_shard(tmp_path / "in" / "0.tar", samples).parent)
-    assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.words) == 1
+    assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.usable) == 1
     pairs = [Pair(image, [caption]) for caption in captions]
     written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
     assert written.left_out == [LeftOut(image, "empty_caption", "the caption has no letter or digit")] * len(EMPTY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,7 +131,8 @@ def test_a_damaged_row_of_an_image_that_the_loader_left_out_is_encoded_again(tmp
         encoded.append(batch.sample_id.tolist())
         return Features(batch.image.flatten(1).double())
 
-    cache = FeatureCache(tmp_path, "image", 4, 1.0, None, print, images=lambda ids: [images[i] for i in ids])
+    dataset = SimpleNamespace(samples=4, examples=lambda ids: [(images[i], "") for i in ids])
+    cache = FeatureCache(tmp_path, "image", dataset, 1.0, None, print, "tune.image")
     first = cache(batch, encode)
     left_out = replace(batch, image=torch.zeros(1, dtype=torch.uint8).expand(4, 3, 8, 8))
     assert torch.equal(cache(left_out, encode).pooled, first.pooled)
@@ -143,7 +145,7 @@ def test_a_damaged_row_of_an_image_that_the_loader_left_out_is_encoded_again(tmp
 
 
 def test_the_features_of_another_input_do_not_replace_those_that_are_stored(tmp_path):
-    cache = FeatureCache(tmp_path, "text", 2, 1.0, None, print)
+    cache = FeatureCache(tmp_path, "text", SimpleNamespace(samples=2), 1.0, None, print, "tune.text")
     first, second = (Batch(torch.zeros(2, 1), torch.tensor([[1], [number]]), torch.arange(2)) for number in (2, 3))
     encoded = []
 
