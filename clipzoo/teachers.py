@@ -37,7 +37,7 @@ from clipzoo.exports.files import save_weights
 from clipzoo.exports.open_clip import from_open_clip
 from clipzoo.exports.transformers import from_transformers
 from clipzoo.heads.base import Head
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Scope
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import LoadedModel, load
 from clipzoo.model import Model
@@ -104,7 +104,6 @@ class FrozenTeacher(Teacher):
                 )
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
-        self._gradients = gradients
         self.model.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
         self._encoder = PairEncoder(self.model, gradients.autocast, parts.settings.compile)
         if folder is not None:
@@ -113,10 +112,8 @@ class FrozenTeacher(Teacher):
             self._caches = feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
 
     @torch.no_grad()
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        features, gradients = [], self._gradients
+    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], scope: Scope) -> Similarity:
+        features = []
         for view in VIEWS:
 
             def computed(batch: Batch, view: View = view) -> Features:
@@ -125,7 +122,7 @@ class FrozenTeacher(Teacher):
             cache = self._caches.get(view)
             features.append(joined([computed(b) if cache is None else cache(b, computed) for b in micro_batches]))
         image, text = features
-        return self.model.compare(image, text, gradients.world, gradients.tile, micro_batches[0].views, pairing)
+        return self.model.compare(image, text, scope)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
@@ -183,10 +180,8 @@ class Ensemble(Teacher):
         for number, teacher in enumerate(self._teachers):
             teacher.begin(parts, gradients, average, folder and io.below(folder, str(number)))
 
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
-        *others, last = [teacher(micro_batches, constant, pairing) for teacher in self._teachers]
+    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], scope: Scope) -> Similarity:
+        *others, last = [teacher(micro_batches, constant, scope) for teacher in self._teachers]
         for similarity in reversed(others):
             last = replace(similarity, teacher=last)
         return last
@@ -248,9 +243,7 @@ class StoredTeacher(Teacher):
         self._head.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
     @torch.no_grad()
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
+    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], scope: Scope) -> Similarity:
         gradients, views, images, texts = self._gradients, micro_batches[0].views, list[Embedding](), list[Embedding]()
         if views.crops:
             raise ConfigError(f"teacher.path={self._folder} has no features of further crops: give teacher=run")
@@ -272,7 +265,7 @@ class StoredTeacher(Teacher):
             map_embedding(lambda t: t.to(gradients.world.device, gradients.model.dtype), concatenate(rows_of_view))
             for rows_of_view in (images, texts)
         )
-        return self._head.compare(image, text, gradients.world, gradients.tile, views, pairing)
+        return self._head.compare(image, text, scope)
 
     def _read(self, number: int) -> tuple[Embedding, Embedding, dict[tuple[int, int], int]]:
         """Return images and texts of a shard, and the rows of its texts by sample and digest of the caption."""

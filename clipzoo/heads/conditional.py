@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.heads.base import FLOAT, Cost, Head, Shape, projections, transposed
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Pairing, Scope
 from clipzoo.heads.scores import DenseScores
-from clipzoo.types import Features, PointSet, Similarity, World, gather_embedding
+from clipzoo.types import Features, PointSet, Similarity
 
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Numbers of attention weights, or entries of pooled vectors, in memory at a time."""
@@ -26,6 +26,8 @@ class ConditionalHead(Head[PointSet]):
 
     An image is a set of points, a caption a single point. Pooled vectors [n, k, d] and attention weights [n, k, M] are
     in memory for blocks of pairs only, and are recomputed for the gradient.
+
+    image_width, text_width: widths of the tokens. embed_width: d. heads: number of attention heads.
     """
 
     needs_tokens = True
@@ -85,16 +87,9 @@ class ConditionalHead(Head[PointSet]):
         vectors = functional.normalize(self.output(pooled.transpose(1, 2).flatten(2)), dim=-1)
         return (vectors * functional.normalize(targets, dim=-1)).sum(dim=2)
 
-    def similarity(
-        self,
-        image: PointSet,
-        text: PointSet,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        """As `Head.similarity`; scores are computed when an objective asks for them."""
-        all_texts = gather_embedding(text, world, world.gather_dtype)
+    def similarity(self, image: PointSet, text: PointSet, scope: Scope = Scope()) -> Similarity:
+        """Scores that are computed when an objective asks for them."""
+        world, pairing, all_texts = scope.world, scope.pairing, scope.gather(text)
         chosen = partial(self.chosen, image, all_texts)
 
         def transposed() -> Tensor:
@@ -153,3 +148,8 @@ class LazyScores(DenseScores):
 
     def at(self, columns: Tensor) -> Tensor:
         return super().at(columns) if self._chosen is None else self._chosen(columns)
+
+
+def single_points(vectors: Tensor) -> PointSet:
+    """[b, d] -> sets of one point, of weight one."""
+    return PointSet(vectors[:, None], torch.zeros_like(vectors[:, :1]))

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from clipzoo.distributed.parallel import by_kind
 from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
 from clipzoo.training.gradients import GradientCache, encode, joined
@@ -189,9 +189,7 @@ class AverageTeacher(Teacher):
         self._gradients, self._average = gradients, average
 
     @torch.no_grad()
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
+    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], scope: Scope) -> Similarity:
         gradients, average = self._gradients, self._average
         model, views = gradients.model, [view for view in VIEWS if view not in constant]
         modes = [(module, module.training) for module in model.modules()]
@@ -202,8 +200,7 @@ class AverageTeacher(Teacher):
             with average.applied() if average is not None and average.has_begun else nullcontext():
                 parts = [encode(gradients.encoder, batch, views) for batch in micro_batches]
                 features = {**constant, **dict(zip(views, map(joined, zip(*parts, strict=True)), strict=True))}
-                image, text, of_sample = features["image"], features["text"], micro_batches[0].views
-                similarity = model.compare(image, text, gradients.world, gradients.tile, of_sample, pairing)
+                similarity = model.compare(features["image"], features["text"], scope)
         finally:
             gradients.parallel.end_step()
             for module, mode in modes:

@@ -17,7 +17,7 @@ from clipzoo.distillation import Distillation
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
-from clipzoo.heads.pairs import batch_pairing
+from clipzoo.heads.pairs import Scope, batch_pairing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
@@ -97,8 +97,9 @@ class GradientCache:
         trained = self._trained if train_encoder else []
         constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
         pairing = batch_pairing(batch, self.world, self.objective.same_caption)
+        scope = Scope(self.world, self.tile, batch.views, pairing)
         with step_part("teacher"):
-            teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
+            teacher = None if self.teacher is None else self.teacher(micro_batches, constant, scope)
         random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
@@ -122,7 +123,7 @@ class GradientCache:
         self._mark(OWN_PASSES)
         with step_part("head"):
             image, text = (head_inputs[view] for view in VIEWS)
-            similarity = self.model.compare(image, text, self.world, self.tile, batch.views, pairing)
+            similarity = self.model.compare(image, text, scope)
         with step_part("objective"):
             similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
             loss = self.objective(similarity, batch, progress)

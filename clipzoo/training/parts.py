@@ -18,7 +18,7 @@ from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.settings import Settings
@@ -138,13 +138,11 @@ class Teacher(Part):
         """Called before the first step. gradients: of the student. folder: for cached features; None for none."""
 
     @abstractmethod
-    def __call__(
-        self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], pairing: Pairing | None = None
-    ) -> Similarity:
+    def __call__(self, micro_batches: Sequence[Batch], constant: Mapping[View, Features], scope: Scope) -> Similarity:
         """Return the similarities of a rank's batch, without gradient; called before the student's forward pass.
 
         micro_batches: parts of the batch to encode one after the other. constant: the student's features of its towers
-        that do not train. pairing: as for `Head.forward`.
+        that do not train. scope: that of the student.
         """
 
 

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from clipzoo.distributed.parallel import OWN_PASSES
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import caption_groups
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 
@@ -334,7 +335,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 
     with torch.no_grad(), FlopCounterMode(display=False) as head:
         similarity = model.compare(
-            repeated(image, len(batch.images)), repeated(text, len(batch.texts)), world, tile, batch.views
+            repeated(image, len(batch.images)), repeated(text, len(batch.texts)), Scope(world, tile, batch.views)
         )
         for scores in similarity.directions:
             scores.positives()
