@@ -6,13 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Scope, samples_pairing, split_views
+from clipzoo.heads.pairs import Scope, samples_pairing, split_views, text_anchors
 from clipzoo.heads.scores import DenseScores, automatic_tile
 from clipzoo.types import EmbeddingKind, Features, Scores, Similarity, Term, Views, map_embedding
 
@@ -87,7 +88,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         """Embeddings of all images and texts of the b local samples -> similarities to the global batch."""
         views = scope.views
         if views == Views():
-            return replace(self.similarity(images, texts, scope), image=images, text=texts)
+            return replace(self.similarity(images, texts, scope), image=images, text=texts, world=scope.world)
         flat: Any = [map_embedding(lambda rows: rows.flatten(0, 1), part) for part in split_views(images, texts, views)]
         plain, crops, columns, boxes = flat
         device = images.device if isinstance(images, Tensor) else images.points.device
@@ -100,29 +101,24 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         if views.boxes:
             of_boxes = replace(scope, pairing=pairing.of_boxes(views.boxes))
             further.append(self.anchored(boxes, plain, of_boxes, texts=True))
-        return replace(similarity, image=images, text=texts, further=tuple(further), views=views)
+        similarity = replace(similarity, further=tuple(further), views=views)
+        return replace(similarity, image=images, text=texts, world=scope.world)
 
     def similarity(self, image: EmbeddingKind, text: EmbeddingKind, scope: Scope = Scope()) -> Similarity:
-        """Embeddings of local images and captions -> similarities to the global batch."""
+        """Embeddings of local images and captions -> scores in the global batch; `compare` sets the other fields."""
         world, pairing, all_texts = scope.world, scope.pairing, scope.gather(text)
         # Each rank compares its own images with all texts; the rows of the other direction are redistributed.
         image_to_text, text_to_image = self.both_scores(image, all_texts)
-        text_to_image = world.transpose(text_to_image)
+        text_to_image = world.transpose(text_to_image)[text_anchors(pairing, world)]
         first = world.rank * len(image)
-        if pairing is not None:
-            # Hard negative captions are columns, but not rows.
-            text_to_image = text_to_image[pairing.local_anchors(world)]
-            of_texts = DenseScores(text_to_image, world.rank * len(text_to_image), pairing.transposed)
-            return Similarity(DenseScores(image_to_text, first, pairing), of_texts, world=world)
-        directions = DenseScores(image_to_text, first), DenseScores(text_to_image, first)
-        if not self.compares_within:
-            return Similarity(*directions, world=world)
-        return Similarity(
-            *directions,
-            within_image=lambda: self.anchored(image, image, scope),
-            within_text=lambda: DenseScores(self.score(text, all_texts), first),
-            world=world,
+        directions = (
+            DenseScores(image_to_text, first, pairing),
+            DenseScores(text_to_image, world.rank * len(text_to_image), pairing and pairing.transposed),
         )
+        if pairing is not None or not self.compares_within:
+            return Similarity(*directions)
+        within_image = partial(self.anchored, image, image, scope)
+        return Similarity(*directions, within_image, lambda: DenseScores(self.score(text, all_texts), first))
 
     def anchored(self, anchors: EmbeddingKind, contrasts: EmbeddingKind, scope: Scope, texts: bool = False) -> Scores:
         """Return the scores of local anchors with the contrasts of all ranks, whose pairs are `scope.pairing`.

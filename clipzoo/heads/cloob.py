@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated
 
 from torch import Tensor
@@ -95,9 +96,8 @@ class CloobHead(UnitVectorHead):
         return Similarity(
             self.anchored(image_of_image, image_of_text, scope),
             self.anchored(text_of_text, text_of_image, scope),
-            within_image=lambda: self.anchored(image_of_image, image_of_image, scope),
-            within_text=lambda: self.anchored(text_of_text, text_of_text, scope),
-            world=scope.world,
+            partial(self.anchored, image_of_image, image_of_image, scope),
+            partial(self.anchored, text_of_text, text_of_text, scope),
         )
 
     def retrieve(self, query: Tensor, memory: Tensor) -> Tensor:

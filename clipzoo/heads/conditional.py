@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.heads.base import FLOAT, Cost, Head, Shape, projections, transposed
-from clipzoo.heads.pairs import Pairing, Scope
+from clipzoo.heads.pairs import Pairing, Scope, text_anchors
 from clipzoo.heads.scores import DenseScores
 from clipzoo.types import Features, PointSet, Similarity
 
@@ -91,15 +91,15 @@ class ConditionalHead(Head[PointSet]):
         """Scores that are computed when an objective asks for them."""
         world, pairing, all_texts = scope.world, scope.pairing, scope.gather(text)
         chosen = partial(self.chosen, image, all_texts)
-
-        def transposed() -> Tensor:
-            matrix = world.transpose(to_text.dense())
-            return matrix if pairing is None else matrix[pairing.local_anchors(world)]
-
         to_text = LazyScores(chosen, len(all_texts), world.rank * len(image), pairing, chosen)
         rows, other = (len(text), None) if pairing is None else (len(pairing.transpose_rows), pairing.transposed)
-        to_image = LazyScores(transposed, len(image) * world.size, world.rank * rows, other)
-        return Similarity(to_text, to_image, world=world)
+        to_image = LazyScores(
+            lambda: world.transpose(to_text.dense())[text_anchors(pairing, world)],
+            len(image) * world.size,
+            world.rank * rows,
+            other,
+        )
+        return Similarity(to_text, to_image)
 
     def ensemble(self, prompts: PointSet) -> PointSet:
         """[p, 1, d] -> [1, 1, d], the mean direction with the mean norm."""
@@ -148,8 +148,3 @@ class LazyScores(DenseScores):
 
     def at(self, columns: Tensor) -> Tensor:
         return super().at(columns) if self._chosen is None else self._chosen(columns)
-
-
-def single_points(vectors: Tensor) -> PointSet:
-    """[b, d] -> sets of one point, of weight one."""
-    return PointSet(vectors[:, None], torch.zeros_like(vectors[:, :1]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Paper
-from clipzoo.heads.conditional import ConditionalHead, single_points
+from clipzoo.heads.conditional import ConditionalHead
 from clipzoo.heads.pairs import Scope
 from clipzoo.heads.points import leading_tokens, point_set
 from clipzoo.heads.scores import DenseScores, tiled_anchors
@@ -52,7 +52,7 @@ class FlairHead(ConditionalHead):
         return point_set(points, functional.pad(mask, (1, 0), value=True))
 
     def embed_text(self, features: Features) -> PointSet:
-        return single_points(features.pooled @ self.text_projection)
+        return point_set((features.pooled @ self.text_projection)[:, None])
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
         tokens = image.points[:, 1:]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import ICML, Paper
-from clipzoo.heads.conditional import ConditionalHead, single_points
+from clipzoo.heads.conditional import ConditionalHead
 from clipzoo.heads.points import leading_tokens, point_set, weighted_sum
 from clipzoo.heads.vector import projection
 from clipzoo.types import Count, Features, PointSet, Positive, checked
@@ -60,7 +60,7 @@ class LlipHead(ConditionalHead):
     def embed_text(self, features: Features) -> PointSet:
         """The query and the projected caption, [b, 1, 2 d]."""
         text = features.pooled
-        return single_points(torch.cat([text @ self.query_projection, text @ self.text_projection], dim=1))
+        return point_set(torch.cat([text @ self.query_projection, text @ self.text_projection], dim=1)[:, None])
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = image.points.chunk(2, dim=2)

@@ -158,12 +158,12 @@ class MeruHead(ScaledHead[Tensor]):
         self.log_curvature.clamp_(*map(math.log, self._curvatures))
 
     def logs(self) -> Mapping[str, Tensor]:
-        logarithms = {
-            "curvature": self.log_curvature,
-            "image_alpha": self.image_log_alpha,
-            "text_alpha": self.text_log_alpha,
+        return {
+            **super().logs(),
+            "curvature": self.curvature.detach(),
+            "image_alpha": self.image_log_alpha.detach().exp(),
+            "text_alpha": self.text_log_alpha.detach().exp(),
         }
-        return {**super().logs(), **{name: value.detach().exp() for name, value in logarithms.items()}}
 
 
 # Geometry of the hyperboloid. All arguments `curvature` are c > 0, [].

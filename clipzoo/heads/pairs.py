@@ -99,10 +99,6 @@ class Pairing:
             return self.anchors
         return torch.isin(self.column_owner, self.row_owner).nonzero().flatten()
 
-    def local_anchors(self, world: World) -> Tensor:
-        """Return `transpose_rows` as places among the columns of this rank's samples, [k]."""
-        return self.transpose_rows - world.rank * (len(self.column_owner) // world.size)
-
     @cached_property
     def transposed(self) -> Pairing:
         """The pairing of the other direction: rows are the local captions, columns all ranks' images."""
@@ -121,6 +117,13 @@ class Pairing:
     def _with_images(self, owner: Tensor, label: Tensor) -> Pairing:
         all_owner, all_label = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
         return Pairing(owner, all_owner, label, all_label, samples=self.local_samples)
+
+
+def text_anchors(pairing: Pairing | None, world: World) -> Tensor | slice:
+    """Return the places of the text anchors among the local texts: all texts except hard captions, [k]."""
+    if pairing is None:
+        return slice(None)
+    return pairing.transpose_rows - world.rank * (len(pairing.column_owner) // world.size)
 
 
 def equal_counts(rows: Tensor, columns: Tensor) -> Tensor:
@@ -218,12 +221,7 @@ def split_views(images: Any, texts: Any, views: Views) -> tuple[Any, Any, Any, A
     images = map_embedding(lambda rows: rows.unflatten(0, (-1, views.images)), images)
     texts = map_embedding(lambda rows: rows.unflatten(0, (-1, views.texts)), texts)
     columns = views.captions + views.hard
-    return (
-        images[:, :1] if views.crops else images,  # the gradient of a slice is a copy
-        images[:, 1:],
-        texts[:, :columns] if views.boxes else texts,
-        texts[:, columns:],
-    )
+    return images[:, :1], images[:, 1:], texts[:, :columns], texts[:, columns:]
 
 
 # Sums over the positives of each row, and of sums over ranks.

@@ -63,9 +63,10 @@ def leading_tokens(features: Features, first: int | None = None, key: str = "") 
     return tokens, features.mask[:, :first]
 
 
-def point_set(points: Tensor, mask: Tensor) -> PointSet:
-    """[b, M, d] and [b, M] -> points of weight one; masked points have weight zero."""
-    return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -torch.inf))
+def point_set(points: Tensor, mask: Tensor | None = None) -> PointSet:
+    """[b, M, d] and [b, M] -> points of weight one, or zero where the mask is False."""
+    log_weights = torch.zeros_like(points[:, :, 0])
+    return PointSet(points, log_weights if mask is None else log_weights.masked_fill(~mask, -torch.inf))
 
 
 def weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:

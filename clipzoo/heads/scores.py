@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Pairing, log_add, log_sums, sums
+from clipzoo.heads.pairs import Pairing, log_add, log_sums, sums, text_anchors
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from clipzoo.types import Negatives, Scores, World
 
@@ -241,8 +241,8 @@ class Pairs:
 
     @cached_property
     def anchors(self) -> Tensor | slice:
-        """Places of the text anchors among the local texts, which may also be hard captions."""
-        return slice(None) if self.pairing is None else self.pairing.local_anchors(self.world)
+        """Places of the text anchors among the local texts."""
+        return text_anchors(self.pairing, self.world)
 
     def exchanged(self, columns: Tensor) -> Tensor:
         """[N], sums over the local images -> [ranks, k], sums of the local text anchors over each rank's images."""

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -52,13 +53,8 @@ class VectorHead(Head[Tensor]):
         left, right = self.factors(image, scope.gather(text))
         directions = tiled_scores(left, right, scope.tile, scope.world, scope.pairing)
         if scope.pairing is not None:
-            return Similarity(*directions, world=scope.world)
-        return Similarity(
-            *directions,
-            within_image=lambda: self.anchored(image, image, scope),
-            within_text=lambda: self.anchored(text, text, scope),
-            world=scope.world,
-        )
+            return Similarity(*directions)
+        return Similarity(*directions, *(partial(self.anchored, vectors, vectors, scope) for vectors in (image, text)))
 
     def anchored(self, anchors: Tensor, contrasts: Tensor, scope: Scope, texts: bool = False) -> Scores:
         if scope.tile is None:

@@ -32,7 +32,7 @@ class GradientCache:
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch. Smaller ones cost
     one more forward pass and save the memory of activations. Only batch norm differs: it normalises each
     micro-batch by itself and counts it once in its running statistics.
-    tile: see Head.forward. autocast, compile: see PairEncoder.
+    tile: see Scope. autocast, compile: see PairEncoder.
     caches: feature caches of frozen towers, by view. parallel: how ranks share the model's weights; None for
     a copy on every rank. distill: adds terms to the loss. teacher: gives `Similarity.teacher`; None for none.
 

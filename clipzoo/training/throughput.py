@@ -319,7 +319,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     Gradients that the encoders do not compute do not count: gradients of images and of weights that do not train.
     Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
     samples.
-    tile: see Head.forward.
+    tile: see Scope.
     """
     sample = batch.split(min(2, len(batch)))[0]
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
