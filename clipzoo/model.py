@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Encoder, encode_by_length
 from clipzoo.heads.base import Head
-from clipzoo.heads.pairs import Pairing
-from clipzoo.types import Batch, Embedding, Features, Similarity, Views, World
+from clipzoo.heads.pairs import Scope
+from clipzoo.types import Batch, Embedding, Features, Similarity, World
 
 
 class Model(nn.Module):
@@ -44,23 +44,15 @@ class Model(nn.Module):
         return self.head.needs_padding or self.encoder.needs_padding
 
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
-        """Similarities of the local batch to the global batch of all ranks. tile: see `Head.forward`."""
+        """Similarities of the local batch to the global batch of all ranks. tile: see `Scope`."""
         text = encode_by_length(self.text_read_by_head, batch.texts, batch.text_lengths, self.head.needs_tokens)
-        return self.compare(self.image_read_by_head(batch.images), text, world, tile, batch.views)
+        return self.compare(self.image_read_by_head(batch.images), text, Scope(world, tile, batch.views))
 
-    def compare(
-        self,
-        image: Features,
-        text: Features,
-        world: World = World(),
-        tile: int | None = None,
-        views: Views = Views(),
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        """Features -> Similarity, outside autocast, in the head's precision. Arguments as for `Head.forward`."""
+    def compare(self, image: Features, text: Features, scope: Scope = Scope()) -> Similarity:
+        """Features -> Similarity, outside autocast, in the head's precision."""
         image, text = image.map(self._in_head_precision), text.map(self._in_head_precision)
         with torch.autocast(self.device.type, enabled=False):
-            return self.head(image, text, world, tile, views, pairing)
+            return self.head(image, text, scope)
 
     def image_features(self, image: Tensor) -> Features:
         """[b, 3, H, W] uint8 -> Features in the head's precision, only pooled ones for a head that reads no tokens."""

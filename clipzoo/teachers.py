@@ -36,7 +36,7 @@ from clipzoo.exports.files import save_weights
 from clipzoo.exports.open_clip import from_open_clip
 from clipzoo.exports.transformers import from_transformers
 from clipzoo.heads.base import Head
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Scope
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import LoadedModel, load
 from clipzoo.model import Model
@@ -110,10 +110,10 @@ class FrozenTeacher(Teacher):
             length = self.model.encoder.context_length
             self._caches = feature_caches(parts.dataset, folder, limits, length, parts.report, "teacher")
 
-    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
-        gradients, caches = self.gradients, self._caches
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, scope: Scope) -> Similarity:
+        caches = self._caches
         image, text = (encode_view(self._encoder, view, batches, caches.get(view), self._converted) for view in VIEWS)
-        return self.model.compare(image, text, gradients.world, gradients.tile, batches[0].views, pairing)
+        return self.model.compare(image, text, scope)
 
     def _converted(self, batch: Batch) -> Batch:
         """Return the batch with images of the teacher's size, and captions of at most its context."""
@@ -171,8 +171,8 @@ class Ensemble(Teacher):
         for number, teacher in enumerate(self._teachers):
             teacher.begin(parts, gradients, average, folder and io.below(folder, str(number)))
 
-    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
-        *others, last = [teacher(batches, constant, pairing) for teacher in self._teachers]
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, scope: Scope) -> Similarity:
+        *others, last = [teacher(batches, constant, scope) for teacher in self._teachers]
         return reduce(lambda last, similarity: replace(similarity, teacher=last), reversed(others), last)
 
 
@@ -229,7 +229,7 @@ class StoredTeacher(Teacher):
             self.frozen = self._head = head = build_part(facts["head"], trust, Head)
             head.load_state_dict(state)
 
-    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, scope: Scope) -> Similarity:
         gradients, views, images, texts = self.gradients, batches[0].views, list[Embedding](), list[Embedding]()
         if views.crops:
             raise ConfigError(f"teacher.path={self._folder} has no features of further crops: give teacher=run")
@@ -252,7 +252,7 @@ class StoredTeacher(Teacher):
             map_embedding(lambda t: t.to(gradients.world.device, gradients.model.dtype), concatenate(rows_of_view))
             for rows_of_view in (images, texts)
         )
-        return self._head.compare(image, text, gradients.world, gradients.tile, views, pairing)
+        return self._head.compare(image, text, scope)
 
     def _read(self, number: int) -> tuple[Embedding, Embedding, dict[tuple[int, int], int]]:
         """Return images and texts of a shard, and the rows of its texts by sample and digest of the caption."""

@@ -21,6 +21,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
 from clipzoo.evaluation.scoring import exact_products
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -67,7 +68,7 @@ class HeldOutLoss:
             rows = partial(torch.index_select, dim=0, index=batches[number])
             images, texts = map_embedding(rows, image), map_embedding(rows, text)
             with torch.autocast(model.device.type, enabled=False), exact_products():
-                similarity = model.head.similarity(images, texts, tile=automatic_tile(size, size))
+                similarity = model.head.similarity(images, texts, Scope(tile=automatic_tile(size, size)))
                 values[number] = self.objective.value_of_unseen(similarity, self.progress)
         return float(world.sum(values).mean())
 

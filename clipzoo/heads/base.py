@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Pairing, samples_pairing, split_views
+from clipzoo.heads.pairs import Scope, samples_pairing, split_views, text_anchors
 from clipzoo.heads.scores import DenseScores, automatic_tile
-from clipzoo.types import (
-    EmbeddingKind,
-    Features,
-    Scores,
-    Similarity,
-    Term,
-    Views,
-    World,
-    gather_embedding,
-    map_embedding,
-)
+from clipzoo.types import EmbeddingKind, Features, Scores, Similarity, Term, Views, map_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -82,101 +74,60 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     def probe(self, features: Features, where: str) -> Tensor:
         """Image features -> inputs of a linear probe, [b, w]. where: "before" or "after" the projection."""
 
-    def forward(
-        self,
-        image: Features,
-        text: Features,
-        world: World = World(),
-        tile: int | None = None,
-        views: Views = Views(),
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        """Features of the b local samples -> similarities to the global batch of all ranks: embed, gather, score.
-
-        tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
-        views: images and texts of a sample. pairing: positives and left-out pairs of the local images with all ranks'
-        captions; None: a sample's own captions are its positives.
-        """
+    def forward(self, image: Features, text: Features, scope: Scope = Scope()) -> Similarity:
+        """Features of the b local samples -> similarities to the global batch of all ranks: embed, gather, score."""
         images, texts = self.embed_image(image), self.embed_text(text)
-        similarity = self.compare(images, texts, world, tile, views, pairing)
+        similarity = self.compare(images, texts, scope)
         prefixes = {
-            width: self.compare(self.prefix(images, width), self.prefix(texts, width), world, tile, views, pairing)
+            width: self.compare(self.prefix(images, width), self.prefix(texts, width), scope)
             for width in self.matryoshka
         }
         return replace(similarity, prefixes=prefixes)
 
-    def compare(
-        self,
-        images: EmbeddingKind,
-        texts: EmbeddingKind,
-        world: World = World(),
-        tile: int | None = None,
-        views: Views = Views(),
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        """Embeddings of all images and texts of the b local samples -> similarities; arguments as for `forward`."""
+    def compare(self, images: EmbeddingKind, texts: EmbeddingKind, scope: Scope = Scope()) -> Similarity:
+        """Embeddings of all images and texts of the b local samples -> similarities to the global batch."""
+        views = scope.views
         if views == Views():
-            similarity: Similarity = self.similarity(images, texts, world, tile, pairing)
-            return replace(similarity, image=images, text=texts)
-        parts = split_views(images, texts, views)
-        flat: Any = [map_embedding(lambda rows: rows.flatten(0, 1), part) for part in parts]
+            return replace(self.similarity(images, texts, scope), image=images, text=texts, world=scope.world)
+        flat: Any = [map_embedding(lambda rows: rows.flatten(0, 1), part) for part in split_views(images, texts, views)]
         plain, crops, columns, boxes = flat
         device = images.device if isinstance(images, Tensor) else images.points.device
-        paired = pairing or samples_pairing(len(plain), views, world, device)
-        one_caption = views.captions + views.hard == 1
-        similarity = self.similarity(plain, columns, world, tile, pairing if one_caption else paired)
+        pairing = scope.pairing or samples_pairing(len(plain), views, scope.world, device)
+        has_several = views.captions + views.hard > 1
+        similarity = self.similarity(plain, columns, replace(scope, pairing=pairing) if has_several else scope)
         further = [*similarity.further]
         if views.crops:
-            further.append(self.anchored(crops, columns, world, tile, paired.of_crops(views.crops)))
+            further.append(self.anchored(crops, columns, replace(scope, pairing=pairing.of_crops(views.crops))))
         if views.boxes:
-            further.append(self.anchored(boxes, plain, world, tile, paired.of_boxes(views.boxes), texts=True))
-        return replace(similarity, image=images, text=texts, further=tuple(further), views=views)
+            of_boxes = replace(scope, pairing=pairing.of_boxes(views.boxes))
+            further.append(self.anchored(boxes, plain, of_boxes, texts=True))
+        similarity = replace(similarity, further=tuple(further), views=views)
+        return replace(similarity, image=images, text=texts, world=scope.world)
 
-    def similarity(
-        self,
-        image: EmbeddingKind,
-        text: EmbeddingKind,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        """Embeddings of local images and captions -> similarities to the global batch; arguments as for `forward`."""
-        all_texts = gather_embedding(text, world, world.gather_dtype)
+    def similarity(self, image: EmbeddingKind, text: EmbeddingKind, scope: Scope = Scope()) -> Similarity:
+        """Embeddings of local images and captions -> scores in the global batch; `compare` sets the other fields."""
+        world, pairing, all_texts = scope.world, scope.pairing, scope.gather(text)
         # Each rank compares its own images with all texts; the rows of the other direction are redistributed.
         image_to_text, text_to_image = self.both_scores(image, all_texts)
+        text_to_image = world.transpose(text_to_image)[text_anchors(pairing, world)]
         first = world.rank * len(image)
-        text_to_image = world.transpose(text_to_image)
-        if pairing is not None:
-            # Hard negative captions are columns, but not rows.
-            text_to_image = text_to_image[pairing.local_anchors(world)]
-            of_texts = DenseScores(text_to_image, world.rank * len(text_to_image), pairing.transposed)
-            return Similarity(DenseScores(image_to_text, first, pairing), of_texts, world=world)
-        directions = DenseScores(image_to_text, first), DenseScores(text_to_image, first)
-        if not self.compares_within:
-            return Similarity(*directions, world=world)
-        return Similarity(
-            *directions,
-            lambda: DenseScores(self.score(image, gather_embedding(image, world, world.gather_dtype)), first),
-            lambda: DenseScores(self.score(text, all_texts), first),
-            world,
+        directions = (
+            DenseScores(image_to_text, first, pairing),
+            DenseScores(text_to_image, world.rank * len(text_to_image), pairing and pairing.transposed),
         )
+        if pairing is not None or not self.compares_within:
+            return Similarity(*directions)
+        within_image = partial(self.anchored, image, image, scope)
+        return Similarity(*directions, within_image, lambda: DenseScores(self.score(text, all_texts), first))
 
-    def anchored(
-        self,
-        anchors: EmbeddingKind,
-        contrasts: EmbeddingKind,
-        world: World,
-        tile: int | None,
-        pairing: Pairing | None = None,
-        texts: bool = False,
-    ) -> Scores:
-        """Return the scores of local anchors with the contrasts of all ranks; arguments as for `forward`.
+    def anchored(self, anchors: EmbeddingKind, contrasts: EmbeddingKind, scope: Scope, texts: bool = False) -> Scores:
+        """Return the scores of local anchors with the contrasts of all ranks, whose pairs are `scope.pairing`.
 
         texts: whether the anchors are texts, and the contrasts images.
         """
-        everything = gather_embedding(contrasts, world, world.gather_dtype)
+        everything = scope.gather(contrasts)
         matrix = self.both_scores(everything, anchors)[1].mT if texts else self.score(anchors, everything)
-        return DenseScores(matrix, world.rank * len(anchors), pairing)
+        return DenseScores(matrix, scope.world.rank * len(anchors), scope.pairing)
 
     def terms(self, similarity: Similarity) -> Mapping[str, Term]:
         """Return parts of the loss that the head adds to any objective, by name; each is logged as `term_NAME`."""
@@ -232,6 +183,24 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         raise ConfigError(f"{type(self).__name__} defines no search_factors: search without candidates")
 
 
+class ScaledHead(Head[EmbeddingKind]):
+    """Base class of heads whose scores have a learned factor, exp(log_scale).
+
+    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
+    """
+
+    learnable_temperature = True
+    log_scale: nn.Parameter
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Clamp the scale; the score of a cosine of 1 is at most `max_scale`."""
+        self.log_scale.clamp_(0.0, math.log(self.score_range[1]))
+
+    def logs(self) -> Mapping[str, Tensor]:
+        return {"temperature": (-self.log_scale.detach()).exp()}
+
+
 @dataclass(frozen=True)
 class ScoreParts:
     """Terms of the scores of b pairs, one for each point of the image and each point of the caption.
@@ -250,6 +219,11 @@ class ScoreParts:
         """Scores of the pairs, [b]."""
         total = self.values.sum(dim=(1, 2))
         return total.log() if self.is_logarithm else total
+
+
+ICLR = "International Conference on Learning Representations"
+ICML = "International Conference on Machine Learning"
+NEURIPS = "Advances in Neural Information Processing Systems"
 
 
 @dataclass(frozen=True)
@@ -324,6 +298,15 @@ def cost_of_vectors(shape: Shape, width: int, flops: float, points: float = 0.0)
         sums = 4 * (shape.ranks - 1) * shape.local * 2
         return Cost(flops + 4 * product, width, sums, 1024 * 1024 * FLOAT, points)
     return Cost(flops + 3 * product, width, transposed(shape), 3 * shape.local * shape.batch * FLOAT, points)
+
+
+def cost_of_points(shape: Shape, products: int, scores: float) -> Cost:
+    """Cost of products of all image points with all text points of the global batch. products: their number."""
+    flops = 2 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+    gathered = shape.text_points * (shape.width + 1)
+    points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
+    flops += projections(shape, shape.image_points, shape.text_points)
+    return Cost(flops, gathered, transposed(shape), scores, points)
 
 
 def projections(shape: Shape, image_points: int = 1, text_points: int = 1) -> float:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated
 
 from torch import Tensor
 from torch.nn import functional
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import FLOAT, Cost, Paper, Shape, cost_of_vectors, projections
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.base import FLOAT, NEURIPS, Cost, Paper, Shape, cost_of_vectors, projections
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, Widths, World, checked, gather_embedding
+from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, Widths, checked
 
 CLOOB = Paper(
     "cloob",
     "CLOOB: Modern Hopfield Networks with InfoLOOB Outperform CLIP",
     'F{\\"u}rst, Andreas and others',
-    "Advances in Neural Information Processing Systems",
+    NEURIPS,
     2022,
 )
 
@@ -31,12 +32,10 @@ class CloobHead(UnitVectorHead):
     U_x U_y^T, U = R(.; X), and V_y V_x^T, V = R(.; Y), which are not transposes of each other.
     Evaluation compares the plain embeddings.
 
-    image_width, text_width: widths of the pooled features. embed_width: d.
     inverse_temperature: fixed. hopfield: False trains on the plain embeddings (the ablation of table 2).
     beta: inverse temperature of the retrieval.
     hopfield_start: first step with retrieval; earlier ones compare the plain embeddings. At the start embeddings of one
         modality are nearly parallel, and their retrieved patterns are nearly equal.
-    matryoshka: widths of prefixes of the embeddings, renormalised, that the objective trains as well, with weight 1.
     """
 
     citations = (CLOOB,)
@@ -82,31 +81,23 @@ class CloobHead(UnitVectorHead):
         """softmax(beta q memory^T), [b, N] (eq. 9); None for the ablation."""
         return (self._beta * query @ memory.mT).softmax(dim=1) if self._hopfield else None
 
-    def similarity(
-        self,
-        image: Tensor,
-        text: Tensor,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
-    ) -> Similarity:
+    def similarity(self, image: Tensor, text: Tensor, scope: Scope = Scope()) -> Similarity:
         """[b, d] embeddings -> scores of the retrieved patterns, with the full gradient through every rank's memory."""
         if not self._hopfield or self._step < self._hopfield_start:
-            return super().similarity(image, text, world, tile, pairing)
-        if pairing is not None:
+            return super().similarity(image, text, scope)
+        if scope.pairing is not None:
             raise ConfigError(
                 "head.hopfield=true retrieves patterns from one caption of each image: give head.hopfield=false, or "
                 "objective.same_caption=negative and one caption (data.views)"
             )
-        images, texts = (gather_embedding(embedding, world, world.gather_dtype) for embedding in (image, text))
+        images, texts = scope.gather(image), scope.gather(text)
         image_of_image, image_of_text = self.retrieve(image, images), self.retrieve(text, images)  # U_x, U_y
         text_of_image, text_of_text = self.retrieve(image, texts), self.retrieve(text, texts)  # V_x, V_y
         return Similarity(
-            self.anchored(image_of_image, image_of_text, world, tile),
-            self.anchored(text_of_text, text_of_image, world, tile),
-            within_image=lambda: self.anchored(image_of_image, image_of_image, world, tile),
-            within_text=lambda: self.anchored(text_of_text, text_of_text, world, tile),
-            world=world,
+            self.anchored(image_of_image, image_of_text, scope),
+            self.anchored(text_of_text, text_of_image, scope),
+            partial(self.anchored, image_of_image, image_of_image, scope),
+            partial(self.anchored, text_of_text, text_of_text, scope),
         )
 
     def retrieve(self, query: Tensor, memory: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.heads.base import FLOAT, Cost, Head, Shape, projections, transposed
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Pairing, Scope, text_anchors
 from clipzoo.heads.scores import DenseScores
-from clipzoo.types import Features, PointSet, Similarity, World, gather_embedding
+from clipzoo.types import Features, PointSet, Similarity
 
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Numbers of attention weights, or entries of pooled vectors, in memory at a time."""
@@ -26,6 +26,8 @@ class ConditionalHead(Head[PointSet]):
 
     An image is a set of points, a caption a single point. Pooled vectors [n, k, d] and attention weights [n, k, M] are
     in memory for blocks of pairs only, and are recomputed for the gradient.
+
+    image_width, text_width: widths of the tokens. embed_width: d. heads: number of attention heads.
     """
 
     needs_tokens = True
@@ -85,26 +87,19 @@ class ConditionalHead(Head[PointSet]):
         vectors = functional.normalize(self.output(pooled.transpose(1, 2).flatten(2)), dim=-1)
         return (vectors * functional.normalize(targets, dim=-1)).sum(dim=2)
 
-    def similarity(
-        self,
-        image: PointSet,
-        text: PointSet,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        """As `Head.similarity`; scores are computed when an objective asks for them."""
-        all_texts = gather_embedding(text, world, world.gather_dtype)
+    def similarity(self, image: PointSet, text: PointSet, scope: Scope = Scope()) -> Similarity:
+        """Scores that are computed when an objective asks for them."""
+        world, pairing, all_texts = scope.world, scope.pairing, scope.gather(text)
         chosen = partial(self.chosen, image, all_texts)
-
-        def transposed() -> Tensor:
-            matrix = world.transpose(to_text.dense())
-            return matrix if pairing is None else matrix[pairing.local_anchors(world)]
-
         to_text = LazyScores(chosen, len(all_texts), world.rank * len(image), pairing, chosen)
         rows, other = (len(text), None) if pairing is None else (len(pairing.transpose_rows), pairing.transposed)
-        to_image = LazyScores(transposed, len(image) * world.size, world.rank * rows, other)
-        return Similarity(to_text, to_image, world=world)
+        to_image = LazyScores(
+            lambda: world.transpose(to_text.dense())[text_anchors(pairing, world)],
+            len(image) * world.size,
+            world.rank * rows,
+            other,
+        )
+        return Similarity(to_text, to_image)
 
     def ensemble(self, prompts: PointSet) -> PointSet:
         """[p, 1, d] -> [1, 1, d], the mean direction with the mean norm."""

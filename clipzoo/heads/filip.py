@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.heads.base import FLOAT, Cost, Head, Paper, ScoreParts, Shape, projections, transposed
-from clipzoo.heads.points import leading_tokens, weighted_sum
+from clipzoo.heads.base import FLOAT, ICLR, Cost, Paper, ScaledHead, ScoreParts, Shape, cost_of_points
+from clipzoo.heads.points import leading_tokens, point_set, weighted_sum
 from clipzoo.heads.vector import projection
 from clipzoo.ops.filip import filip_scores
 from clipzoo.types import Count, Features, PointSet, Positive, Scale, checked
 
 
 @checked
-class FilipHead(Head[PointSet]):
+class FilipHead(ScaledHead[PointSet]):
     """logits = exp(log_scale) * mean over tokens of the largest cosine with a token of the other modality.
 
     The mean is over the tokens of the anchor: image_to_text and text_to_image are different matrices. Padding is left
     out of both. `score` is image_to_text, with which the paper classifies and ranks.
 
     image_width, text_width: widths of the tokens. embed_width: d.
-    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
     """
 
     needs_tokens = True
-    learnable_temperature = True
     compares_within = False
     published_with = ("infonce",)
     citations = (
         Paper(
-            "filip",
-            "FILIP: Fine-grained Interactive Language-Image Pre-Training",
-            "Yao, Lewei and others",
-            "International Conference on Learning Representations",
-            2022,
+            "filip", "FILIP: Fine-grained Interactive Language-Image Pre-Training", "Yao, Lewei and others", ICLR, 2022
         ),
     )
     relations = {
@@ -57,16 +50,10 @@ class FilipHead(Head[PointSet]):
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
-        """Three products of all image tokens with all text tokens of the global batch: forward and two gradients.
-
-        In memory are two matrices and the positions of the maxima, a byte each.
-        """
-        products = 3 * 2 * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
-        flops = projections(shape, shape.image_points, shape.text_points) + products
-        gathered = shape.text_points * (shape.width + 1)
-        points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
-        positions = shape.local * shape.batch * (shape.image_points + shape.text_points)
-        return Cost(flops, gathered, transposed(shape), 6 * shape.local * shape.batch * FLOAT + positions, points)
+        """Forward and two gradients; in memory are two matrices and the positions of the maxima, a byte each."""
+        return cost_of_points(
+            shape, 3, shape.local * shape.batch * (6 * FLOAT + shape.image_points + shape.text_points)
+        )
 
     def embed_image(self, features: Features) -> PointSet:
         return _unit_points(features, self.image_projection)
@@ -115,18 +102,10 @@ class FilipHead(Head[PointSet]):
         """Mean points: candidates are found by the mean cosine of all pairs of tokens."""
         return _mean(image), _mean(text)
 
-    @torch.no_grad()
-    def clamp_(self) -> None:
-        self.log_scale.clamp_(0.0, math.log(self.score_range[1]))
-
-    def logs(self) -> Mapping[str, Tensor]:
-        return {"temperature": (-self.log_scale.detach()).exp()}
-
 
 def _unit_points(features: Features, matrix: Tensor) -> PointSet:
-    tokens, mask = leading_tokens(features, None, "")
-    points = functional.normalize(tokens @ matrix, dim=-1)
-    return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
+    tokens, mask = leading_tokens(features)
+    return point_set(functional.normalize(tokens @ matrix, dim=-1), mask)
 
 
 def _mean(points: PointSet) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -11,11 +10,11 @@ from torch.nn import functional
 
 from clipzoo.heads.base import Paper
 from clipzoo.heads.conditional import ConditionalHead
-from clipzoo.heads.pairs import Pairing
-from clipzoo.heads.points import leading_tokens
+from clipzoo.heads.pairs import Scope
+from clipzoo.heads.points import leading_tokens, point_set
 from clipzoo.heads.scores import DenseScores, tiled_anchors
 from clipzoo.heads.vector import projection
-from clipzoo.types import Count, Features, PointSet, Scores, Similarity, World, checked, gather_embedding
+from clipzoo.types import Count, Features, PointSet, Scores, Similarity, checked
 
 
 @checked
@@ -24,8 +23,6 @@ class FlairHead(ConditionalHead):
 
     The query is the projected caption, keys and values are the projected tokens and one zero vector, each side with
     its layer norm; without a residual connection (text-conditioned attention pooling).
-
-    image_width, text_width: widths of the tokens. embed_width: d. heads: number of attention heads.
     """
 
     citations = (
@@ -50,31 +47,33 @@ class FlairHead(ConditionalHead):
 
     def embed_image(self, features: Features) -> PointSet:
         """The pooled features, then the tokens, [b, 1 + M, d]."""
-        tokens, mask = leading_tokens(features, None, "")
+        tokens, mask = leading_tokens(features)
         points = torch.cat([features.pooled[:, None], tokens], dim=1) @ self.image_projection
-        mask = functional.pad(mask, (1, 0), value=True)
-        return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
+        return point_set(points, functional.pad(mask, (1, 0), value=True))
 
     def embed_text(self, features: Features) -> PointSet:
-        points = (features.pooled @ self.text_projection)[:, None]
-        return PointSet(points, torch.zeros_like(points[:, :, 0]))
+        return point_set((features.pooled @ self.text_projection)[:, None])
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
         tokens = image.points[:, 1:]
-        _, *weights = self.attention.in_proj_weight.chunk(3)
-        _, *biases = self.attention.in_proj_bias.chunk(3)
         # With a zero key and value for captions of which the image shows nothing.
         keys, values = (
-            functional.pad(functional.linear(norm(tokens), weight, bias), (0, 0, 0, 1))
-            for norm, weight, bias in zip((self.key_norm, self.value_norm), weights, biases, strict=True)
+            functional.pad(self.attention_input(part, norm(tokens)), (0, 0, 0, 1))
+            for part, norm in ((1, self.key_norm), (2, self.value_norm))
         )
         return keys, values, functional.pad(image.log_weights[:, 1:], (0, 1))
 
     def queries_and_targets(self, text: PointSet) -> tuple[Tensor, Tensor]:
         targets = text.points[:, 0]
-        weight, bias = self.attention.in_proj_weight.chunk(3)[0], self.attention.in_proj_bias.chunk(3)[0]
-        queries = functional.linear(self.query_norm(targets), weight, bias)
+        queries = self.attention_input(0, self.query_norm(targets))
         return queries * (queries.shape[1] // self.heads) ** -0.5, targets
+
+    def attention_input(self, part: int, vectors: Tensor) -> Tensor:
+        """[..., d] -> queries (part 0), keys (1) or values (2) of the attention, [..., d]."""
+        weight, bias = (
+            stacked.chunk(3)[part] for stacked in (self.attention.in_proj_weight, self.attention.in_proj_bias)
+        )
+        return functional.linear(vectors, weight, bias)
 
     def output(self, pooled: Tensor) -> Tensor:
         return functional.linear(pooled, self.attention.out_proj.weight, self.attention.out_proj.bias)
@@ -82,19 +81,12 @@ class FlairHead(ConditionalHead):
     def summary(self, image: PointSet) -> Tensor:
         return image.points[:, 0]
 
-    def similarity(
-        self,
-        image: PointSet,
-        text: PointSet,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
-    ) -> Similarity:
+    def similarity(self, image: PointSet, text: PointSet, scope: Scope = Scope()) -> Similarity:
         """Conditional scores, and in `further` the cosines of the pooled images with the captions."""
-        similarity = super().similarity(image, text, world, tile, pairing)
-        images, texts = self.search_factors(image, gather_embedding(text, world, world.gather_dtype))
-        if tile is None:
-            of_pooled: Scores = DenseScores(images @ texts.mT, world.rank * len(image), pairing)
+        similarity = super().similarity(image, text, scope)
+        images, texts = self.search_factors(image, scope.gather(text))
+        if scope.tile is None:
+            of_pooled: Scores = DenseScores(images @ texts.mT, scope.world.rank * len(image), scope.pairing)
         else:
-            of_pooled = tiled_anchors(images, texts, tile, world, pairing)
+            of_pooled = tiled_anchors(images, texts, scope.tile, scope.world, scope.pairing)
         return replace(similarity, further=(of_pooled,))

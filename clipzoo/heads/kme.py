@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.heads.base import FLOAT, Cost, Head, Paper, ScoreParts, Shape, projections, transposed
+from clipzoo.heads.base import FLOAT, Cost, Head, Paper, ScoreParts, Shape, cost_of_points
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
@@ -59,16 +59,11 @@ class KmeHead(Head[PointSet]):
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
-        """Four products of all image points with all text points of the global batch.
+        """The forward pass, its recomputation and two gradients. A CPU recomputes one tile less.
 
-        The products are the forward pass, its recomputation and two gradients. A CPU recomputes one tile less. Ranks
-        gather captions with their padding; only `text_points` of them are multiplied.
+        Ranks gather captions with their padding; only `text_points` of them are multiplied.
         """
-        products = 4 * 2 * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
-        flops = projections(shape, shape.image_points, shape.text_points) + products
-        gathered = shape.text_points * (shape.width + 1)
-        points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
-        return Cost(flops, gathered, transposed(shape), 3 * shape.local * shape.batch * FLOAT, points)
+        return cost_of_points(shape, 4, 3 * shape.local * shape.batch * FLOAT)
 
     @property
     def gamma(self) -> Tensor:

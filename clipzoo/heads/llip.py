@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from clipzoo.heads.base import Paper
+from clipzoo.heads.base import ICML, Paper
 from clipzoo.heads.conditional import ConditionalHead
-from clipzoo.heads.points import leading_tokens, weighted_sum
+from clipzoo.heads.points import leading_tokens, point_set, weighted_sum
 from clipzoo.heads.vector import projection
 from clipzoo.types import Count, Features, PointSet, Positive, checked
 
@@ -21,7 +19,6 @@ class LlipHead(ConditionalHead):
     In each head m of the attention the caption g and token k of the image have the weight softmax_k(g Q_m . h_k K_m /
     attention_temperature). No code was released.
 
-    image_width, text_width: widths of the tokens. embed_width: d. heads: number of attention heads.
     image_tokens: number of learned tokens, the first of the image tower: class token and registers
         (encoder.image.reg_tokens); null: all its tokens.
     """
@@ -31,7 +28,7 @@ class LlipHead(ConditionalHead):
             "llip",
             "Modeling Caption Diversity in Contrastive Vision-Language Pretraining",
             "Lavoie, Samuel and others",
-            "International Conference on Machine Learning",
+            ICML,
             2024,
         ),
     )
@@ -58,13 +55,12 @@ class LlipHead(ConditionalHead):
         """Keys and values of the tokens, [b, K, 2 d]."""
         tokens, mask = leading_tokens(features, self._image_tokens, "head.image_tokens")
         points = torch.cat([tokens @ self.key_projection, tokens @ self.value_projection], dim=2)
-        return PointSet(points, torch.zeros_like(points[:, :, 0]).masked_fill(~mask, -math.inf))
+        return point_set(points, mask)
 
     def embed_text(self, features: Features) -> PointSet:
         """The query and the projected caption, [b, 1, 2 d]."""
-        points = torch.cat([features.pooled @ self.query_projection, features.pooled @ self.text_projection], dim=1)
-        points = points[:, None]
-        return PointSet(points, torch.zeros_like(points[:, :, 0]))
+        text = features.pooled
+        return point_set(torch.cat([text @ self.query_projection, text @ self.text_projection], dim=1)[:, None])
 
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = image.points.chunk(2, dim=2)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from clipzoo.heads.base import FLOAT, Cost, Head, Paper, Shape, projections, transposed
+from clipzoo.heads.base import FLOAT, ICLR, ICML, Cost, Paper, ScaledHead, Shape, projections, transposed
 from clipzoo.heads.pairs import split_views
 from clipzoo.heads.vector import projection
 from clipzoo.ops.features import squared_distances
@@ -27,7 +27,7 @@ CONE_RADIUS = 0.1
 
 
 @checked
-class MeruHead(Head[Tensor]):
+class MeruHead(ScaledHead[Tensor]):
     """logits = -exp(log_scale) * acosh(-c <x, y>) / sqrt c, x = lift(alpha_x f P), y = lift(alpha_y g Q).
 
     A distance is an increasing function of an inner product of width d + 1, so that search is one for inner products.
@@ -40,21 +40,20 @@ class MeruHead(Head[Tensor]):
     between_aperture, within_aperture: factors of the cones of captions for images, and within a modality.
     """
 
-    learnable_temperature = True
     is_inner_product = True
     citations = (
         Paper(
             "meru",
             "Hyperbolic Image-Text Representations",
             "Desai, Karan and Nickel, Maximilian and Rajpurohit, Tanmay and Johnson, Justin and Vedantam, Ramakrishna",
-            "International Conference on Machine Learning",
+            ICML,
             2023,
         ),
         Paper(
             "hycoclip",
             "Compositional Entailment Learning for Hyperbolic Vision-Language Models",
             "Pal, Avik and others",
-            "International Conference on Learning Representations",
+            ICLR,
             2025,
         ),
     )
@@ -160,7 +159,7 @@ class MeruHead(Head[Tensor]):
 
     def logs(self) -> Mapping[str, Tensor]:
         return {
-            "temperature": (-self.log_scale.detach()).exp(),
+            **super().logs(),
             "curvature": self.curvature.detach(),
             "image_alpha": self.image_log_alpha.detach().exp(),
             "text_alpha": self.text_log_alpha.detach().exp(),

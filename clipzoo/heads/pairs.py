@@ -10,9 +10,30 @@ import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch, Views, World, map_embedding
+from clipzoo.types import Batch, EmbeddingKind, Views, World, gather_embedding, map_embedding
 
 SameCaption = Literal["negative", "ignore", "positive"]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How local samples are compared with the global batch.
+
+    world: the ranks whose samples are compared.
+    tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
+    views: images and texts of a sample.
+    pairing: positives and left-out pairs of the local images with all ranks' captions; None: a sample's own captions
+    are its positives.
+    """
+
+    world: World = World()
+    tile: int | None = None
+    views: Views = Views()
+    pairing: Pairing | None = None
+
+    def gather(self, embedding: EmbeddingKind) -> EmbeddingKind:
+        """Gather the embeddings of all ranks in the precision of training, [b, ...] -> [N, ...]. Differentiable."""
+        return gather_embedding(embedding, self.world, self.world.gather_dtype)
 
 
 @dataclass(frozen=True)
@@ -39,22 +60,23 @@ class Pairing:
     @cached_property
     def positives(self) -> tuple[Tensor, Tensor]:
         """Rows and columns of the positives, [P] each, ordered by row."""
-        order, first, count = self._equal(self.row_owner, self.column_owner)
+        ordered, order = self.column_owner.sort(stable=True)
+        count = self.positive_counts
         rows = torch.repeat_interleave(count)
         # Places of a row's positives among the sorted columns: first, first + 1, ...
-        before = count.cumsum(0) - count
+        first, before = torch.searchsorted(ordered, self.row_owner), count.cumsum(0) - count
         places = torch.arange(len(rows), device=rows.device) + (first - before)[rows]
         return rows, order[places]
 
     @cached_property
     def positive_counts(self) -> Tensor:
         """Number of positives of each row, [r]."""
-        return self._equal(self.row_owner, self.column_owner)[2]
+        return equal_counts(self.row_owner, self.column_owner)
 
     @cached_property
     def negative_counts(self) -> Tensor:
         """Number of negatives of each row, [r]."""
-        return len(self.column_label) - self._equal(self.row_label, self.column_label)[2]
+        return len(self.column_label) - equal_counts(self.row_label, self.column_label)
 
     def absent(self, exclude_positive: bool = False, rows: slice = slice(None)) -> Tensor:
         """Mask of the left-out pairs and, if excluded, of the positives, of some rows, [r, c]."""
@@ -77,10 +99,6 @@ class Pairing:
             return self.anchors
         return torch.isin(self.column_owner, self.row_owner).nonzero().flatten()
 
-    def local_anchors(self, world: World) -> Tensor:
-        """Return `transpose_rows` as places among the columns of this rank's samples, [k]."""
-        return self.transpose_rows - world.rank * (len(self.column_owner) // world.size)
-
     @cached_property
     def transposed(self) -> Pairing:
         """The pairing of the other direction: rows are the local captions, columns all ranks' images."""
@@ -100,12 +118,18 @@ class Pairing:
         all_owner, all_label = (self.row_owner, self.row_label) if self.all_rows is None else self.all_rows
         return Pairing(owner, all_owner, label, all_label, samples=self.local_samples)
 
-    @staticmethod
-    def _equal(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the order of the sorted columns, and first place and number of those equal to each row."""
-        ordered, order = columns.sort(stable=True)
-        first = torch.searchsorted(ordered, rows)
-        return order, first, torch.searchsorted(ordered, rows, right=True) - first
+
+def text_anchors(pairing: Pairing | None, world: World) -> Tensor | slice:
+    """Return the places of the text anchors among the local texts: all texts except hard captions, [k]."""
+    if pairing is None:
+        return slice(None)
+    return pairing.transpose_rows - world.rank * (len(pairing.column_owner) // world.size)
+
+
+def equal_counts(rows: Tensor, columns: Tensor) -> Tensor:
+    """[r] and [c] -> number of columns that are equal to each row, [r]."""
+    ordered = columns.sort().values
+    return torch.searchsorted(ordered, rows, right=True) - torch.searchsorted(ordered, rows)
 
 
 def batch_pairing(batch: Batch, world: World, same_caption: SameCaption = "negative") -> Pairing | None:
@@ -197,12 +221,7 @@ def split_views(images: Any, texts: Any, views: Views) -> tuple[Any, Any, Any, A
     images = map_embedding(lambda rows: rows.unflatten(0, (-1, views.images)), images)
     texts = map_embedding(lambda rows: rows.unflatten(0, (-1, views.texts)), texts)
     columns = views.captions + views.hard
-    return (
-        images[:, :1] if views.crops else images,  # the gradient of a slice is a copy
-        images[:, 1:],
-        texts[:, :columns] if views.boxes else texts,
-        texts[:, columns:],
-    )
+    return images[:, :1], images[:, 1:], texts[:, :columns], texts[:, columns:]
 
 
 # Sums over the positives of each row, and of sums over ranks.

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.vector import projection
-from clipzoo.types import Features
+from clipzoo.types import Features, PointSet
 
 EPSILON = 1e-6
 """unit(v) = v / max(|v|, EPSILON), as in WPSE's released code."""
@@ -45,7 +45,7 @@ class TokenPoints(nn.Module):
         return functional.normalize(tokens @ self.projection, dim=-1, eps=EPSILON)
 
 
-def leading_tokens(features: Features, first: int | None, key: str) -> tuple[Tensor, Tensor]:
+def leading_tokens(features: Features, first: int | None = None, key: str = "") -> tuple[Tensor, Tensor]:
     """Return the tokens [b, M, w] and their mask [b, M]. first: their number; None: all. key: its configuration key.
 
     Raises:
@@ -61,6 +61,12 @@ def leading_tokens(features: Features, first: int | None, key: str) -> tuple[Ten
     if features.mask is None:
         return tokens, torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     return tokens, features.mask[:, :first]
+
+
+def point_set(points: Tensor, mask: Tensor | None = None) -> PointSet:
+    """[b, M, d] and [b, M] -> points of weight one, or zero where the mask is False."""
+    log_weights = torch.zeros_like(points[:, :, 0])
+    return PointSet(points, log_weights if mask is None else log_weights.masked_fill(~mask, -torch.inf))
 
 
 def weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:

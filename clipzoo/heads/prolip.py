@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.heads.base import Cost, Paper, Shape, cost_of_vectors, projections
+from clipzoo.heads.base import ICLR, Cost, Paper, ScaledHead, Shape, cost_of_vectors, projections
 from clipzoo.heads.pairs import split_views
 from clipzoo.heads.vector import UnitVectorHead, projection
 from clipzoo.types import Count, Features, Positive, Range, Scale, Similarity, Term, Weight, checked
@@ -21,26 +21,23 @@ LOG_VARIANCES = -30.0, 10.0
 
 
 @checked
-class ProLipHead(UnitVectorHead):
+class ProLipHead(UnitVectorHead, ScaledHead[Tensor]):
     """logits = exp(log_scale) * (mu.mu' - sum_d (sigma_d^2 + sigma'_d^2) / 2), embeddings [mu, log sigma^2], [b, 2d].
 
     mu = unit(x P), log sigma^2 = x V + v. The released encoders have an [UNC] token for the variances; here they are a
     second projection of the pooled features, which every encoder has.
 
-    image_width, text_width: widths of the pooled features. embed_width: d.
-    temperature: initial 1 / scale. max_scale: the scale is clamped to [1, max_scale] after every step.
     initial_log_variance: v at the start.
     inclusion, part_inclusion, bottleneck: weights of the terms, see `terms`.
     inclusion_scale, inclusion_log_factor: see `inclusion`. released_terms: terms as in the authors' code.
     """
 
-    learnable_temperature = True
     citations = (
         Paper(
             "prolip",
             "Probabilistic Language-Image Pre-Training",
             "Chun, Sanghyuk and Kim, Wonjae and Park, Song and Yun, Sangdoo",
-            "International Conference on Learning Representations",
+            ICLR,
             2025,
         ),
     )
@@ -126,13 +123,6 @@ class ProLipHead(UnitVectorHead):
     def probe(self, features: Features, where: str) -> Tensor:
         """After the projection: the means."""
         return features.pooled if where == "before" else super().embed_image(features)
-
-    @torch.no_grad()
-    def clamp_(self) -> None:
-        self.log_scale.clamp_(0.0, math.log(self.score_range[1]))
-
-    def logs(self) -> Mapping[str, Tensor]:
-        return {"temperature": (-self.log_scale.detach()).exp()}
 
 
 # Relations of Gaussians, given as [mu, log sigma^2], [..., 2d].

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Pairing, log_add, log_sums, sums
+from clipzoo.heads.pairs import Pairing, log_add, log_sums, sums, text_anchors
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from clipzoo.types import Negatives, Scores, World
 
@@ -83,11 +84,15 @@ class DenseScores(PairedScores):
         if self.pairing is not None:
             # A row may have no negatives.
             return log_add(matrix.masked_fill(self.pairing.absent(exclude_positive), float("-inf")), dim=1)
-        if exclude_positive:
-            # Masked with -inf: a subtraction from the sum would be inexact if the positive dominates it.
-            matrix = matrix.clone()
-            matrix.diagonal(self.first_positive).fill_(float("-inf"))
-        return matrix.logsumexp(dim=1)
+        # Masked with -inf: a subtraction from the sum would be inexact if the positive dominates it.
+        return (self.negatives_only_(matrix.clone()) if exclude_positive else matrix).logsumexp(dim=1)
+
+    def negatives_only_(self, matrix: Tensor) -> Tensor:
+        """Set the entries of positives and left-out pairs to -inf, in place."""
+        if self.pairing is not None:
+            return matrix.masked_fill_(self.pairing.absent(exclude_positive=True), float("-inf"))
+        matrix.diagonal(self.first_positive).fill_(float("-inf"))
+        return matrix
 
     def expectation(self, other: Scores) -> Tensor:
         weights = other.dense().detach()
@@ -132,18 +137,12 @@ class DenseNegatives(Negatives):
         offset: Tensor | None = None,
         threshold: Tensor | None = None,
     ) -> None:
+        local_rows = slice(scores.first_positive, scores.first_positive + len(scores.dense()))
+        self._temperature = temperature[local_rows, None] if isinstance(temperature, Tensor) else temperature
         self._differences = scores.dense() - scores.positives()[:, None]
-        shifted = self._differences.detach() if offset is None else self._differences.detach() - offset
-        local_rows = slice(scores.first_positive, scores.first_positive + len(shifted))
-        if isinstance(temperature, Tensor):
-            temperature = temperature[local_rows, None]
-        self._temperature = temperature
-        self._exponents = shifted / temperature
-        self._log_terms = self._exponents + log_factor
-        if scores.pairing is None:
-            self._log_terms.diagonal(scores.first_positive).fill_(float("-inf"))
-        else:
-            self._log_terms.masked_fill_(scores.pairing.absent(exclude_positive=True), float("-inf"))
+        differences = self._differences.detach()
+        self._exponents = (differences if offset is None else differences - offset) / self._temperature
+        self._log_terms = scores.negatives_only_(self._exponents + log_factor)
         if threshold is not None:
             self._log_terms.masked_fill_(scores.dense() > threshold[local_rows, None], float("-inf"))
 
@@ -181,8 +180,8 @@ def tiled_scores(
 ) -> tuple[Scores, Scores]:
     """Factors of the local images [b, f] and of all ranks' texts [N, f] -> image_to_text and text_to_image.
 
-    One pass over tiles of `tile` x `tile` scores, local images by all texts, computes both directions; ranks exchange
-    only partial sums of text_to_image.
+    One pass over tiles of `tile` x `tile` scores computes both directions; ranks exchange only partial sums of the
+    second.
     """
     pairs = Pairs(left, right, tile, world, pairing)
     return TiledScores(pairs, of_texts=False), TiledScores(pairs, of_texts=True)
@@ -195,6 +194,7 @@ def tiled_anchors(
     return TiledScores(Pairs(left, right, tile, world, pairing, one_direction=True), of_texts=False)
 
 
+@dataclass(eq=False)
 class Pairs:
     """Factors of the local images [b, f] and of all ranks' texts [N, f], and results that both directions use.
 
@@ -202,24 +202,19 @@ class Pairs:
     one_direction: the columns are not summed; only results of the rows are used.
     """
 
-    def __init__(
-        self,
-        left: Tensor,
-        right: Tensor,
-        tile: int,
-        world: World,
-        pairing: Pairing | None = None,
-        one_direction: bool = False,
-    ) -> None:
-        self.left, self.right, self.tile, self.world, self.pairing = left, right, tile, world, pairing
-        self.first_positive = world.rank * len(left)
-        texts = len(right) // world.size
-        self.own = slice(world.rank * texts, (world.rank + 1) * texts)  # columns of the local texts
-        self.left_out = self.first_positive if pairing is None else pairing.labels
-        self._one_direction = one_direction
-        self._scaled: dict[Callable[[Tensor], Tensor], Pairs] = {}
-        self._differences: dict[Pairs, Pairs] = {}
-        self._entropies: dict[tuple[Tensor, Tensor, bool], Tensor] = {}
+    left: Tensor
+    right: Tensor
+    tile: int
+    world: World
+    pairing: Pairing | None = None
+    one_direction: bool = False
+
+    def __post_init__(self) -> None:
+        self.first_positive = self.world.rank * len(self.left)
+        texts = len(self.right) // self.world.size
+        self.own = slice(self.world.rank * texts, (self.world.rank + 1) * texts)  # columns of the local texts
+        self.left_out = self.first_positive if self.pairing is None else self.pairing.labels
+        self._shared: dict[Any, Any] = {}
         self._sums: dict[bool, NegativeSums] = {}
 
     @cached_property
@@ -233,45 +228,38 @@ class Pairs:
     @cached_property
     def excluded(self) -> tuple[Tensor, Tensor]:
         """Log-sum-exps without the positive: local images over all texts [b], and local texts over all images [b]."""
-        rows, columns = log_sum_exps(self.left, self.right, self.left_out, self.tile, not self._one_direction)
-        return rows, rows if self._one_direction else self.log_added(columns)
+        rows, columns = log_sum_exps(self.left, self.right, self.left_out, self.tile, not self.one_direction)
+        if self.one_direction:
+            return rows, rows
+        parts = self.exchanged(columns)
+        return rows, reduce(torch.logaddexp, parts) if self.pairing is None else log_add(parts, dim=0)
 
     @cached_property
     def matrix(self) -> Tensor:
         """Scores of the local images with all texts, [b, N]."""
         return self.left @ self.right.mT
 
-    def exchanged(self, columns: Tensor) -> Tensor:
-        """[N], sums over the local images -> [ranks, b], sums of the local texts over each rank's images."""
-        return self.world.exchange(columns.unflatten(0, (self.world.size, -1)))
-
     @cached_property
-    def anchors(self) -> Tensor:
-        """Places of the text anchors among the local texts, which may also be hard captions."""
-        assert self.pairing is not None
-        return self.pairing.local_anchors(self.world)
+    def anchors(self) -> Tensor | slice:
+        """Places of the text anchors among the local texts."""
+        return text_anchors(self.pairing, self.world)
 
-    def log_added(self, columns: Tensor) -> Tensor:
-        """[N], log-sum-exps over the local images -> those of the local text anchors over all images."""
-        if self.pairing is None:
-            return reduce(torch.logaddexp, self.exchanged(columns))
-        return log_add(self.exchanged(columns), dim=0)[self.anchors]
+    def exchanged(self, columns: Tensor) -> Tensor:
+        """[N], sums over the local images -> [ranks, k], sums of the local text anchors over each rank's images."""
+        return self.world.exchange(columns.unflatten(0, (self.world.size, -1)))[:, self.anchors]
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Pairs:
         """Return the pairs with scaled scores; both directions share them."""
-        if scaling not in self._scaled:
-            self._scaled[scaling] = self._with(scaling(self.left), self.right)
-        return self._scaled[scaling]
+        if scaling not in self._shared:
+            self._shared[scaling] = replace(self, left=scaling(self.left))
+        return self._shared[scaling]
 
     def minus(self, other: Pairs) -> Pairs:
         """Return the pairs with the differences of the scores; both directions share them."""
-        if other not in self._differences:
+        if other not in self._shared:
             left, right = torch.cat([self.left, -other.left], dim=1), torch.cat([self.right, other.right], dim=1)
-            self._differences[other] = self._with(left, right)
-        return self._differences[other]
-
-    def _with(self, left: Tensor, right: Tensor) -> Pairs:
-        return Pairs(left, right, self.tile, self.world, self.pairing, self._one_direction)
+            self._shared[other] = replace(self, left=left, right=right)
+        return self._shared[other]
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor, of_texts: bool) -> Tensor:
         """See `Scores.binary_cross_entropy`. This rank's part of the sum over all pairs is that of both directions.
@@ -279,10 +267,10 @@ class Pairs:
         With hard captions, which are not anchors, the directions have different pairs.
         """
         pairing, right = self.pairing, self.right
-        has_hard = of_texts and pairing is not None and len(self.anchors) * self.world.size < len(right)
+        has_hard = of_texts and pairing is not None and len(pairing.transpose_rows) * self.world.size < len(right)
         key = scale, bias, has_hard
-        if key in self._entropies:
-            return self._entropies[key]
+        if key in self._shared:
+            return self._shared[key]
         if pairing is None:
             loss = sigmoid_loss(self.left, right, scale, bias, self.first_positive, self.tile) / len(self.left)
         else:
@@ -292,7 +280,7 @@ class Pairs:
                 columns, right = columns[captions], right[captions]
             negatives = sigmoid_loss(self.left, right, scale, bias, (rows, columns), self.tile)
             loss = (negatives - functional.logsigmoid(scale * self.positives + bias).sum()) / pairing.local_samples
-        self._entropies[key] = loss
+        self._shared[key] = loss
         return loss
 
     def negative_sums(self, of_texts: bool, exponents: Exponents, pulls: bool = False) -> NegativeSums:
@@ -328,8 +316,6 @@ class NegativeSums:
         if True not in self.sides:
             return ((rows, row_means),)
         parts, means = pairs.exchanged(columns), pairs.exchanged(column_means)
-        if pairs.pairing is not None:
-            parts, means = parts[:, pairs.anchors], means[:, pairs.anchors]
         some_empty = pairs.pairing is not None or self.sides[True].threshold is not None
         sums = log_add(parts, dim=0) if some_empty else reduce(torch.logaddexp, parts)
         shares = (parts - sums.clamp(min=torch.finfo(sums.dtype).min)).exp().detach()
@@ -359,31 +345,30 @@ class TiledScores(PairedScores):
             return combine(values, rows, len(self.pairs.left))
         # A rank has all positives of its images, also those with captions of other ranks.
         parts = self.pairs.exchanged(combine(values, columns, len(self.pairs.right)))
-        return (parts.sum(dim=0) if combine is sums else log_add(parts, dim=0))[self.pairs.anchors]
+        return parts.sum(dim=0) if combine is sums else log_add(parts, dim=0)
 
     def of_listed(self, values: Tensor) -> Tensor:
         assert self.pairs.pairing is not None
         rows, columns = self.pairs.pairing.positives
         if not self.of_texts:
             return values[rows]
-        texts = len(self.pairs.right) // self.pairs.world.size
-        of_texts = values.new_zeros(texts).index_copy(0, self.pairs.anchors, values)
+        of_texts = values.new_zeros(len(self.pairs.right) // self.pairs.world.size)
+        of_texts[self.pairs.anchors] = values
         return self.pairs.world.gather(of_texts)[columns]
 
     def expectation(self, other: Scores) -> Tensor:
         if not isinstance(other, TiledScores):
             raise ConfigError("scores in tiles are compared with scores in tiles: use a teacher head with vectors")
-        (anchors, contrasts), (weights_left, weights_right) = self.sides, other.sides
-        weights_left, weights_right, pairing = weights_left.detach(), weights_right.detach(), self.pairing
+        (anchors, contrasts), other_sides, tile = self.sides, other.sides, self.pairs.tile
+        weights_left, weights_right = (side.detach() for side in other_sides)
 
         def of_rows(anchors: Tensor, contrasts: Tensor, rows: slice) -> Tensor:
             logits = weights_left[rows] @ weights_right.mT
-            if pairing is not None:
-                logits = logits.masked_fill(pairing.absent(rows=rows), float("-inf"))
+            if self.pairing is not None:
+                logits = logits.masked_fill(self.pairing.absent(rows=rows), float("-inf"))
             return (anchors * (logits.softmax(dim=1) @ contrasts)).sum(dim=1)
 
         # Recomputed in the backward pass: the memory is that of `tile` rows of the matrix.
-        tile = self.pairs.tile
         parts = [slice(start, start + tile) for start in range(0, len(anchors), tile)]
         return torch.cat([checkpoint(of_rows, anchors[rows], contrasts, rows, use_reentrant=False) for rows in parts])
 
@@ -393,8 +378,7 @@ class TiledScores(PairedScores):
         pairs = self.pairs
         if not self.of_texts:
             return pairs.left, pairs.right
-        anchors = pairs.right[pairs.own]
-        return anchors if pairs.pairing is None else anchors[pairs.anchors], pairs.world.gather(pairs.left)
+        return pairs.right[pairs.own][pairs.anchors], pairs.world.gather(pairs.left)
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
         return TiledScores(self.pairs.scaled(scaling), self.of_texts)
@@ -423,10 +407,7 @@ class TiledScores(PairedScores):
     def dense(self) -> Tensor:
         """[b, N]; for texts, this rank's rows of the transpose of the global matrix."""
         pairs = self.pairs
-        if not self.of_texts:
-            return pairs.matrix
-        transposed = pairs.world.transpose(pairs.matrix)
-        return transposed if pairs.pairing is None else transposed[pairs.anchors]
+        return pairs.world.transpose(pairs.matrix)[pairs.anchors] if self.of_texts else pairs.matrix
 
 
 class TiledNegatives(Negatives):
@@ -440,21 +421,18 @@ class TiledNegatives(Negatives):
         offset: Tensor | None = None,
         threshold: Tensor | None = None,
     ) -> None:
-        pairs, self._positives = scores.pairs, scores.positives()
-        self._pairs, self._of_texts, self._log_factor = pairs, scores.of_texts, log_factor
-        self._offset = None if offset is None else offset.to(self._positives.dtype)
+        pairs, positives, of_texts = scores.pairs, scores.positives(), scores.of_texts
+        self._pairs, self._positives, self._of_texts, self._log_factor = pairs, positives, of_texts, log_factor
+        self._offset = None if offset is None else offset.to(positives.dtype)
         # Image anchors are this rank's rows, over all texts; text anchors are all columns, over this rank's images.
         images = slice(pairs.first_positive, pairs.first_positive + len(pairs.left))
-        local, count = (pairs.own, len(pairs.right)) if self._of_texts else (images, len(pairs.left) * pairs.world.size)
-        temperatures = torch.as_tensor(temperature, dtype=self._positives.dtype, device=self._positives.device)
-        self._temperatures = temperatures.expand(count)
-        self._tau = self._temperatures[local]  # of the local anchors, [b]
-        if self._of_texts and pairs.pairing is not None:
-            self._tau = self._tau[pairs.anchors]
-        anchors, contrasts = (slice(None), images) if self._of_texts else (images, slice(None))
+        anchors, contrasts = (slice(None), images) if of_texts else (images, slice(None))
+        temperatures = torch.as_tensor(temperature, dtype=positives.dtype, device=positives.device)
+        self._temperatures = temperatures.expand(len(pairs.right) if of_texts else len(pairs.left) * pairs.world.size)
+        self._tau = self._temperatures[pairs.own][pairs.anchors] if of_texts else self._temperatures[images]  # [b]
         bias = None if self._offset is None else -self._offset[contrasts]
-        threshold = None if threshold is None else threshold.to(self._positives.dtype)[anchors]
-        self._sums = pairs.negative_sums(self._of_texts, Exponents(1 / self._temperatures[anchors], bias, threshold))
+        threshold = None if threshold is None else threshold.to(positives.dtype)[anchors]
+        self._sums = pairs.negative_sums(of_texts, Exponents(1 / self._temperatures[anchors], bias, threshold))
 
     def log_sum(self) -> Tensor:
         sums, _ = self._sums.results[self._of_texts]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Head, Paper
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.base import ICML, Head, Paper, ScaledHead
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.scores import tiled_anchors, tiled_scores
 from clipzoo.ops.features import squared_distances
-from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, Widths, World, checked, gather_embedding
+from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, Widths, checked
 
 
 class VectorHead(Head[Tensor]):
@@ -46,49 +47,28 @@ class VectorHead(Head[Tensor]):
     def probe(self, features: Features, where: str) -> Tensor:
         return features.pooled if where == "before" else self.embed_image(features)
 
-    def similarity(
-        self,
-        image: Tensor,
-        text: Tensor,
-        world: World = World(),
-        tile: int | None = None,
-        pairing: Pairing | None = None,
-    ) -> Similarity:
-        if tile is None:
-            return super().similarity(image, text, world, tile, pairing)
-        all_texts = gather_embedding(text, world, world.gather_dtype)
-        directions = tiled_scores(*self.factors(image, all_texts), tile, world, pairing)
-        if pairing is not None:
-            return Similarity(*directions, world=world)
-        return Similarity(
-            *directions,
-            within_image=lambda: self.anchored(image, image, world, tile),
-            within_text=lambda: self.anchored(text, text, world, tile),
-            world=world,
-        )
+    def similarity(self, image: Tensor, text: Tensor, scope: Scope = Scope()) -> Similarity:
+        if scope.tile is None:
+            return super().similarity(image, text, scope)
+        left, right = self.factors(image, scope.gather(text))
+        directions = tiled_scores(left, right, scope.tile, scope.world, scope.pairing)
+        if scope.pairing is not None:
+            return Similarity(*directions)
+        return Similarity(*directions, *(partial(self.anchored, vectors, vectors, scope) for vectors in (image, text)))
 
-    def anchored(
-        self,
-        anchors: Tensor,
-        contrasts: Tensor,
-        world: World,
-        tile: int | None,
-        pairing: Pairing | None = None,
-        texts: bool = False,
-    ) -> Scores:
-        if tile is None:
-            return super().anchored(anchors, contrasts, world, tile, pairing, texts)
-        all_contrasts = gather_embedding(contrasts, world, world.gather_dtype)
-        if texts:
-            right, left = self.factors(all_contrasts, anchors)
-            return tiled_anchors(left, right, tile, world, pairing)
-        return tiled_anchors(*self.factors(anchors, all_contrasts), tile, world, pairing)
+    def anchored(self, anchors: Tensor, contrasts: Tensor, scope: Scope, texts: bool = False) -> Scores:
+        if scope.tile is None:
+            return super().anchored(anchors, contrasts, scope, texts)
+        everything = scope.gather(contrasts)
+        left, right = self.factors(everything, anchors)[::-1] if texts else self.factors(anchors, everything)
+        return tiled_anchors(left, right, scope.tile, scope.world, scope.pairing)
 
 
 class ProjectedHead(VectorHead):
     """Base class of heads with linear projections of the pooled features; `bias` adds a vector to each, or to images'.
 
-    embed_width: d; None leaves the features as they are. matryoshka: see Head.
+    image_width, text_width: widths of the pooled features. embed_width: d; null: no projections.
+    matryoshka: widths of prefixes of the embeddings that the objective trains as well, with weight 1.
     """
 
     def __init__(
@@ -125,7 +105,7 @@ class ProjectedHead(VectorHead):
 
 
 class UnitVectorHead(ProjectedHead):
-    """Base class of heads with normalised linear projections of the pooled features."""
+    """Base class of heads with normalised linear projections of the pooled features; prefixes are normalised too."""
 
     image_projection: nn.Parameter
     text_projection: nn.Parameter
@@ -151,15 +131,12 @@ def projection(width: int, embed_width: int) -> nn.Parameter:
 
 
 @checked
-class ClipHead(UnitVectorHead):
+class ClipHead(UnitVectorHead, ScaledHead[Tensor]):
     """logits = exp(log_scale) * unit(x P) . unit(y Q).
 
-    image_width, text_width: widths of the pooled features. embed_width: d.
-    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
     learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
     bias: add a vector to each projection, as in SigLIP's models; "image": only to that of images, as in CLIP's ResNets.
     image_projection: False keeps the identity in place of P, without a bias, as in SigLIP's models.
-    matryoshka: widths of prefixes of the embeddings, renormalised, that the objective trains as well, with weight 1.
     """
 
     citations = (
@@ -167,7 +144,7 @@ class ClipHead(UnitVectorHead):
             "clip",
             "Learning Transferable Visual Models From Natural Language Supervision",
             "Radford, Alec and others",
-            "International Conference on Machine Learning",
+            ICML,
             2021,
         ),
     )
@@ -206,26 +183,21 @@ class ClipHead(UnitVectorHead):
                 self.image_bias.requires_grad_(False)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
-        self._max_scale = max_scale if learnable_temperature else 1 / temperature
-        self.score_range = -self._max_scale, self._max_scale
+        largest = max_scale if learnable_temperature else 1 / temperature
+        self.score_range = -largest, largest
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.log_scale.exp() * image, text
 
-    def similarity(self, *arguments: Any, **options: Any) -> Similarity:
-        similarity = super().similarity(*arguments, **options)
-        return replace(similarity, log_cosine_scale=self.log_scale.detach())
+    def similarity(self, image: Tensor, text: Tensor, scope: Scope = Scope()) -> Similarity:
+        return replace(super().similarity(image, text, scope), log_cosine_scale=self.log_scale.detach())
 
     def log_cosine_scale(self) -> Tensor:
         return self.log_scale
 
-    @torch.no_grad()
     def clamp_(self) -> None:
         if self.learnable_temperature:
-            self.log_scale.clamp_(0.0, math.log(self._max_scale))
-
-    def logs(self) -> Mapping[str, Tensor]:
-        return {"temperature": (-self.log_scale.detach()).exp()}
+            super().clamp_()
 
 
 # Inner product and distance heads ("A mathematical perspective on contrastive learning", Baptista et al., 3.3).
@@ -241,12 +213,9 @@ PERSPECTIVE = Paper(
 
 @checked
 class InnerProductHead(ProjectedHead):
-    """logits = <g_u, g_v> / temperature (eq. 25).
+    """logits = <g_u, g_v> / temperature (eq. 25); g are the projected features, or the features.
 
-    image_width, text_width: widths of the pooled features.
-    embed_width: output width of the linear maps G and H; null: no maps, g is the encoder.
     temperature: fixed.
-    matryoshka: widths of prefixes of the embeddings that the objective trains as well, with weight 1.
     """
 
     citations = (PERSPECTIVE,)
@@ -282,12 +251,10 @@ class DistanceHead(InnerProductHead):
     def score(self, image: Tensor, text: Tensor) -> Tensor:
         return squared_distances(image, text, -1 / (2 * self._temperature))
 
-    def similarity(
-        self, image: Tensor, text: Tensor, world: World = World(), *arguments: Any, **options: Any
-    ) -> Similarity:
+    def similarity(self, image: Tensor, text: Tensor, scope: Scope = Scope()) -> Similarity:
         # A vector common to all embeddings changes no distance, but costs precision in the tiles' products.
-        center = world.mean(text.detach().mean(dim=0))
-        return super().similarity(image - center, text - center, world, *arguments, **options)
+        center = scope.world.mean(text.detach().mean(dim=0))
+        return super().similarity(image - center, text - center, scope)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries.

@@ -12,7 +12,7 @@ import torch
 from numpy.random import SeedSequence
 from torch import Generator, Tensor, nn
 
-from clipzoo.heads.base import FLOAT, Cost, Paper, ScoreParts, Shape, cost_of_vectors, projections
+from clipzoo.heads.base import FLOAT, ICLR, Cost, Paper, ScoreParts, Shape, cost_of_vectors, projections
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.ops.features import pooled_waves
@@ -47,7 +47,7 @@ class WpseHead(VectorHead):
             "Weighted Point Set Embedding for Multimodal Contrastive Learning Toward Optimal Similarity Metric",
             "Uesaka, Toshimitsu and Suzuki, Taiji and Takida, Yuhta and Lai, Chieh-Hsin and Murata, Naoki and "
             "Mitsufuji, Yuki",
-            "International Conference on Learning Representations",
+            ICLR,
             2025,
         ),
     )

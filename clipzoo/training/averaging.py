@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from clipzoo.distributed.parallel import by_kind
 from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.training.checkpoint_files import fill
 from clipzoo.training.gradients import encode_view
@@ -183,7 +183,7 @@ class AverageTeacher(Teacher):
         if parts.averaging is None:
             raise ConfigError("teacher=average reads the average of the student: give average=ema or average=swa")
 
-    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, scope: Scope) -> Similarity:
         gradients, average, model = self.gradients, self.average, self.gradients.model
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
@@ -195,8 +195,7 @@ class AverageTeacher(Teacher):
                     constant[view] if view in constant else encode_view(gradients.encoder, view, batches)
                     for view in VIEWS
                 )
-                views = batches[0].views
-                similarity = model.compare(image, text, gradients.world, gradients.tile, views, pairing)
+                similarity = model.compare(image, text, scope)
         finally:
             gradients.parallel.end_step()
             for module, mode in modes:

@@ -17,7 +17,7 @@ from clipzoo.distillation import Distillation
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
-from clipzoo.heads.pairs import batch_pairing
+from clipzoo.heads.pairs import Scope, batch_pairing
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
@@ -32,7 +32,7 @@ class GradientCache:
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch. Smaller ones cost
     one more forward pass and save the memory of activations. Only batch norm differs: it normalises each
     micro-batch by itself and counts it once in its running statistics.
-    tile: see Head.forward. autocast, compile: see PairEncoder.
+    tile: see Scope. autocast, compile: see PairEncoder.
     caches: feature caches of frozen towers, by view. parallel: how ranks share the model's weights; None for
     a copy on every rank. distill: adds terms to the loss. teacher: gives `Similarity.teacher`; None for none.
 
@@ -95,7 +95,8 @@ class GradientCache:
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
-        pairing = batch_pairing(batch, self.world, self.objective.same_caption)
+        same_caption = self.objective.same_caption
+        scope = Scope(self.world, self.tile, batch.views, batch_pairing(batch, self.world, same_caption))
         with torch.no_grad():
             constant = {
                 view: encode_view(self.encoder, view, micro_batches, self._caches.get(view))
@@ -103,7 +104,7 @@ class GradientCache:
                 if view not in trained
             }
             with step_part("teacher"):
-                teacher = None if self.teacher is None else self.teacher(micro_batches, constant, pairing)
+                teacher = None if self.teacher is None else self.teacher(micro_batches, constant, scope)
         random_states: list[tuple[Tensor, Tensor | None]] = []
         features: list[Features] = []
         if trained and whole:
@@ -127,7 +128,7 @@ class GradientCache:
         self._mark(OWN_PASSES)
         with step_part("head"):
             image, text = (head_inputs[view] for view in VIEWS)
-            similarity = self.model.compare(image, text, self.world, self.tile, batch.views, pairing)
+            similarity = self.model.compare(image, text, scope)
         with step_part("objective"):
             similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
             loss = self.objective(similarity, batch, progress)

@@ -18,7 +18,7 @@ from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
-from clipzoo.heads.pairs import Pairing
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
@@ -90,11 +90,11 @@ class Teacher(Part):
             self.frozen.to(gradients.world.device, gradients.model.dtype).requires_grad_(False).eval()
 
     @abstractmethod
-    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, pairing: Pairing | None) -> Similarity:
+    def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, scope: Scope) -> Similarity:
         """Return the similarities of a rank's batch; called without gradients, before the student's forward pass.
 
         batches: parts of the batch to encode one after the other. constant: the student's features of its towers that
-        do not train. pairing: as for `Head.forward`.
+        do not train. scope: that of the student.
         """
 
 

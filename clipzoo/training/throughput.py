@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from clipzoo.distributed.parallel import OWN_PASSES
 from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import caption_groups
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 
@@ -318,7 +319,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     Gradients that the encoders do not compute do not count: gradients of images and of weights that do not train.
     Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
     samples.
-    tile: see Head.forward.
+    tile: see Scope.
     """
     sample = batch.split(min(2, len(batch)))[0]
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
@@ -334,7 +335,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 
     with torch.no_grad(), FlopCounterMode(display=False) as head:
         similarity = model.compare(
-            repeated(image, len(batch.images)), repeated(text, len(batch.texts)), world, tile, batch.views
+            repeated(image, len(batch.images)), repeated(text, len(batch.texts)), Scope(world, tile, batch.views)
         )
         for scores in similarity.directions:
             scores.positives()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from clipzoo.heads.flair import FlairHead
-from clipzoo.heads.pairs import samples_pairing
+from clipzoo.heads.pairs import Scope, samples_pairing
 from clipzoo.objectives.flair import conditioned_loss
 from clipzoo.types import PointSet, Views, World
 
@@ -55,7 +55,7 @@ def test_losses_and_gradients_are_those_of_the_released_code():
     values, (head, image, text, leaves) = numbers(), given()
     views, columns = Views(captions=int(values["k"])), values["selected_caption"]
     pairing = samples_pairing(5, views, World(), values["text"].device)
-    similarity = head.similarity(image, text, pairing=pairing)
+    similarity = head.similarity(image, text, Scope(pairing=pairing))
     positive = columns // views.captions == torch.arange(5)[:, None]
     scale, bias = leaves["scale"], leaves["bias"]
     conditioned = conditioned_loss(similarity.image_to_text, columns, positive, scale, bias)
@@ -66,9 +66,8 @@ def test_losses_and_gradients_are_those_of_the_released_code():
 
 def test_received_captions_are_negatives_of_the_images_in_the_same_rows():
     values, (head, image, text, leaves) = numbers(), given()
-    similarity = head.similarity(
-        image, text, pairing=samples_pairing(5, Views(captions=3), World(), values["text"].device)
-    )
+    pairing = samples_pairing(5, Views(captions=3), World(), values["text"].device)
+    similarity = head.similarity(image, text, Scope(pairing=pairing))
     columns, scale, bias = values["selected_caption"], leaves["scale"], leaves["bias"]
     nothing = torch.zeros_like(columns, dtype=torch.bool)
     conditioned = conditioned_loss(similarity.image_to_text, columns, nothing, scale, bias)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.vector import ClipHead
 from clipzoo.objectives.base import Objective, check_pair
 from clipzoo.objectives.cyclip import CyCLIP
@@ -29,7 +30,7 @@ def head_of(width: int, matryoshka: list[int], scale: float = 1 / 0.07) -> ClipH
 
 
 def loss_of(objective: Objective, head: ClipHead, image: Tensor, text: Tensor, tile: int | None) -> Loss:
-    similarity = head(Features(image), Features(text), tile=tile)
+    similarity = head(Features(image), Features(text), Scope(tile=tile))
     return objective(similarity, batch(list(range(len(image)))), progress())
 
 

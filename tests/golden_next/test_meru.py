@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clipzoo.build import build_objective
 from clipzoo.heads.meru import MeruHead, exterior_angle, half_aperture, tangent
+from clipzoo.heads.pairs import Scope
 from clipzoo.types import Features, Views
 from scripts.compatibility import composed
 from tests.support.heads import build_head
@@ -73,7 +74,7 @@ def test_loss_and_gradients_of_hycoclip(case):
     leaves = [golden()[f"{name}_raw"].clone().requires_grad_() for name in names]
     image, text, crop, box = leaves
     images, texts = (Features(torch.stack(views, dim=1).flatten(0, 1)) for views in ((image, crop), (text, box)))
-    similarity = head(images, texts, views=Views(boxes=1, crops=1))
+    similarity = head(images, texts, Scope(views=Views(boxes=1, crops=1)))
     contrastive = loss_of(build_objective(composed("+objective=infonce")), similarity).total
     parts = [f"{name}_entailment" for name in ("text_image", "cross_image", "cross_text", "box_text_image")]
     compare(f"{case}_hycoclip", head, contrastive, head.terms(similarity), parts, leaves, names)

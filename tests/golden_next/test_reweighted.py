@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.scores import DenseScores, tiled_scores
 from clipzoo.heads.vector import ClipHead
 from clipzoo.objectives.base import Objective
@@ -105,7 +106,7 @@ def test_hardness_weighting_of_hard_captions_is_that_of_sentence_transformers(we
     for alpha, scale in ((5, 20), (9, 50)):
         objective = Hardness(1 / scale, False, 100.0, alpha, 1.0, 0.0, weighted).double()
         objective.scale.log_scale.fill_(math.log(scale))
-        similarity = head(Features(leaves[0]), Features(texts), tile=tile, views=views)
+        similarity = head(Features(leaves[0]), Features(texts), Scope(tile=tile, views=views))
         loss = objective(similarity, of, progress()).total
         name = f"{prefix}_q2d_docs3_alpha{alpha}_scale{scale}"
         close(loss.detach(), arrays[f"{name}_loss"])

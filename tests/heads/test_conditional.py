@@ -14,6 +14,7 @@ from clipzoo.distributed.world import World
 from clipzoo.heads import conditional
 from clipzoo.heads.flair import FlairHead
 from clipzoo.heads.llip import LlipHead
+from clipzoo.heads.pairs import Scope
 from clipzoo.objectives.flair import Flair, selected_captions
 from clipzoo.types import Batch, Features, Views, map_embedding
 from tests.support.heads import (
@@ -165,7 +166,7 @@ def _flair_answer(head: str) -> dict[str, Tensor]:
     texts = slice(3 * local.start, 3 * local.stop)
     model, objective = build_head(head), Flair(10.0, 100.0, -5.0, seed=3).double()
     share = batch.map(lambda x: x[local])
-    similarity = model(rows(image, local), rows(text, texts), world, views=batch.views)
+    similarity = model(rows(image, local), rows(text, texts), Scope(world, views=batch.views))
     loss = objective(similarity, share, progress(step=4)).total
     loss.backward()
     parameters = {**dict(model.named_parameters()), **dict(objective.named_parameters())}
@@ -176,7 +177,7 @@ def _flair_answer(head: str) -> dict[str, Tensor]:
 def test_loss_is_that_of_loops_over_the_selected_pairs():
     image, text, batch = captions_of(4, 3)
     head, objective = build_head("flair"), Flair(10.0, 100.0, -5.0, seed=3).double()
-    similarity = head(image, text, views=batch.views)
+    similarity = head(image, text, Scope(views=batch.views))
     loss = objective(similarity, batch, progress(step=4)).total
     columns, _ = selected_captions(batch, similarity, 3, 4)
     assert columns.shape == (4, 3 + 3)
@@ -198,7 +199,7 @@ def test_loss_is_that_of_loops_over_the_selected_pairs():
 
 def test_captions_of_other_images_are_drawn_anew_in_each_step_and_equally_often():
     image, text, batch = captions_of(40, 3)
-    similarity = build_head("flair")(image, text, views=batch.views)
+    similarity = build_head("flair")(image, text, Scope(views=batch.views))
     draws = [selected_captions(batch, similarity, 0, step)[0] for step in range(20)]
     assert torch.equal(draws[0], selected_captions(batch, similarity, 0, 0)[0])
     others = torch.stack([draw[:, 3:] % 3 for draw in draws])

@@ -14,6 +14,7 @@ from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.encoders.text import ClipTextTower
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features, concatenate, map_embedding
 from tests.support.heads import (
@@ -192,7 +193,9 @@ def _answers(names: list[str]) -> dict[str, dict]:
         head.resample(3)
         text = rows(text_features(samples), mine)
         # Ranks whose captions are trimmed to different lengths must still agree.
-        similarity = head(rows(image_features(samples), mine), text if head.needs_padding else trimmed(text), world)
+        similarity = head(
+            rows(image_features(samples), mine), text if head.needs_padding else trimmed(text), Scope(world)
+        )
         loss = every_answer(similarity)
         loss.backward()
         answers[name] = {

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from clipzoo.build import build_objective
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.heads.pairs import Pairing, batch_pairing, components
+from clipzoo.heads.pairs import Pairing, Scope, batch_pairing, components
 from clipzoo.heads.scores import DenseScores, tiled_scores
 from clipzoo.types import Batch, Progress, Scores, Similarity, Views
 from scripts.compatibility import composed
@@ -112,10 +112,7 @@ def compared(
     similarity = head(
         image.map(lambda view: view @ maps["image"]),
         text.map(lambda view: view @ maps["text"]),
-        world,
-        tile,
-        views,
-        pairing,
+        Scope(world, tile, views, pairing),
     )
     return similarity, batch, {name: tensor for name, tensor in trained.items() if tensor.is_leaf}
 

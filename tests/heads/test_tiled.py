@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clipzoo.build import build_objective
 from clipzoo.distributed.world import World
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.scores import automatic_tile, tiled_anchors, tiled_scores
 from clipzoo.heads.vector import VectorHead
 from clipzoo.types import Batch, Progress, Similarity
@@ -88,7 +89,7 @@ def test_vector_heads_give_the_same_results_in_tiles(name):
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     expected = every_answer(head(image_features(7), text_features(7)))
     expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
-    answer = every_answer(head(image_features(7), text_features(7), tile=3))
+    answer = every_answer(head(image_features(7), text_features(7), Scope(tile=3)))
     gradients = torch.autograd.grad(answer, parameters, allow_unused=True)
     torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-12)
     for gradient, expected in zip(gradients, expected_gradients, strict=True):
@@ -135,7 +136,7 @@ def infonce(name: str, tile: int | None, world: World = World()) -> Tensor:
     count = SAMPLES // world.size
     mine = slice(world.rank * count, (world.rank + 1) * count)
     image, text = (rows(features, mine) for features in (image_features(SAMPLES), text_features(SAMPLES)))
-    similarity = build_head(name)(image, text, world, tile)
+    similarity = build_head(name)(image, text, Scope(world, tile))
     return loss_of(build_objective(composed("+objective=infonce")), similarity).total.detach()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from clipzoo.errors import ConfigError
+from clipzoo.heads.pairs import Scope
 from clipzoo.heads.vector import projection
 from tests.support.heads import (
     HEADS,
@@ -141,7 +142,7 @@ def test_tiles_of_distances_equal_the_matrix_at_large_norms():
     base = 100 * torch.nn.functional.normalize(torch.randn(1, 16, generator=drawn), dim=1)
     image, text = (base + torch.randn(24, 16, generator=drawn) for _ in range(2))
     head = build_head("distance").float()
-    matrix, tiles = (head.similarity(image, text, tile=tile) for tile in (None, 7))
+    matrix, tiles = (head.similarity(image, text, Scope(tile=tile)) for tile in (None, 7))
     for one, other in zip(
         (matrix.image_to_text, matrix.text_to_image), (tiles.image_to_text, tiles.text_to_image), strict=True
     ):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clipzoo.build import build_objective, build_part
 from clipzoo.distributed.world import World
+from clipzoo.heads.pairs import Scope
 from clipzoo.objectives.base import Objective, check_pair
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed, config_names
@@ -116,10 +117,14 @@ def _train(head_config: Plain, objective: Objective, tile: int | None) -> Found:
     for step in range(STEPS if any(True for _ in objective.buffers()) else 1):
         head.resample(step)
         image, text, of = _local(step, world)
-        similarity = head(image.map(lambda view: view @ image_map), text.map(lambda view: view @ text_map), world, tile)
+        similarity = head(
+            image.map(lambda view: view @ image_map), text.map(lambda view: view @ text_map), Scope(world, tile)
+        )
         if objective.needs_teacher:
             with torch.no_grad():
-                teacher = head(image.map(lambda view: view.flip(-1)), text.map(lambda view: view.flip(-1)), world, tile)
+                teacher = head(
+                    image.map(lambda view: view.flip(-1)), text.map(lambda view: view.flip(-1)), Scope(world, tile)
+                )
             similarity = replace(similarity, teacher=replace(teacher, log_cosine_scale=text_map.new_zeros(())))
         loss = objective(similarity, of, Progress(step, 2 * STEPS, SAMPLES, BATCH))
         gradients = torch.autograd.grad(loss.total, list(trained.values()), materialize_grads=True)

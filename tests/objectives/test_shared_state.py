@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clipzoo.build import build_objective, build_part
 from clipzoo.distributed.world import World
+from clipzoo.heads.pairs import Scope
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.training.diagnostics import summarise_samples
 from clipzoo.types import Batch, Features, Progress
@@ -95,7 +96,7 @@ def _train(objective: Any, divided: bool) -> dict[str, Any]:
         image, text = (
             torch.randn(BATCH, width, generator=generator)[mine].requires_grad_() for width in (IMAGE_WIDTH, TEXT_WIDTH)
         )
-        similarity = head(Features(image, image[:, None]), Features(text, text[:, None]), world)
+        similarity = head(Features(image, image[:, None]), Features(text, text[:, None]), Scope(world))
         loss = objective(similarity, Batch(image, text, ids), Progress(step, 2 * STEPS, SAMPLES, BATCH))
         gradients = torch.autograd.grad(world.gather(loss.total[None]).mean(), (image, text))
         values |= {f"loss {step}": world.mean(loss.total), f"gradient {step}": world.gather(gradients[0])}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clipzoo.build import build_head, build_objective
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
+from clipzoo.heads.pairs import Scope
 from clipzoo.model import Model
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.optimizers import AdamW
@@ -65,7 +66,7 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
         # The student as its own teacher.
         with torch.no_grad():
             features = model.encoder.image(batch.image), model.encoder.text(batch.text)
-            teacher = model.compare(*features, World(device=device), cache.tile)
+            teacher = model.compare(*features, Scope(World(device=device), cache.tile))
         cache.teacher = lambda *_: teacher
     loss = cache(batch, Progress(30, 50, SAMPLES, BATCH))
     results = {"loss": loss.total.detach(), **{f"log {name}": value for name, value in loss.logs.items()}}

@@ -117,7 +117,7 @@ def test_the_operations_of_a_step_are_those_of_its_forward_and_backward_pass(fro
     batch = Batch(torch.zeros(3, 3, 64, 64, dtype=torch.uint8), captions, torch.arange(3))
     with FlopCounterMode(display=False) as counter:
         image, text = model.image_read_by_head(batch.image), model.text_read_by_head(batch.text)
-        InfoNCE(0.5, 0.5)(model.compare(image, text, World(), None), batch, Progress(0, 1, 3, 3)).total.backward()
+        InfoNCE(0.5, 0.5)(model.compare(image, text), batch, Progress(0, 1, 3, 3)).total.backward()
     # The head counts three times: here without the gradient of frozen features.
     assert flops_per_step(model, batch, World(), None) == pytest.approx(counter.get_total_flops(), rel=1e-3)
 
