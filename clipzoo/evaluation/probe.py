@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +60,8 @@ class LinearProbe:
         # The solver is not distributed: ranks take projections in turn.
         fits: dict[str, Probe] = {}
         for projection in PROJECTIONS[world.rank :: world.size]:
-            parts = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
+            stored = {split: read_features(folder, split, projection) for split in dataset.splits}
+            parts = {split: LabelledFeatures(*(x.to(model.device) for x in part)) for split, part in stored.items()}
             name = f"{dataset.name}, {projection} projection"
             fits[projection] = probe(parts, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
         # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
@@ -86,21 +87,17 @@ class LinearProbe:
         return {projection: probes[projection].metrics for projection in PROJECTIONS}
 
 
-@dataclass(frozen=True)
-class LabelledFeatures:
+class LabelledFeatures(NamedTuple):
     """features [n, d] and labels [n]."""
 
     features: Tensor
     labels: Tensor
 
-    def to(self, device: torch.device) -> LabelledFeatures:
-        return LabelledFeatures(self.features.to(device), self.labels.to(device))
-
     def rows(self, chosen: Tensor) -> LabelledFeatures:
         return LabelledFeatures(self.features[chosen], self.labels[chosen])
 
     def join(self, other: LabelledFeatures) -> LabelledFeatures:
-        return LabelledFeatures(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]))
+        return LabelledFeatures(*map(torch.cat, zip(self, other, strict=True)))
 
 
 def write_features(
@@ -217,15 +214,13 @@ def probe(
     validation_share, seed: see `LinearProbe`. name: of the dataset and features, for messages.
     """
     for split, part in splits.items():
-        scoring.check_labels(part.labels, class_names, f"{name}, {split}")
+        scoring.check_labels(part.labels, class_names, f"{name}, {split}", complete=split != "val")
         invalid = int((~torch.isfinite(part.features)).any(dim=1).sum())
         if invalid:
             raise ConfigError(
                 f"{name}, {split}: {invalid} of {number_of(len(part.features), 'image')} have features that are NaN or "
                 "infinite"
             )
-        if split != "val":
-            scoring.check_labels(part.labels, class_names, f"{name}, {split}", complete=True)
     train, validation, test = splits["train"], splits.get("val"), splits["test"]
     if validation is None:
         is_held_out = held_out(train.labels, validation_share, seed)

@@ -37,11 +37,11 @@ def zero_shot(
     resize: shorter side in pixels before the central crop. draws: number of draws, for heads with random features.
     """
     draws = draws if model.head.stochastic else 1
-    names, where, world = dataset.class_names, f"{dataset.name}, {split}", encoder.world
+    names, world = dataset.class_names, encoder.world
+    scoring.check_labels(torch.tensor(dataset.splits[split].labels), names, f"{dataset.name}, {split}", complete=True)
     classifiers = build_classifiers(model, names, dataset.templates, encoder, draws)
 
     def classify(features: Features, labels: Tensor) -> list[Embedding]:
-        scoring.check_labels(labels, names, where)
         images = scoring.embed_draws(model, draws, model.head.embed_image, features)
         classified = [_classify(model, *pair, labels) for pair in zip(images, classifiers, strict=True)]
         return [labels, *(torch.stack(column, dim=1) for column in zip(*classified, strict=True))]
@@ -49,7 +49,6 @@ def zero_shot(
     batches = encoder.images(model, dataset.splits[split], resize, classify, f"zero-shot {dataset.name}")
     columns = zip(*[[part.cpu() for part in batch if isinstance(part, Tensor)] for batch in batches], strict=True)
     labels, position, predictions, margins = (torch.cat(column) for column in columns)  # [n], [n, draws] ...
-    scoring.check_labels(labels, names, where, complete=True)
     local_rows = slice(world.rank, None, world.size)
     local, local_labels = position[local_rows].to(model.device), labels[local_rows].to(model.device)
     metrics = [scoring.accuracy(local[:, draw], local_labels, len(names), world) for draw in range(draws)]

@@ -28,11 +28,12 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.data import Subset
 
 from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Images
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import dataset_key
 from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_gallery
@@ -176,21 +177,8 @@ def collection_of_images(source: str, limit: int) -> Collection:
     names = [gallery.names[row] for row in rows]
     # Pictures that change under their names are embedded again.
     changed = max((path.stat().st_mtime_ns for path in Path(source).rglob("*")), default=0)
-    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Rows(gallery.images, rows))
+    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Subset(gallery.images, rows))
     return Collection(Path(source).name or source, chosen, len(gallery.names))
-
-
-class Rows(Images):
-    """Some rows of the images of a dataset."""
-
-    def __init__(self, images: Images, rows: Sequence[int]) -> None:
-        self._images, self._rows = images, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Image:
-        return self._images[self._rows[index]]
 
 
 def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection:
@@ -198,7 +186,7 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
     count = len(images)
     rows = _spaced(count, limit)
     source = hashlib.sha256(f"{root} {dataset_key('', dataset)} {count}".encode()).hexdigest()
-    gallery = Gallery(source, [str(row) for row in rows], Rows(images, rows))
+    gallery = Gallery(source, [str(row) for row in rows], Subset(images, rows))
     if isinstance(dataset, ClassificationDataset):
         prompts = [dataset.templates[0].replace("{c}", name) for name in dataset.class_names]
         labels = [dataset.splits["test"].labels[row] for row in rows]

@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 
 import braceexpand
 import torch
+from PIL.Image import Image
 from torch import Tensor
+from torch.utils.data import Subset
 
 from clipzoo import io
 from clipzoo.distributed.world import World
@@ -59,7 +61,7 @@ class Gallery:
 
     source: str
     names: list[str]
-    images: Images
+    images: Images | Subset[Image]
 
 
 class SearchIndex:

@@ -13,8 +13,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +26,11 @@ from clipzoo.cli.arguments import Parser, number_in, output_folder, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
-from clipzoo.errors import number_of
 from clipzoo.io import write_whole
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.report.published import axes, experiments, layout, search_of, table, table_names, total_cost
 from clipzoo.report.render import Cell, from_template, text_table
 from clipzoo.runs.directory import is_finished, run_folder
-from clipzoo.runs.record import TrainingLog
 
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
 """The paper's learning rate: with the demo's, made for unit vectors, nothing is learned. Padding tokens of the demo's
@@ -52,9 +50,6 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 """Rows with their overrides: points of the paper's search that suit this scale; for WPSE and CLOOB also other keys."""
 COMMON = ("scale=demo", "eval.linear_probe=[shapes,counts]")
 PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
-SECONDS_BETWEEN_REPORTS = 20.0
-TRAINING_SHARE = 0.97
-"""Share of a run's time that is training; the rest is evaluation."""
 
 
 @dataclass
@@ -81,14 +76,6 @@ class Job:
     def name(self) -> str:
         return self.row.split("/")[2].split(" RN50")[0]
 
-    def progress(self) -> float:
-        """Completed share of the run, 0 to 1."""
-        if is_finished(self.folder):
-            return 1.0
-        lines = TrainingLog.read(self.folder).training
-        epoch = float(lines[-1].get("epoch", 0.0)) if lines else 0.0
-        return TRAINING_SHARE * epoch / self.plain["trainer"]["epochs"]
-
 
 def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> list[Job]:
     """The jobs of rows with their overrides, in the folder `runs`."""
@@ -100,50 +87,32 @@ def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> list[Job]:
 
 def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     """Train the unfinished jobs, `parallel` at a time; return those that failed. An interruption stops all of them."""
-    waiting = [job for job in jobs if not is_finished(job.folder)]
-    for job in jobs:
-        if job not in waiting:
-            _print(f"{job.name}: finished before, skipped")
     threads = max(1, (os.cpu_count() or 1) // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    running: list[Job] = []
-    begun = reported = time.monotonic()
-    before = sum(job.progress() for job in jobs)
-    try:
-        while waiting or running:
-            while waiting and len(running) < parallel:
-                job = waiting.pop(0)
-                running.append(job)
-                job.log.parent.mkdir(parents=True, exist_ok=True)
-                command = [sys.executable, "-m", "clipzoo.cli", "train", *job.overrides]
-                with job.log.open("ab") as log:
-                    job.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-                _print(f"{job.name}: {shlex.join(['clipzoo', 'train', *job.overrides])}")
-            time.sleep(1)
-            for job in [job for job in running if job.process and job.process.poll() is not None]:
-                running.remove(job)
-                if is_finished(job.folder):
-                    _print(f"{job.name}: finished, {job.folder / 'report.md'}")
-                else:
-                    lines = job.log.read_text(errors="replace").splitlines()[-8:]
-                    _print("\n     ".join([f"{job.name}: failed; last lines of {job.log}:", *lines]))
-            if time.monotonic() < reported + SECONDS_BETWEEN_REPORTS or not running:
-                continue
-            reported = time.monotonic()
-            done, minutes = sum(job.progress() for job in jobs), (reported - begun) / 60
-            minutes_left = minutes * (len(jobs) - done) / max(done - before, 1e-9)
-            left = f", about {minutes_left:.0f} min left" if done - before > 0.02 else ""
-            shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
-            rows = number_of(len(jobs), "row")
-            _print(f"{done / len(jobs):.0%} of {rows} after {minutes:.0f} min{left} ({shares})")
-    except KeyboardInterrupt:
-        # Ask the runs to save and exit, and wait for them.
-        processes = [job.process for job in running if job.process]
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        for process in processes:
-            process.wait()
-        raise
+
+    def run(job: Job) -> None:
+        if is_finished(job.folder):
+            return _print(f"{job.name}: finished before, skipped")
+        _print(f"{job.name}: {shlex.join(['clipzoo', 'train', *job.overrides])}; log: {job.log}")
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            command = [sys.executable, "-m", "clipzoo.cli", "train", *job.overrides]
+            job.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            job.process.wait()
+        if is_finished(job.folder):
+            return _print(f"{job.name}: finished, {job.folder / 'report.md'}")
+        lines = job.log.read_text(errors="replace").splitlines()[-8:]
+        _print("\n     ".join([f"{job.name}: failed; last lines of {job.log}:", *lines]))
+
+    with ThreadPoolExecutor(parallel) as pool:
+        try:
+            list(pool.map(run, jobs))
+        except KeyboardInterrupt:
+            # Ask the runs to save and exit; the pool waits for them.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in (job.process for job in jobs if job.process):
+                process.terminate()
+            raise
     return [job for job in jobs if not is_finished(job.folder)]
 
 

@@ -239,9 +239,7 @@ def table(curves: Sequence[ScalingCurve]) -> Table:
         for law, predicted in zip(curve.laws, curve.predicted, strict=True):
             formula = f"{law.law.factor:.3g} x^{-law.law.exponent:.3g}"
             formula = f"{law.law.floor:.3g} + {formula}" if law.law.floor else formula
-            exponent, interval = (
-                f"{ends.estimate:.3g} [{ends.low:.3g}, {ends.high:.3g}]" for ends in (law.exponent, predicted)
-            )
+            exponent, interval = law.exponent.text(".3g"), predicted.text(".3g")
             is_inside = predicted.contains(curve.held_out.mean)
             rows.append([
                 *([curve.method] if several else []), curve.quantity, formula,

@@ -61,10 +61,10 @@ class Interval:
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    @property
-    def text(self) -> str:
-        """The estimate with the ends in brackets, such as "31.2 [29.8, 32.6]"."""
-        return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
+    def text(self, form: str = ".4g", least: float = -math.inf, most: float = math.inf) -> str:
+        """The estimate with the ends in brackets, cut at some bounds: "31.2 [29.8, 32.6]"; no ends if unbounded."""
+        ends = f" [{max(least, self.low):{form}}, {min(most, self.high):{form}}]"
+        return f"{self.estimate:{form}}{'' if math.isinf(self.low) else ends}"
 
 
 def over_seeds(values: Sequence[float]) -> Interval:

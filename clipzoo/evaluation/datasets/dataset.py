@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import yaml
@@ -158,43 +158,8 @@ def png(image: Image) -> bytes:
     return stream.getvalue()
 
 
-class WordList(TypedDict, total=False):
-    """Class names or prompt templates: their source, and the digest that verifies them.
-
-    renamed: class names to replace. line, parts: templates as combinations of words, for the source "combined".
-    """
-
-    source: str
-    digest: str
-    renamed: Mapping[str, str]
-    line: str
-    parts: list[list[str]]
-
-
-class Templates(WordList, total=False):
-    """Prompt templates: one list, or one each for the protocols "slip" and "clip"."""
-
-    slip: WordList
-    clip: WordList
-
-
-class Benchmark(TypedDict, total=False):
-    """One entry of catalogue.yaml; a retrieval dataset has `captions`, a classification dataset `metric`."""
-
-    title: str
-    reader: str
-    metric: Metric
-    classes: int
-    samples: Mapping[str, int]
-    checked: Literal["total"]
-    recipe: str
-    names: WordList
-    templates: Templates
-    images: int | None
-    captions: int
-    split: str
-    licence: str
-    get: str
+Benchmark = Mapping[str, Any]
+"""An entry of catalogue.yaml, whose first lines explain the keys; `captions` makes it a retrieval dataset."""
 
 
 @cache

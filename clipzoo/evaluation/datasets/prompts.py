@@ -8,21 +8,19 @@ those of SLIP's lists, which WPSE and KME-CLIP used.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Templates, WordList, png
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, png
 from clipzoo.evaluation.datasets.tar import LINES, NAMES_FILE, TEMPLATES_FILE
-from clipzoo.io import new_folder, read_lines, whole
+from clipzoo.io import new_folder, read_lines
 
 PACKAGE = "pip install --no-deps clip-benchmark"
 CAPTION_KEY = "captions"
@@ -30,7 +28,7 @@ CAPTION_KEY = "captions"
 Protocol = Literal["slip", "clip", "set"]
 
 
-def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) -> list[str]:
+def class_names(own: Sequence[str], facts: Mapping[str, Any], name: str, folder: Path) -> list[str]:
     """Class names of the papers' prompts, in the order of `own`, the dataset's own names. Raises ConfigError.
 
     facts: source and digest. folder: the dataset's folder, whose classnames.txt is a candidate too.
@@ -44,9 +42,9 @@ def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) ->
     )
 
 
-def templates(facts: Templates, protocol: str, name: str, folder: Path) -> list[str]:
+def templates(facts: Mapping[str, Any], protocol: str, name: str, folder: Path) -> list[str]:
     """Prompt templates of the papers, with {c} for the class name. Raises ConfigError if none has the digest."""
-    source: WordList = {"slip": facts.get("slip"), "clip": facts.get("clip")}.get(protocol) or facts
+    source = facts.get(protocol, facts)
     for candidate in _candidate_templates(source, folder):
         if templates_digest(candidate) == source["digest"]:
             return candidate
@@ -66,7 +64,7 @@ def templates_digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(line.replace("{c}", "{}") for line in lines).encode()).hexdigest()
 
 
-def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Iterator[list[str]]:
+def _candidate_names(own: Sequence[str], facts: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
     """Yield lists from the nearest source to the farthest; a source is read only if no nearer list was right.
 
     own: the dataset's own names; for ImageNet WordNet ids or class numbers.
@@ -87,7 +85,7 @@ def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Itera
         yield _package_list("en_classnames.json", source)
 
 
-def _candidate_templates(facts: WordList, folder: Path) -> Iterator[list[str]]:
+def _candidate_templates(facts: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
     if (folder / TEMPLATES_FILE).exists():
         yield read_lines(folder / TEMPLATES_FILE, LINES)
     source = facts["source"]
@@ -119,21 +117,18 @@ def write_class_prompts(
     Each sample has an image (.png) and a .json with the dataset's templates filled with its class name, for FLYP
     fine-tuning (Goyal et al. 2023). Raises ConfigError if the dataset has no such split, or the folder has files.
     """
+    from webdataset.writer import ShardWriter  # imports torch
+
     if split not in dataset.splits:
         raise ConfigError(f"{dataset.name} has no split {split}; it has {', '.join(dataset.splits)}")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} has files already: choose another folder")
     images = dataset.splits[split]
     order = np.random.default_rng(seed).permutation(len(images)).tolist()
-    with new_folder(folder) as new:
-        for shard, start in enumerate(range(0, len(order), samples_a_shard)):
-            with whole(new / f"{shard:05d}.tar") as file, tarfile.open(fileobj=file, mode="w") as archive:
-                for index in order[start : start + samples_a_shard]:
-                    image, label = images[index]
-                    prompts = [template.replace("{c}", dataset.class_names[label]) for template in dataset.templates]
-                    content = json.dumps({CAPTION_KEY: prompts}).encode()
-                    for extension, encoded in (("png", png(image)), ("json", content)):
-                        entry = tarfile.TarInfo(f"{index:08d}.{extension}")
-                        entry.size = len(encoded)
-                        archive.addfile(entry, io.BytesIO(encoded))
+    with new_folder(folder) as new, ShardWriter(f"{new}/%05d.tar", maxcount=samples_a_shard, verbose=0, mtime=0) as tar:
+        for index in order:
+            image, label = images[index]
+            prompts = [template.replace("{c}", dataset.class_names[label]) for template in dataset.templates]
+            content = json.dumps({CAPTION_KEY: prompts}).encode()
+            tar.write({"__key__": f"{index:08d}", "png": png(image), "json": content})
     return len(order)

@@ -38,7 +38,7 @@ from clipzoo.build import build_model, build_objective, build_part as build_part
 from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.schema import kind_of
+from clipzoo.config.schema import require_kinds
 from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.launch import say
@@ -66,6 +66,7 @@ KINDS = {
     "title": "str", "baseline": "str", "seeds": "Count", "evaluations": "Count", "search": "dict",
     "training": "list[str]", "ranges": "list[str]", "worlds": "dict[str, dict]", "towers": "dict[str, list[str]]",
     "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]",
+    SCALES: "dict[str, list[str]]",
 }  # fmt: skip
 """Type annotations by key of a lab's YAML file."""
 TRAIN, VALIDATION, TEST = range(3)
@@ -208,15 +209,10 @@ def read_settings(name: str) -> LabSettings:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in (CONF / "lab").glob("*.yaml")))
         raise ConfigError(f"there is no lab {name}: give a YAML file, or one of {known}")
-    content = io.read_yaml(path)
-    if missing := [key for key in KINDS if key not in content]:
-        raise io.DamagedFileError(path, f"lacks {', '.join(missing)}")
-    for key, value in content.items():
-        if key not in KINDS and key != SCALES:
-            raise ConfigError(f"{path} has the unknown key {key}; its keys are {', '.join(KINDS)}, {SCALES}")
-        kind = kind_of(KINDS.get(key, "dict[str, list[str]]"))
-        if not kind.admits(value):
-            raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
+    content: dict[str, Any] = {SCALES: {}, **io.read_yaml(path)}
+    require_kinds(path, content, KINDS)
+    if unknown := [key for key in content if key not in KINDS]:
+        raise ConfigError(f"{path} has the unknown key {unknown[0]}; its keys are {', '.join(KINDS)}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
     by_name = {part.name: part for part in parts}
     for claim in content["claims"]:
@@ -230,7 +226,7 @@ def read_settings(name: str) -> LabSettings:
     plain = {key: content[key] for key in ("title", "baseline", "seeds", "evaluations")}
     return LabSettings(
         path.stem, **plain, search=search, comparisons=parts, claims=tuple(content["claims"]),
-        scales=tuple(content.get(SCALES) or ()),
+        scales=tuple(content[SCALES]),
     )  # fmt: skip
 
 
@@ -243,7 +239,7 @@ def _comparison(path: Path, content: Mapping[str, Any], node: Mapping[str, Any])
     shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
     methods: dict[str, tuple[str, ...]] = {}
     for name in names:
-        for scale, scale_overrides in (content.get(SCALES) or {"": []}).items():
+        for scale, scale_overrides in (content[SCALES] or {"": []}).items():
             # Later lines replace earlier ones of the same key.
             merged: dict[str, str] = {}
             for line in (*shared, *content["methods"][name], *scale_overrides):

@@ -220,7 +220,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
     rows: Rows = []
     for method in methods:
         accuracies = [(method.interval(task), best[task]) for task in TASKS]
-        cells = [Cell(_interval(item, ".1f", 0, 100), bold=item.estimate == most) for item, most in accuracies]
+        cells = [Cell(item.text(".1f", 0, 100), bold=item.estimate == most) for item, most in accuracies]
         rows.append([method.name, str(len(method.seeds)), *cells])
     rows.append(["the PMI itself", "", *(f"{facts['oracle'][task]:.1f}" for task in TASKS)])
     labels = ["method", "seeds", *(f"{title}, %" for title in TASKS.values())]
@@ -233,7 +233,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
         curves if len(methods[0].steps) > 1 else (),
     )  # fmt: skip
 
-    rows = [[method.name, *(_interval(method.interval(name), ".2f") for name in SIMILARITY)] for method in methods]
+    rows = [[method.name, *(method.interval(name).text(".2f") for name in SIMILARITY)] for method in methods]
     rows.append(["the PMI itself", "1", "1", "0", "0"])
     yield Section(
         "Agreement with the pointwise mutual information",
@@ -292,7 +292,7 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
             claim, holds = item.claim, item.verdict == "holds"
             text.append(
                 f"{claim['better']} {'is better' if holds else 'is worse'} than {claim['than']} in "
-                f"{claim['comparison']} ({claim['metric'].replace('_', ' ')} {item.measured.interval.text}): "
+                f"{claim['comparison']} ({claim['metric'].replace('_', ' ')} {item.measured.interval.text()}): "
                 f'"{claim["says"]}" ({claim["source"]}) {"holds here" if holds else "is contradicted here"}.'
             )
     return text
@@ -481,11 +481,11 @@ def difference(compared: Compared, name: str, other: str, metric: str) -> Differ
     return seeds_difference(metric, compared.name, name, before.values(metric), after.values(metric), samples)
 
 
-def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:
-    """Return the differences of all methods from the baseline of their comparison, adjusted together."""
+def from_baseline(lab: Lab) -> list[Difference]:
+    """Return the differences in accuracy of all methods from the baseline of their comparison, adjusted together."""
     baseline = lab.facts["baseline"]
     pairs = [(compared, method.name) for compared in lab.comparisons for method in compared.methods]
-    differences = [difference(compared, name, baseline, metric) for compared, name in pairs if name != baseline]
+    differences = [difference(compared, name, baseline, ACCURACY) for compared, name in pairs if name != baseline]
     return adjusted([item for item in differences if item])
 
 
@@ -538,7 +538,7 @@ def claims_table(found: Sequence[Verdict]) -> Table:
     for item in found:
         claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
         if measured is not None:
-            numbers = [_interval(measured.interval, "+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
+            numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
         verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
         pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
         rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
@@ -567,13 +567,6 @@ def pareto(methods: Sequence[Method], name: str) -> list[Method]:
         for method, point in zip(methods, points, strict=True)
         if not any(other != point and other[0] <= point[0] and other[1] >= point[1] for other in points)
     ]
-
-
-def _interval(interval: Interval, form: str, least: float = -math.inf, most: float = math.inf) -> str:
-    """Return an estimate with its ends, cut at the bounds of the metric; for a single seed, only the estimate."""
-    if math.isinf(interval.low):
-        return f"{interval.estimate:{form}}"
-    return f"{interval.estimate:{form}} [{max(least, interval.low):{form}}, {min(most, interval.high):{form}}]"
 
 
 def _ends(interval: Interval | None) -> str:

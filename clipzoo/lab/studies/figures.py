@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -38,6 +37,5 @@ def panels(
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for axis in axes:
-        if rcParams["axes.spines.top"]:
-            axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["top", "right"]].set_visible(False)
     return figure, axes

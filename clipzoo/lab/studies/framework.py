@@ -142,5 +142,5 @@ def count_borne_out(claims: Sequence[Claim]) -> str:
 
 def pmi_agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:
     """Return the columns of a table that say how well scores follow the PMI; see `clipzoo.lab.methods.judge`."""
-    names = {"error": "mean_error"}
-    return {names.get(name, name): value for name, value in agreement(scores, pmi, weights).items()}
+    values = agreement(scores, pmi, weights)
+    return {"mean_error" if name == "error" else name: value for name, value in values.items()}
