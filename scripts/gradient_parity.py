@@ -163,13 +163,13 @@ def _gradients_and_state(model: nn.Module, objective: nn.Module) -> Gradients:
 
 def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
     """Compatible pairs of a head and an objective of conf/ that need no teacher."""
-    pairs = []
-    for pair in product(heads or _names("head"), _names("objective")):
-        plain = _config(*pair)
-        head, objective = build.build_head(plain), build.build_objective(plain)
-        if check_pair(head, objective).compatible and not (head.needs_teacher or objective.needs_teacher):
-            pairs.append(pair)
-    return pairs
+    built_heads = {name: build.build_head(_part("head", name)) for name in heads or _names("head")}
+    objectives = {name: build.build_objective(_part("objective", name)) for name in _names("objective")}
+    return [
+        (head_name, objective_name)
+        for (head_name, head), (objective_name, objective) in product(built_heads.items(), objectives.items())
+        if check_pair(head, objective).compatible and not (head.needs_teacher or objective.needs_teacher)
+    ]
 
 
 def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:

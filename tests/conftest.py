@@ -81,4 +81,4 @@ def write_tiny_shards(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def undisturbed(tiny_shards: str, make_once: MakeOnce) -> Path:
     """Runs folder of a tiny run on one rank that nothing disturbed; tests read it and never change it."""
-    return make_once("undisturbed", lambda folder: runs.train(tiny_shards, folder))
+    return make_once("undisturbed", lambda folder: runs.train(tiny_shards, folder, pictures="drawn"))

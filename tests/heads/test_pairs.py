@@ -47,8 +47,10 @@ def head_of(objective: str) -> str:
 
 
 def results(head_name: str, settings: list[tuple[str, Views, str]], tile: int | None) -> dict[Any, dict[str, Tensor]]:
-    """Loss and gradients of each setting on this rank, averaged over ranks; and other sums of the scores."""
-    return {setting: result(head_name or head_of(setting[0]), *setting, tile) for setting in settings}
+    """Loss and gradients of each setting on this rank, averaged over ranks; and, once, other sums of the scores."""
+    named = [(head_name or head_of(setting[0]), setting) for setting in settings]
+    answers: dict[Any, dict[str, Tensor]] = {setting: result(head, *setting, tile) for head, setting in named}
+    return answers | {key: sums(*key, tile) for key in dict.fromkeys((head, *setting[1:]) for head, setting in named)}
 
 
 def result(head_name: str, objective_name: str, views: Views, same: str, tile: int | None) -> dict[str, Tensor]:
@@ -56,8 +58,15 @@ def result(head_name: str, objective_name: str, views: Views, same: str, tile: i
     similarity, batch, trained = compared(head_name, views, same, tile, world)
     objective = build_objective(composed(*overrides(objective_name), f"objective.same_caption={same}")).double()
     loss = objective(similarity, batch, Progress(0, 10, SAMPLES, SAMPLES)).total
-    gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True, retain_graph=True)
-    values = {"loss": world.mean(loss), **{name: world.mean(g) for name, g in zip(trained, gradients, strict=True)}}
+    gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+    return {"loss": world.mean(loss), **{name: world.mean(g) for name, g in zip(trained, gradients, strict=True)}}
+
+
+def sums(head_name: str, views: Views, same: str, tile: int | None) -> dict[str, Tensor]:
+    """Sums of the scores that do not depend on an objective, and their gradients."""
+    world = World.from_process_group()
+    similarity, _, trained = compared(head_name, views, same, tile, world)
+    values = {}
     other = compared(head_name, views, same, tile, world, seed=5)[0]
     for index, (scores, others) in enumerate(zip(every(similarity), every(other), strict=True)):
         negatives = scores.negatives(0.3, 0.7)

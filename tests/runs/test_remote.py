@@ -77,7 +77,9 @@ def test_a_run_goes_on_from_the_newest_checkpoint_on_a_machine_without_a_local_c
     train(second, 6)
     second.finish()
     # The copy of the first machine has fallen behind.
-    assert on(tmp_path / "first").begin() == ["checkpoints/step_00000006"]
+    third = on(tmp_path / "first")
+    assert third.begin() == ["checkpoints/step_00000006"]
+    third.finish()
 
 
 def test_a_run_that_another_machine_trains_is_refused(files, tmp_path, capsys):
@@ -115,8 +117,10 @@ def test_the_machine_whose_lock_was_taken_stops_sending_and_ends_with_the_reason
 
 
 def test_a_killed_process_of_this_machine_leaves_no_lock_to_wait_for(files, tmp_path, capsys):
-    on(tmp_path).begin(RunLock(killed_run(tmp_path).folder))
+    run = on(tmp_path)
+    run.begin(RunLock(killed_run(tmp_path).folder))
     assert "waiting" not in capsys.readouterr().err
+    run.finish()
 
 
 def test_a_copy_that_was_interrupted_while_it_was_fetched_does_not_count_as_the_newer_one(files, tmp_path):
@@ -127,7 +131,9 @@ def test_a_copy_that_was_interrupted_while_it_was_fetched_does_not_count_as_the_
     store = Store(f"{RUNS}/a", "runs")
     content = remote.writer(store)
     store.write(f".writer-{content['number']:06d}.json", json.dumps({**content, "released": True}).encode())
-    assert on(tmp_path / "second").begin() == ["checkpoints/step_00000004"]
+    run = on(tmp_path / "second")
+    assert run.begin() == ["checkpoints/step_00000004"]
+    run.finish()
 
 
 def test_a_store_that_cannot_be_written_is_reported_at_the_start(files, tmp_path):
@@ -164,6 +170,7 @@ def test_what_a_command_writes_to_a_copy_is_sent_back_unless_the_run_is_being_tr
     write_back(f"{RUNS}/a", "run")
     assert files.store["/bucket/runs/a/report.md"].getvalue() == b"new"
     assert f"the results are only in {copy}" in caplog.text
+    trained.finish()
 
 
 def test_a_command_beside_a_training_on_this_machine_does_not_take_its_lock(files, tmp_path):

@@ -163,11 +163,13 @@ def test_a_run_directory_that_is_removed_meanwhile_leaves_the_store_as_it_was(fi
     errors: list[TrainingError] = []
     save_checkpoint(tmp_path / "a", 2)
     log_step(tmp_path / "a", 1)
-    mirrored(tmp_path / "a", patience=0.3, on_failure=errors.append)
+    mirror = mirrored(tmp_path / "a", patience=0.3, on_failure=errors.append)
     until(lambda: {"metrics.jsonl", "checkpoints/step_00000002.json"} <= names(files))
     shutil.rmtree(tmp_path / "a", ignore_errors=True)
     until(lambda: bool(errors))
     assert "emptied while its run was sent" in str(errors[0])
+    with pytest.raises(TrainingError, match="emptied"):
+        mirror.finish()
     assert {"metrics.jsonl", "checkpoints/step_00000002.json"} <= names(files)
 
 

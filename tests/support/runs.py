@@ -34,9 +34,10 @@ def overrides(shards: str, runs: Path, *changes: str) -> list[str]:
 def start(shards: str, runs: Path, *changes: str, ranks: int = 1, **faults: object) -> list[Process]:
     """Start `ranks` processes of a tiny run named "run".
 
-    faults: environment variables of tests/support/faults.py in lower case.
+    faults: environment variables of tests/support/faults.py in lower case. pictures="drawn" draws the figures of the
+    report, which takes longer than the training; by default they are saved as one pixel.
     """
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PICTURES": "blank"}
     world |= {name.upper(): str(value) for name, value in faults.items()}
     attempt = len(list(runs.glob("rank0.*.err")))
     return [
@@ -50,9 +51,11 @@ def start(shards: str, runs: Path, *changes: str, ranks: int = 1, **faults: obje
     ]
 
 
-def train(shards: str, runs: Path, *changes: str, ranks: int = 1, expected_code: int = 0) -> str:
+def train(
+    shards: str, runs: Path, *changes: str, ranks: int = 1, expected_code: int = 0, pictures: str = "blank"
+) -> str:
     """Run to the end, check the exit code, and return the first rank's stderr."""
-    processes = start(shards, runs, *changes, ranks=ranks)
+    processes = start(shards, runs, *changes, ranks=ranks, pictures=pictures)
     codes = [process.wait() for process in processes]
     assert codes == [expected_code] * ranks, "\n".join(process.stderr for process in processes)
     return processes[0].stderr
