@@ -177,7 +177,7 @@ def collection_of_images(source: str, limit: int) -> Collection:
     names = [gallery.names[row] for row in rows]
     # Pictures that change under their names are embedded again.
     changed = max((path.stat().st_mtime_ns for path in Path(source).rglob("*")), default=0)
-    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Subset(gallery.images, rows))
+    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Subset(gallery.images, rows))  # type: ignore[arg-type]
     return Collection(Path(source).name or source, chosen, len(gallery.names))
 
 
@@ -186,7 +186,7 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
     count = len(images)
     rows = _spaced(count, limit)
     source = hashlib.sha256(f"{root} {dataset_key('', dataset)} {count}".encode()).hexdigest()
-    gallery = Gallery(source, [str(row) for row in rows], Subset(images, rows))
+    gallery = Gallery(source, [str(row) for row in rows], Subset(images, rows))  # type: ignore[arg-type]
     if isinstance(dataset, ClassificationDataset):
         prompts = [dataset.templates[0].replace("{c}", name) for name in dataset.class_names]
         labels = [dataset.splits["test"].labels[row] for row in rows]

@@ -94,15 +94,14 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         device = images.device if isinstance(images, Tensor) else images.points.device
         pairing = scope.pairing or samples_pairing(len(plain), views, scope.world, device)
         has_several = views.captions + views.hard > 1
-        similarity = self.similarity(plain, columns, replace(scope, pairing=pairing) if has_several else scope)
-        further = [*similarity.further]
+        compared: Similarity = self.similarity(plain, columns, replace(scope, pairing=pairing) if has_several else scope)
+        further = [*compared.further]
         if views.crops:
             further.append(self.anchored(crops, columns, replace(scope, pairing=pairing.of_crops(views.crops))))
         if views.boxes:
             of_boxes = replace(scope, pairing=pairing.of_boxes(views.boxes))
             further.append(self.anchored(boxes, plain, of_boxes, texts=True))
-        similarity = replace(similarity, further=tuple(further), views=views)
-        return replace(similarity, image=images, text=texts, world=scope.world)
+        return replace(compared, further=tuple(further), views=views, image=images, text=texts, world=scope.world)
 
     def similarity(self, image: EmbeddingKind, text: EmbeddingKind, scope: Scope = Scope()) -> Similarity:
         """Embeddings of local images and captions -> scores in the global batch; `compare` sets the other fields."""
@@ -302,7 +301,7 @@ def cost_of_vectors(shape: Shape, width: int, flops: float, points: float = 0.0)
 
 def cost_of_points(shape: Shape, products: int, scores: float) -> Cost:
     """Cost of products of all image points with all text points of the global batch. products: their number."""
-    flops = 2 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+    flops = 2.0 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
     gathered = shape.text_points * (shape.width + 1)
     points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
     flops += projections(shape, shape.image_points, shape.text_points)

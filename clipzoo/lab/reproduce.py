@@ -22,7 +22,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from clipzoo.cli.arguments import Parser, number_in, output_folder, run_main
+from clipzoo.cli.arguments import Parser, Progress, number_in, output_folder, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
@@ -89,6 +89,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     """Train the unfinished jobs, `parallel` at a time; return those that failed. An interruption stops all of them."""
     threads = max(1, (os.cpu_count() or 1) // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    progress = Progress("reproduce", "rows")
 
     def run(job: Job) -> None:
         if is_finished(job.folder):
@@ -106,7 +107,8 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
 
     with ThreadPoolExecutor(parallel) as pool:
         try:
-            list(pool.map(run, jobs))
+            for done, _ in enumerate(pool.map(run, jobs), 1):
+                progress(done, len(jobs))
         except KeyboardInterrupt:
             # Ask the runs to save and exit; the pool waits for them.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -10,7 +10,7 @@ from matplotlib.patches import Circle
 from clipzoo.build import build_part
 from clipzoo.config.compose import CONF
 from clipzoo.heads.base import Head
-from clipzoo.heads.meru import exterior_angle, half_aperture
+from clipzoo.heads.meru import MeruHead, exterior_angle, half_aperture
 from clipzoo.types import Features
 
 from .drawing import BLUE, INK, ORANGE, SCORES, figure, save
@@ -79,11 +79,11 @@ def _plane(name: str, title: str) -> None:
     if name not in ("inner_product", "distance", "meru"):
         circle = Circle((0, 0), 1, fill=False, color="#24292f", linewidth=0.9, linestyle=(0, (4, 3)))
         panel.add_patch(circle)
-    if name == "meru":
-        apex, curvature = head.embed_text(caption), head.curvature
-        outside = exterior_angle(apex, head.embed_image(images), curvature) - half_aperture(apex, curvature)
-        line = {"levels": [0.0], "colors": "#24292f", "linestyles": "dashed", "linewidths": 1.2}
-        panel.contour(outside.reshape(SIDE, SIDE).numpy(), extent=extent, **line)
+    if isinstance(head, MeruHead):
+        apex = head.embed_text(caption)
+        outside = exterior_angle(apex, head.embed_image(images), head.curvature) - half_aperture(apex, head.curvature)
+        cone = outside.reshape(SIDE, SIDE).numpy()
+        panel.contour(cone, [0.0], extent=extent, colors="#24292f", linestyles="dashed", linewidths=1.2)
     for point in points:
         weight = point[2].item() if name in ("kme", "wpse") else 0.6
         panel.scatter(point[0], point[1], s=150 * weight, color="white", edgecolor="#24292f", zorder=5)
