@@ -93,8 +93,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         plain, crops, columns, boxes = flat
         device = images.device if isinstance(images, Tensor) else images.points.device
         pairing = scope.pairing or samples_pairing(len(plain), views, scope.world, device)
-        has_several = views.captions + views.hard > 1
-        compared: Similarity = self.similarity(plain, columns, replace(scope, pairing=pairing) if has_several else scope)
+        of_columns = replace(scope, pairing=pairing) if views.captions + views.hard > 1 else scope
+        compared: Similarity = self.similarity(plain, columns, of_columns)
         further = [*compared.further]
         if views.crops:
             further.append(self.anchored(crops, columns, replace(scope, pairing=pairing.of_crops(views.crops))))
