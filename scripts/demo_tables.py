@@ -3,6 +3,7 @@
     python scripts/demo_tables.py heads          # every head, one seed
     python scripts/demo_tables.py objectives     # Hopfield, InfoLOOB, NUCLR, SogCLR, InfoNCE at batch 64, three seeds
     python scripts/demo_tables.py methods        # heads, objectives, views, terms and teachers, three seeds
+    python scripts/demo_tables.py methods --cost # seconds of their steps relative to the first row, one run at a time
 
 Every row is an ordinary run in runs/tables, so that an interrupted table resumes. Runs use one thread each; as many run
 at the same time as there are cores.
@@ -11,6 +12,7 @@ at the same time as there are cores.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -60,40 +62,39 @@ OBJECTIVES_BUDGET = (
     "optim.schedule.peak=3e-4 optim.schedule.warmup_steps=600"
 )
 
-COSINE = "head=cosine objective.temperature=0.05"
-VIEWS = "data.views.captions=3"
-TEACHER = "teacher=run teacher.path=runs/tables/methods_clip__infonce_0"
+TEMPERATURE = "objective.temperature=0.05"
+TEACHER = "teacher.path=runs/tables/methods_clip__infonce_0"
 METHODS = {
     "CLIP, InfoNCE": "",
-    "SigLIP": "head=clip objective=siglip objective.initial_scale=null",
-    "FastCLIP v0": f"{COSINE} objective=fastclip objective.version=v0",
-    "FastCLIP v1": f"{COSINE} objective=fastclip objective.version=v1",
-    "FastCLIP v2": f"{COSINE} objective=fastclip objective.version=v2",
-    "FastCLIP v3": f"{COSINE} objective=fastclip objective.version=v3",
-    "GloFND": f"{COSINE} objective=glofnd objective.start=1",
-    "RINCE": "head.learnable_temperature=false head.temperature=0.05 objective=rince",
-    "hardness weighting": f"{COSINE} objective=hardness",
-    "Sinkhorn contrast": "objective=sinkhorn",
-    "AmorLIP": "head=cosine objective=amorlip",
-    "NeuCLIP": f"{COSINE} objective=neuclip objective.prototypes=256",
-    "Matryoshka": "head.matryoshka=[16,32]",
-    "equal captions ignored": "objective.same_caption=ignore",
-    "equal captions positive": "objective.same_caption=positive",
-    "three captions, InfoNCE": VIEWS,
-    "three captions, log of the sum": f"{VIEWS} objective.positives=log_sum",
-    "three captions, each alone": f"{VIEWS} objective.positives=each_alone",
-    "three captions, SigLIP": f"{VIEWS} objective=siglip objective.initial_scale=null",
-    "NegCLIP": "data.hard_key=hard data.views.hard=1",
-    "FILIP": "head=filip head.embed_width=64",
-    "FLAIR": f"{VIEWS} head=flair head.heads=4 objective=flair",
-    "ProLIP": "head=prolip objective=siglip objective.initial_scale=null",
-    "MERU": "head=meru",
-    "HyCoCLIP": "head=hycoclip data.box_key=boxes data.views.boxes=1 data.views.crops=1",
-    "distillation, open_clip": f"{TEACHER} distill=open_clip",
-    "distillation, DataCompDR": f"{TEACHER} distill=datacomp_dr",
-    "distillation, CLIP-KD": f"{TEACHER} distill=clip_kd distill.width=64 distill.teacher_width=64",
-    "DRRho-CLIP": f"{TEACHER} head=cosine objective=drrho objective.temperature=0.05",
-    "LLIP": "head=llip head.heads=4 objective=siglip",
+    "SigLIP": "objective=siglip",
+    "FastCLIP v0": f"method=fastclip objective.version=v0 {TEMPERATURE}",
+    "FastCLIP v1": f"method=fastclip objective.version=v1 {TEMPERATURE}",
+    "FastCLIP v2": f"method=fastclip objective.version=v2 {TEMPERATURE}",
+    "FastCLIP v3": f"method=fastclip objective.version=v3 {TEMPERATURE}",
+    "GloFND": f"method=glofnd objective.start=1 {TEMPERATURE}",
+    "RINCE": "method=rince",
+    "hardness weighting": f"method=hardness {TEMPERATURE}",
+    "Sinkhorn contrast": "method=sinkhorn",
+    "AmorLIP": "method=amorlip",
+    "NeuCLIP": f"method=neuclip objective.prototypes=256 {TEMPERATURE}",
+    "Matryoshka": "method=matryoshka",
+    "equal captions ignored": "method=same_caption",
+    "equal captions positive": "method=same_caption objective.same_caption=positive",
+    "three captions, InfoNCE": "method=several_captions",
+    "three captions, log of the sum": "method=several_captions objective.positives=log_sum",
+    "three captions, each alone": "method=several_captions objective.positives=each_alone",
+    "three captions, SigLIP": "method=several_captions objective=siglip",
+    "NegCLIP": "method=negclip data.hard_key=hard",
+    "FILIP": "method=filip",
+    "FLAIR": "method=flair head.heads=4",
+    "ProLIP": "method=prolip",
+    "MERU": "method=meru",
+    "HyCoCLIP": "method=hycoclip data.box_key=boxes",
+    "distillation, open_clip": f"method=distill_open_clip {TEACHER}",
+    "distillation, DataCompDR": f"method=datacomp_dr {TEACHER}",
+    "distillation, CLIP-KD": f"method=clip_kd {TEACHER} distill.width=64 distill.teacher_width=64",
+    "DRRho-CLIP": f"method=drrho {TEACHER} {TEMPERATURE}",
+    "LLIP": "method=llip head.heads=4",
 }
 METHODS_BUDGET = (
     "data=views data.hard_key=null data.box_key=null data.group_key=null data.workers=0 "
@@ -101,6 +102,7 @@ METHODS_BUDGET = (
     "trainer.epochs=null trainer.steps=250 trainer.global_batch=64 optim.schedule.peak=1e-3"
 )
 """Scenes of 32 pixels with five captions: clipzoo world --root data/views --views --image-size 32 --train 8000."""
+COST_BUDGET = "trainer.steps=60 eval=none"
 
 COLUMNS = {
     "zero-shot shapes": "zero_shot/shapes/top1",
@@ -118,9 +120,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=number_in(Count), default=None, help="default: 1 for heads, 3 for objectives")
     jobs = "runs at a time (default: number of cores)"
     parser.add_argument("--jobs", type=number_in(Count), default=os.cpu_count() or 1, help=jobs)
+    parser.add_argument("--cost", action="store_true", help="measure steps instead of accuracies")
     options = parser.parse_args()
     methods, budget, seeds = TABLES[options.table]
     RUNS.mkdir(parents=True, exist_ok=True)
+    if options.cost:
+        turns = [
+            {
+                name: _run(f"cost_{options.table}", name, f"{budget} {overrides} {COST_BUDGET}", turn)
+                for name, overrides in methods.items()
+            }
+            for turn in range(options.seeds or seeds)
+        ]
+        print(markdown(cost_table(turns)))
+        return
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = {
             name: [
@@ -129,7 +142,7 @@ def main() -> None:
             ]
             for name, overrides in methods.items()
         }
-        rows = {name: [future.result() for future in futures] for name, futures in runs.items()}
+        rows = {name: [RunRecord.read(future.result()) for future in futures] for name, futures in runs.items()}
     text = markdown(method_table(rows)) + "\n"
     (ROOT / "docs" / "benchmarks" / f"demo_{options.table}.md").write_text(text)
     print(text)
@@ -159,7 +172,31 @@ def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
     return text_table(["method", *columns, "samples/s", "peak MiB"], rows, left=1)
 
 
-def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:
+def cost_table(turns: Sequence[Mapping[str, Path]]) -> Table:
+    """A row per method: time of a step without loading data, and with it, over that of the first row in each turn."""
+    ratios: dict[str, list[list[float]]] = {name: [] for name in turns[0]}
+    for turn in turns:
+        times = {name: _seconds(run) for name, run in turn.items()}
+        first = next(iter(times.values()))
+        for name, pair in times.items():
+            ratios[name].append([one / other for one, other in zip(pair, first, strict=True)])
+    rows = []
+    for name, pairs in ratios.items():
+        step, whole = zip(*pairs, strict=True)
+        each = ", ".join(f"{ratio:.2f}" for ratio in step)
+        rows.append([name, f"{statistics.median(step):.2f}", f"{statistics.median(whole):.2f}", each])
+    return text_table(["method", "step", "with its data", "step in each turn"], rows, left=1)
+
+
+def _seconds(run: Path) -> tuple[float, float]:
+    """Return the median seconds of a step without loading data, and with it; the first step is left out."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "samples_per_second" in line][1:]
+    whole = statistics.median(1 / line["samples_per_second"] for line in lines)
+    return statistics.median((1 - line["data_wait"]) / line["samples_per_second"] for line in lines), whole
+
+
+def _run(table: str, name: str, overrides: str, seed: int) -> Path:
     folder = "".join(letter if letter.isalnum() else "_" for letter in f"{table}_{name}_{seed}").lower()
     command = [sys.executable, "train.py", "experiment=demo/clip", f"name={folder}", f"runs={RUNS}", f"seed={seed}"]
     print(f"== {name}, seed {seed}", file=sys.stderr, flush=True)
@@ -167,7 +204,7 @@ def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:
     with (RUNS / f"{folder}.log").open("ab") as log:
         subprocess.run([*command, *overrides.split()], cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
     print(f"== {name}, seed {seed}: finished", file=sys.stderr, flush=True)
-    return RunRecord.read(RUNS / folder)
+    return RUNS / folder
 
 
 if __name__ == "__main__":

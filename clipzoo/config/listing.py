@@ -24,7 +24,7 @@ from clipzoo.config.schema import (
 
 MOST_VALUES = 3
 """Different defaults of a key that are written out."""
-ONLY_OPTIONS = ("experiment", "scale", "search", "study", "hydra")
+ONLY_OPTIONS = ("experiment", "method", "scale", "search", "study", "hydra")
 """Groups whose options set keys of other groups."""
 _NAMES = re.compile(r"(?:^|(?<=[.;] ))(\w+(?:(?:, and |, | and | or )\w+)*): ")
 """The arguments that the sentences after the colon explain: "width: ...", "height and width: ..."."""

@@ -10,6 +10,7 @@ from matplotlib.patches import Circle
 from clipzoo.build import build_part
 from clipzoo.config.compose import CONF
 from clipzoo.heads.base import Head
+from clipzoo.heads.meru import exterior_angle, half_aperture
 from clipzoo.types import Features
 
 from .drawing import BLUE, INK, ORANGE, SCORES, figure, save
@@ -22,13 +23,15 @@ KERNEL = {"_target_": "clipzoo.heads.wpse.GaussianKernel", "width": 0.5}
 CHANGED = {
     "kme": {"gamma": 4.0, "text_points": "caption"},
     "wpse": {"text_points": "caption", "kernel": KERNEL, "evaluation_features": 4096, "seed": 0, "temperature": 1.0},
+    "filip": {"temperature": 1.0},
 }
 WEIGHT = 0.5
 """Weight entry of the image's only token."""
 TITLES = {
     "clip": "CLIP: the angle counts", "inner_product": "Inner product: length counts too",
     "distance": "Squared distance: circles around the caption", "kme": "KME-CLIP: log of a sum of kernels",
-    "wpse": "WPSE: sum of weighted kernels",
+    "wpse": "WPSE: sum of weighted kernels", "meru": "MERU: distance on the hyperboloid",
+    "filip": "FILIP: the nearest of the caption's tokens",
 }  # fmt: skip
 
 
@@ -49,6 +52,8 @@ def built(name: str) -> Head:
         if side.endswith("projection") and "weight" not in side:
             module.data.zero_()
             module.data[:2, :2] = torch.eye(2)
+        elif side.endswith("alpha"):
+            module.data.zero_()
         elif side.endswith("weight_projection"):
             module.data.copy_(torch.tensor([[0.0], [0.0], [1.0]]))
     return head
@@ -71,11 +76,16 @@ def _plane(name: str, title: str) -> None:
     bar = drawn.colorbar(picture, ax=panel, shrink=0.85)
     bar.set_label("score")
     bar.outline.set_visible(False)
-    if name != "inner_product" and name != "distance":
+    if name not in ("inner_product", "distance", "meru"):
         circle = Circle((0, 0), 1, fill=False, color="#24292f", linewidth=0.9, linestyle=(0, (4, 3)))
         panel.add_patch(circle)
+    if name == "meru":
+        apex, curvature = head.embed_text(caption), head.curvature
+        outside = exterior_angle(apex, head.embed_image(images), curvature) - half_aperture(apex, curvature)
+        line = {"levels": [0.0], "colors": "#24292f", "linestyles": "dashed", "linewidths": 1.2}
+        panel.contour(outside.reshape(SIDE, SIDE).numpy(), extent=extent, **line)
     for point in points:
-        weight = point[2].item() if len(point) > 2 else 0.6
+        weight = point[2].item() if name in ("kme", "wpse") else 0.6
         panel.scatter(point[0], point[1], s=150 * weight, color="white", edgecolor="#24292f", zorder=5)
         stem = {"arrowstyle": "-", "color": "#24292f", "lw": 1.2}
         panel.annotate("", (point[0].item(), point[1].item()), (0, 0), arrowprops=stem)

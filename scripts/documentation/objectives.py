@@ -17,8 +17,8 @@ from .drawing import BLUE, ORANGE, SIGNED, figure, save
 TEMPERATURE = 0.07
 PAIRS = 6
 NAMES = (
-    "infonce", "infoloob", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "fastclip", "nuclr", "conditional", "joint",
-    "mmd_conditional", "mmd_joint",
+    "infonce", "infoloob", "siglip", "dcl", "cyclip", "sogclr", "isogclr", "fastclip", "nuclr", "rince",
+    "hardness", "sinkhorn", "conditional", "joint", "mmd_conditional", "mmd_joint",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def built(name: str) -> Objective:
     return objective
 
 
-OWN = ("dcl", "cyclip", "sogclr", "isogclr", "fastclip", "nuclr")
+OWN = ("dcl", "cyclip", "sogclr", "isogclr", "fastclip", "nuclr", "hardness")
 """Objectives that divide cosines by their own temperature; the others receive cosines / TEMPERATURE."""
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from clipzoo.build import build_head, build_model, build_objective
-from clipzoo.config.groups import CONF
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF, options
 from clipzoo.lab import reproduce
 from clipzoo.objectives.base import check_pair
 from clipzoo.report.published import (
@@ -29,6 +30,7 @@ from clipzoo.report.published import (
 from clipzoo.runs.identity import flat
 from tests.support.experiments import EXPERIMENTS, composed
 
+WITH_TEACHER = ("clip_kd", "datacomp_dr", "distill_open_clip", "drrho")
 FOLDERS = ("wpse", "kme", "cloob", "nuclr")
 HF = importlib.util.find_spec("transformers") is not None
 DOWNLOADS = {
@@ -285,3 +287,12 @@ def test_finished_rows_of_the_demo_are_skipped_and_a_failed_row_is_named(tmp_pat
     output = capsys.readouterr().out
     assert "CLIP: finished before, skipped" in output
     assert "WPSE Gaussian: failed" in output and "nowhere" in output
+
+
+@pytest.mark.parametrize("method", options("method"))
+def test_a_method_is_a_sound_pair_of_head_and_objective_on_any_experiment(method):
+    for experiment in ("demo/views", "emoji/clip"):
+        plain = compose([f"experiment={experiment}", f"method={method}"], complete=False)
+        assert plain["name"] == method and ("teacher" in plain) == (method in WITH_TEACHER)
+    pair = check_pair(build_head(plain), build_objective(plain))
+    assert pair.compatible and not pair.warnings
