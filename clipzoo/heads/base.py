@@ -94,7 +94,9 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         device = images.device if isinstance(images, Tensor) else images.points.device
         pairing = scope.pairing or samples_pairing(len(plain), views, scope.world, device)
         has_several = views.captions + views.hard > 1
-        similarity = self.similarity(plain, columns, replace(scope, pairing=pairing) if has_several else scope)
+        similarity: Similarity = self.similarity(
+            plain, columns, replace(scope, pairing=pairing) if has_several else scope
+        )
         further = [*similarity.further]
         if views.crops:
             further.append(self.anchored(crops, columns, replace(scope, pairing=pairing.of_crops(views.crops))))
@@ -302,10 +304,10 @@ def cost_of_vectors(shape: Shape, width: int, flops: float, points: float = 0.0)
 
 def cost_of_points(shape: Shape, products: int, scores: float) -> Cost:
     """Cost of products of all image points with all text points of the global batch. products: their number."""
-    flops = 2 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+    flops = projections(shape, shape.image_points, shape.text_points)
+    flops += 2 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
     gathered = shape.text_points * (shape.width + 1)
     points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
-    flops += projections(shape, shape.image_points, shape.text_points)
     return Cost(flops, gathered, transposed(shape), scores, points)
 
 

@@ -54,7 +54,8 @@ class VectorHead(Head[Tensor]):
         directions = tiled_scores(left, right, scope.tile, scope.world, scope.pairing)
         if scope.pairing is not None:
             return Similarity(*directions)
-        return Similarity(*directions, *(partial(self.anchored, vectors, vectors, scope) for vectors in (image, text)))
+        within_image, within_text = (partial(self.anchored, vectors, vectors, scope) for vectors in (image, text))
+        return Similarity(*directions, within_image, within_text)
 
     def anchored(self, anchors: Tensor, contrasts: Tensor, scope: Scope, texts: bool = False) -> Scores:
         if scope.tile is None:
