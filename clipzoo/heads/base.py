@@ -301,10 +301,10 @@ def cost_of_vectors(shape: Shape, width: int, flops: float, points: float = 0.0)
 
 def cost_of_points(shape: Shape, products: int, scores: float) -> Cost:
     """Cost of products of all image points with all text points of the global batch. products: their number."""
-    flops = 2.0 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
+    flops = projections(shape, shape.image_points, shape.text_points)
+    flops += 2 * products * shape.local * shape.image_points * shape.batch * shape.text_points * shape.width
     gathered = shape.text_points * (shape.width + 1)
     points = 2 * shape.local * shape.image_points * shape.width * FLOAT + 2 * shape.batch * gathered * FLOAT
-    flops += projections(shape, shape.image_points, shape.text_points)
     return Cost(flops, gathered, transposed(shape), scores, points)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import EllipsisType
 from typing import Any, Literal
 
 import torch
@@ -119,10 +120,10 @@ class Pairing:
         return Pairing(owner, all_owner, label, all_label, samples=self.local_samples)
 
 
-def text_anchors(pairing: Pairing | None, world: World) -> Tensor | slice:
-    """Return the places of the text anchors among the local texts: all texts except hard captions, [k]."""
+def text_anchors(pairing: Pairing | None, world: World) -> Tensor | EllipsisType:
+    """Return the index of the text anchors among the local texts: all texts except hard captions, [k]."""
     if pairing is None:
-        return slice(None)
+        return ...  # an alias; the gradient of x[:] is a copy
     return pairing.transpose_rows - world.rank * (len(pairing.column_owner) // world.size)
 
 

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -240,7 +241,7 @@ class Pairs:
         return self.left @ self.right.mT
 
     @cached_property
-    def anchors(self) -> Tensor | slice:
+    def anchors(self) -> Tensor | EllipsisType:
         """Places of the text anchors among the local texts."""
         return text_anchors(self.pairing, self.world)
 
