@@ -20,6 +20,7 @@ from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError
 from clipzoo.exports.open_clip import write_open_clip
 from clipzoo.exports.transformers import write_transformers
+from clipzoo.heads.pairs import Scope
 from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
@@ -114,7 +115,7 @@ def test_a_teacher_draws_no_random_numbers_and_leaves_the_students_dropout_on():
     parts = None
     teacher.begin(parts, cache, None, None)
     before = torch.get_rng_state()
-    teacher([tuned.batch()], {})
+    teacher([tuned.batch()], {}, Scope())
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in student.modules()] == modes
 
