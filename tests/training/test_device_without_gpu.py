@@ -119,7 +119,7 @@ def test_the_probes_solver_stays_on_the_device():
     generator = torch.Generator().manual_seed(0)
     split = LabelledFeatures(torch.randn(30, 4, generator=generator), torch.arange(30) % 3)
     with pretended():
-        there = split.to(DEVICE)
+        there = LabelledFeatures(*(part.to(DEVICE) for part in split))
         held = held_out(there.labels, 0.1, 0)
         assert isinstance(held, OnCuda)
         train = there.rows(~held)
