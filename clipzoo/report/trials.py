@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,12 +31,8 @@ LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
 """Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 """Colour maps from yellow (worst) to violet (best)."""
-SINGLE = ListedColormap([INK])
-"""Colour map if all results are equal, or there is only one."""
 LOGARITHMIC = 30
 """Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
-LEAST_GAP = 0.04
-"""Smallest share of an axis between two labels that do not overlap."""
 
 
 @dataclass(frozen=True)
@@ -173,20 +169,16 @@ def trial_sections(shown: Trials, title: str) -> list[Section]:
         notes = "A star marks the trials that no other one surpasses in every metric"
     if any(trial.state == "pruned" for trial in shown.trials):
         notes += "; in brackets: the last result of a pruned trial, which had less training"
-    section = Section(title, [f"{shown.summary}. {notes}."], [table], list(figures(shown)), anchor="trials")
-    return [section, Section(tables=[table], formats=["tex"])]
-
-
-def figures(shown: Trials) -> Iterator[Picture]:
-    """Yield the figures of a search."""
     lines = parallel_coordinates(shown)
-    yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
+    figures = [Picture("a line for each trial through its values and results", lines, "Parallel coordinates")]
     if shares := importance(shown):
         bars = importance_bars(shown, shares)
-        yield Picture("share of the variance that each key explains", bars, "Importance of keys")
-    yield Picture("results over minutes of training", progress(shown), "Best result against cost")
+        figures.append(Picture("share of the variance that each key explains", bars, "Importance of keys"))
+    figures.append(Picture("results over minutes of training", progress(shown), "Best result against cost"))
     if len(shown.metrics) > 1 and shown.finished:
-        yield Picture("the first two metrics of all trials", trade_off(shown), "Trade-off")
+        figures.append(Picture("the first two metrics of all trials", trade_off(shown), "Trade-off"))
+    section = Section(title, [f"{shown.summary}. {notes}."], [table], figures, anchor="trials")
+    return [section, Section(tables=[table], formats=["tex"])]
 
 
 def parallel_coordinates(shown: Trials) -> Figure:
@@ -202,7 +194,8 @@ def parallel_coordinates(shown: Trials) -> Figure:
     ]
     first = [trial.results[0] for trial in shown.finished] or [0.0]
     several = min(first) < max(first)
-    norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]] if several else SINGLE
+    norm = Normalize(min(first), max(first))
+    colours = COLOURS[shown.directions[0]] if several else ListedColormap([INK])
     for trial in trials:
         values = [str(trial.values.get(key, "")) for key in shown.keys] + [f"{value}" for value in trial.results]
         y = [place[value] for place, value in zip(places, values, strict=False)]
@@ -312,7 +305,8 @@ def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> d
         width = float(np.ptp(scaled)) if len(scaled) else 0.0
         shares = (scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5)
         heights = dict(zip(distinct, map(float, shares), strict=True))
-        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > LEAST_GAP)
+        # Labels at shorter distances overlap.
+        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > 0.04)
         ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
         marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
     for text, height in marks.items():
