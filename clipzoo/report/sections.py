@@ -45,8 +45,6 @@ SEPARATION = (
     "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability, at 5 % "
     "divided by the number of lines, the level at which Holm's method tests the smallest p."
 )
-MOST_COLUMNS = 9
-"""Largest number of columns of one table with all tasks of a paper's table; with more, each task has a table."""
 CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
@@ -246,12 +244,12 @@ def table_sections(filled: FilledTable) -> list[Section]:
 
 
 def paper_tables(filled: FilledTable) -> list[Table]:
-    """Tables of published numbers, ours, their difference and variants; titled by task if there are several."""
+    """Tables of published numbers, ours, their difference and variants; one a task for over nine columns."""
     columns = filled.table.columns
     by_task: dict[str, list[PaperColumn]] = {}
     for column in columns:
         by_task.setdefault(column.heading, []).append(column)
-    if len(by_task) > 1 and len(columns) > MOST_COLUMNS:
+    if len(by_task) > 1 and len(columns) > 9:
         return [_paper_table(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
     labels = [f"{column.heading}: {column.label}" if len(by_task) > 1 else column.label for column in columns]
     return [_paper_table(filled, "", columns, labels)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,8 +31,6 @@ LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
 """Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 """Colour maps from yellow (worst) to violet (best)."""
-LOGARITHMIC = 30
-"""Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -169,16 +167,20 @@ def trial_sections(shown: Trials, title: str) -> list[Section]:
         notes = "A star marks the trials that no other one surpasses in every metric"
     if any(trial.state == "pruned" for trial in shown.trials):
         notes += "; in brackets: the last result of a pruned trial, which had less training"
+    section = Section(title, [f"{shown.summary}. {notes}."], [table], list(figures(shown)), anchor="trials")
+    return [section, Section(tables=[table], formats=["tex"])]
+
+
+def figures(shown: Trials) -> Iterator[Picture]:
+    """Yield the figures of a search."""
     lines = parallel_coordinates(shown)
-    figures = [Picture("a line for each trial through its values and results", lines, "Parallel coordinates")]
+    yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
     if shares := importance(shown):
         bars = importance_bars(shown, shares)
-        figures.append(Picture("share of the variance that each key explains", bars, "Importance of keys"))
-    figures.append(Picture("results over minutes of training", progress(shown), "Best result against cost"))
+        yield Picture("share of the variance that each key explains", bars, "Importance of keys")
+    yield Picture("results over minutes of training", progress(shown), "Best result against cost")
     if len(shown.metrics) > 1 and shown.finished:
-        figures.append(Picture("the first two metrics of all trials", trade_off(shown), "Trade-off"))
-    section = Section(title, [f"{shown.summary}. {notes}."], [table], figures, anchor="trials")
-    return [section, Section(tables=[table], formats=["tex"])]
+        yield Picture("the first two metrics of all trials", trade_off(shown), "Trade-off")
 
 
 def parallel_coordinates(shown: Trials) -> Figure:
@@ -289,7 +291,7 @@ def trade_off(shown: Trials) -> Figure:
 def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
     """Draw an axis with its labels; return the height of each value, from 0 to 1.
 
-    log: True for a logarithmic axis; None: depends on the ratio of the values, see LOGARITHMIC.
+    log: True for a logarithmic axis; None: logarithmic if the largest number is above 30 times the smallest.
     """
     panel.axvline(place, color=INK, linewidth=1)
     distinct = list(dict.fromkeys(values))
@@ -298,7 +300,7 @@ def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> d
         marks = heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
     else:
         low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-        log = low > 0 and high > LOGARITHMIC * low if log is None else log
+        log = low > 0 and high > 30 * low if log is None else log
         scaled = np.log(numbers) if log else np.asarray(numbers)
         if log:
             panel.text(place, 1.04, "logarithmic", fontsize=7, ha="center", color=MUTED)
