@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -61,12 +60,8 @@ class Job:
     process: subprocess.Popen[bytes] | None = None
 
     @cached_property
-    def plain(self) -> dict[str, Any]:
-        return compose(self.overrides)
-
-    @cached_property
     def folder(self) -> Path:
-        return run_folder(self.plain, self.overrides)
+        return run_folder(compose(self.overrides), self.overrides)
 
     @property
     def log(self) -> Path:

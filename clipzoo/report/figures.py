@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from clipzoo import io
 from clipzoo.config.schema import class_constant
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import shorten, wrap
-from clipzoo.report.frame import COSTS, Comparison, FilledTable, cost_of
-from clipzoo.report.published import PaperColumn, PaperRow
+from clipzoo.report.frame import Comparison, FilledTable
+from clipzoo.report.published import PaperColumn
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
 from clipzoo.runs.record import VALIDATION_LOSS, Line, MetricKey, TrainingLog
@@ -46,18 +45,12 @@ UNITS = {
 LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
 """Numbers whose unit is that of the objective's loss."""
 METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
+"""By task and metric, the title of a metric that is drawn over training."""
 MOST_NUMBERS, MOST_NAMES = 20, 40
 """Largest numbers of classes for which a confusion matrix shows percentages, and class names."""
 SIDES = ("highest", "lowest")
 PANELS_WIDTH, LEGEND_WIDTH = 7, 160
 """Datasets in one line of panels; characters in one line of a legend above a figure."""
-COMPARED_CURVES = {
-    "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
-    "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
-}
-"""Task and metric whose mean is drawn over training."""
-MOST_IMAGES = 8
-"""Images that are shown for each direction of disagreement."""
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
 Points = list[tuple[float, float]]
@@ -346,8 +339,6 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
     yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
     if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
         yield Picture("evaluations during training", compared_evaluations(labels, rows))
-    costs = cost_bars(labels, compared.rows)
-    yield Picture("minutes of training and of evaluation, samples per second, memory", costs, "Cost")
 
 
 def dataset_bars(labels: Labels, columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame) -> Figure:
@@ -367,10 +358,8 @@ def dataset_bars(labels: Labels, columns: Mapping[str, Sequence[PaperColumn]], m
         widths = [len(columns[task]) for task in line]
         for panel, task in zip(strip.subplots(1, len(line), width_ratios=widths, squeeze=False)[0], line, strict=True):
             parts = columns[task]
-            names = pd.MultiIndex.from_tuples([(task, column.label) for column in parts])
             for number, (group, text) in enumerate(labels.items()):
-                has_cells = group in means.index.get_level_values("group")
-                cells = (means.loc[group] if has_cells else means.iloc[:0].droplevel("group")).reindex(names)
+                cells = means.reindex(pd.MultiIndex.from_tuples([(group, task, column.label) for column in parts]))
                 left = np.arange(len(parts)) - 0.42 + width * (number + 0.5)
                 panel.bar(left, cells["mean"].to_numpy(), 0.92 * width, color=colour(number), label=text)
                 spread = cells["deviation"].replace(0.0, np.nan).to_numpy()
@@ -405,7 +394,7 @@ def loss_curves(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]], objec
 def compared_evaluations(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
     """Metrics during training, as mean and standard deviation over seeds."""
     figure, axes = panels(12, 3.4, columns=2)
-    for panel, (title, wanted) in zip(axes, COMPARED_CURVES.items(), strict=True):
+    for panel, (wanted, title) in zip(axes, METRICS.items(), strict=True):
         for number, (group, logs) in enumerate(rows.items()):
             runs = []
             for log in logs:
@@ -419,26 +408,11 @@ def compared_evaluations(labels: Labels, rows: Mapping[str, Sequence[TrainingLog
                         points.append((float(line["step"]) * per_step, statistics.fmean(values)))
                 runs.append(points)
             _curves(panel, runs, number, labels[group], marker="o")
-        label(panel, title, "epoch", "%", grid="y")
+        label(panel, f"{title}, mean over datasets", "epoch", "%", grid="y")
         if not panel.get_legend_handles_labels()[0]:
             panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
             panel.set(xticks=[], yticks=[])
     _legend(figure)
-    return figure
-
-
-def cost_bars(labels: Labels, rows: Mapping[str, pd.DataFrame]) -> Figure:
-    """Minutes of training and of evaluation, samples per second and peak memory of each row."""
-    places = range(len(rows))
-    figure, axes = panels(12, 0.32 * len(rows) + 1.1, columns=len(COSTS))
-    for number, (panel, cost) in enumerate(zip(axes, COSTS, strict=True)):
-        values = [value if (value := cost_of(runs, cost)) is not None else np.nan for runs in rows.values()]
-        bars = panel.barh(places, values, 0.7, color=[colour(place) for place in places])
-        panel.bar_label(bars, fmt="{:,.3g}", fontsize=8, padding=2, color=INK)
-        panel.set_yticks(places, [text if number == 0 else "" for text in labels.values()], fontsize=8)
-        panel.invert_yaxis()
-        panel.margins(x=0.15)
-        label(panel, cost, grid="x")
     return figure
 
 
@@ -471,14 +445,9 @@ def _legend(figure: Figure) -> None:
 
 
 def table_figures(filled: FilledTable) -> Iterator[Picture]:
-    """Yield the figures of a paper's table: bars per dataset, or curves over the size of the point set."""
-    rows, columns = filled.table.rows, filled.table.columns
-    if any(point_set_size(row) for row in rows):
-        for column in columns:
-            if column.label != "GPUs":
-                title = f"{filled.table.short_heading}: {column.label}"
-                yield Picture(title, point_set_curves(filled, column, title))
-    elif filled.table.numbers and len(columns) > 1:
+    """Yield the figures of a paper's table with several columns of accuracies: bars per dataset."""
+    rows, columns = filled.table.rows, [column for column in filled.table.columns if not column.is_cost]
+    if filled.table.numbers and len(columns) > 1:
         measured = {column for row in rows for column in columns if filled.measured(row, column) is not None}
         for task in dict.fromkeys(column.heading for column in columns):
             part = [column for column in columns if column.heading == task]
@@ -498,7 +467,10 @@ def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figur
         width = 0.82 / len(rows)
         for number, row in enumerate(rows):
             left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
-            published, ours = zip(*(_published_and_measured(filled, row, column) for column in columns), strict=True)
+            printed = [filled.table.numbers.get((row, column)) for column in columns]
+            measured = [filled.measured(row, column) for column in columns]
+            published = [math.nan if number is None else number.value for number in printed]
+            ours = [math.nan if value is None else value["mean"] for value in measured]
             panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
             panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
         panel.set_xticks(range(len(columns)), [column.label for column in columns], rotation=30, ha="right", fontsize=8)
@@ -508,38 +480,6 @@ def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figur
         panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
         panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
     return figure
-
-
-def point_set_curves(filled: FilledTable, column: PaperColumn, title: str) -> Figure:
-    """A metric over the number of image points; rows without point sets are horizontal lines."""
-    figure, (panel,) = panels(6.2, 3.2)
-    sized = [(size, row) for row in filled.table.rows if (size := point_set_size(row))]
-    for source, (name, ink, marker) in enumerate((("published", MUTED, "s"), ("ours", INK, "o"))):
-        heights = [(size, _published_and_measured(filled, row, column)[source]) for size, row in sized]
-        if points := [(size, height) for size, height in heights if not math.isnan(height)]:
-            panel.plot(*zip(*points, strict=True), color=ink, marker=marker, linewidth=1.6, label=f"KME-CLIP, {name}")
-        for row in filled.table.rows:
-            level = _published_and_measured(filled, row, column)[source]
-            if not point_set_size(row) and not math.isnan(level):
-                panel.axhline(level, color=ink, linestyle="--", linewidth=1.2, label=f"{row.model}, {name}")
-    panel.set_xscale("log")
-    panel.set_xticks([size for size, _ in sized], [str(size) for size, _ in sized])
-    panel.minorticks_off()
-    label(panel, title, "image points", column.label if column.is_cost else f"{column.label}, %", grid="y")
-    panel.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def point_set_size(row: PaperRow) -> int | None:
-    """Number of image points in the printed name of a row."""
-    size = re.search(r"\(point set size (\d+)\)", row.model)
-    return int(size[1]) if size else None
-
-
-def _published_and_measured(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float, float]:
-    """The published number and ours; NaN without one."""
-    number, ours = filled.table.numbers.get((row, column)), filled.measured(row, column)
-    return number.value if number else math.nan, math.nan if ours is None else float(ours["mean"])
 
 
 def profile_figure(summary: Mapping[str, Any]) -> Figure:
@@ -568,11 +508,11 @@ def profile_figure(summary: Mapping[str, Any]) -> Figure:
 
 
 def disagreement_figure(pair: Disagreement) -> Figure | None:
-    """Samples that only one of two runs classifies correctly; None without any, or without the images."""
+    """Up to eight samples that only one of two runs classifies correctly; None without any, or without the images."""
     from clipzoo.evaluation.datasets.benchmarks import open_benchmark
     from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 
-    shown_samples = [samples[:MOST_IMAGES] for samples in (pair.only_first, pair.only_second)]
+    shown_samples = [samples[:8] for samples in (pair.only_first, pair.only_second)]
     columns = max(len(samples) for samples in shown_samples)
     dataset = None
     if pair.names and columns:

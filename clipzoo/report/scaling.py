@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,10 +30,6 @@ GROUPS = {COMPUTE: ("encoder", "head.embed_width", "trainer", "optim", "data"), 
 """By axis, keys whose numbers may differ along a curve. For a configuration key: its group and the schedule."""
 FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
-LAST = 0.1
-"""Share of the training whose logged losses are averaged."""
-NATS = re.compile("loss|PMI")
-"""Quantities in nats; all others are in percent."""
 PANELS, TITLE = 3, 40
 """Panels side by side; characters of a line in their titles."""
 
@@ -195,7 +190,7 @@ def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCu
 
 
 def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Training]:
-    """Return the trainings of a frame: their last loss, and the error of each task, as the mean over its datasets."""
+    """Return the trainings of a frame: the loss of the last tenth, and the mean error of each task."""
     tasks = {
         f"error, {task}, " + ("mean over datasets" if parts[0].label == "mean" else parts[0].label): parts[0]
         for task, parts in columns_of(frame).items()
@@ -205,7 +200,7 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
         cost = run["record"].training
         accuracies = {name: column.value(metrics) for name, column in tasks.items()}
         values = {name: 100 - value for name, value in accuracies.items() if value is not None}
-        start = (1 - LAST) * float(cost.get("steps", math.inf))
+        start = 0.9 * float(cost.get("steps", math.inf))
         lines = logs[run["run"]].training
         if losses := [float(line["loss"]) for line in lines if "loss" in line and float(line["step"]) > start]:
             values = {"training loss": float(np.mean(losses)), **values}
@@ -261,7 +256,8 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
-        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", 9, grid="y")
+        unit = "nats" if "loss" in quantity or "PMI" in quantity else "%"
+        label(panel, fill(quantity, TITLE), axis_label(axis), unit, 9, grid="y")
         # Axes of less than two decades have plain numbers: powers of ten would give too few ticks.
         for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:

@@ -45,8 +45,6 @@ SEPARATION = (
     "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability, at 5 % "
     "divided by the number of lines, the level at which Holm's method tests the smallest p."
 )
-MOST_COLUMNS = 9
-"""Largest number of columns of one table with all tasks of a paper's table; with more, each task has a table."""
 CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
@@ -217,7 +215,7 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
 
 def table_sections(filled: FilledTable) -> list[Section]:
     """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
-    table, tables, missing = filled.table, paper_tables(filled), missing_rows(filled)
+    table, tables = filled.table, paper_tables(filled)
     titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
     turned = [replace(part, title=title, rotate=True) for part, title in zip(tables, titles, strict=True)]
     sections = [
@@ -227,19 +225,31 @@ def table_sections(filled: FilledTable) -> list[Section]:
         ),
         Section(tables=turned, formats=["tex"]),
     ]  # fmt: skip
-    if missing.rows:
-        fold = f"Missing: {len(missing.rows)} of {len(table.rows)} rows"
-        sections.append(Section(text=["Missing:"], tables=[missing], fold=fold))
+    # Rows without runs, with command and cost, and rows whose runs have no value in any column.
+    missing: list[list[str | Cell]] = []
+    for row in table.rows:
+        ours, experiment = filled.ours(row), published.experiments().get(row.name)
+        if ours.empty:
+            reason = published.layout()["without_experiment"].get(row.name) or "no experiment"
+            command, cost = (experiment.command, experiment.cost) if experiment else ("", reason)
+            missing.append([row.pretrain, row.model, Cell(command, code=True), cost])
+        elif all(filled.measured(row, column) is None for column in table.columns):
+            command = f"clipzoo evaluate run={ours['run'].iloc[0]} eval={table.paper}"
+            missing.append([row.pretrain, row.model, Cell(command, code=True), "evaluation of a trained run"])
+    if missing:
+        listed = text_table(["after", "model", "command", "estimated cost"], missing, left=4, wrap=True)
+        fold = f"Missing: {len(missing)} of {len(table.rows)} rows"
+        sections.append(Section(text=["Missing:"], tables=[listed], fold=fold))
     return sections
 
 
 def paper_tables(filled: FilledTable) -> list[Table]:
-    """Tables of published numbers, ours, their difference and variants; titled by task if there are several."""
+    """Tables of published numbers, ours, their difference and variants; one a task for over nine columns."""
     columns = filled.table.columns
     by_task: dict[str, list[PaperColumn]] = {}
     for column in columns:
         by_task.setdefault(column.heading, []).append(column)
-    if len(by_task) > 1 and len(columns) > MOST_COLUMNS:
+    if len(by_task) > 1 and len(columns) > 9:
         return [_paper_table(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
     labels = [f"{column.heading}: {column.label}" if len(by_task) > 1 else column.label for column in columns]
     return [_paper_table(filled, "", columns, labels)]
@@ -282,21 +292,6 @@ def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn]
                 add("difference", "difference", changes)
     headings = [Heading(label, "left") for label in ("after", "model", "")]
     return Table((*headings, *(Heading(label, wrap=True) for label in labels)), tuple(rows), title)
-
-
-def missing_rows(filled: FilledTable) -> Table:
-    """Rows without runs, with command and cost, and rows whose runs have no value in any column."""
-    rows: list[list[str | Cell]] = []
-    for row in filled.table.rows:
-        ours, experiment = filled.ours(row), published.experiments().get(row.name)
-        if ours.empty:
-            reason = published.layout()["without_experiment"].get(row.name) or "no experiment"
-            command, cost = (experiment.command, experiment.cost) if experiment else ("", reason)
-            rows.append([row.pretrain, row.model, Cell(command, code=True), cost])
-        elif all(filled.measured(row, column) is None for column in filled.table.columns):
-            command = f"clipzoo evaluate run={ours['run'].iloc[0]} eval={filled.table.paper}"
-            rows.append([row.pretrain, row.model, Cell(command, code=True), "evaluation of a trained run"])
-    return text_table(["after", "model", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
 def remarks(filled: FilledTable) -> list[str]:

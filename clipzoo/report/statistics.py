@@ -79,18 +79,19 @@ def over_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Return Welch's interval of mean(second) - mean(first), for runs with independent seeds.
+def welch(first: Sequence[float], second: Sequence[float]) -> tuple[Interval, float]:
+    """Return Welch's interval of mean(second) - mean(first) and the two-sided p-value of equal means over seeds.
 
-    Unbounded if a side has a single run; of zero length if all results of each side are equal.
+    Unbounded and 1 if a side has a single run; of zero length and 0 or 1 if all results of each side are equal.
     """
     estimate = float(np.mean(second) - np.mean(first))
     if min(len(first), len(second)) < 2:
-        return Interval(estimate, -math.inf, math.inf)
+        return Interval(estimate, -math.inf, math.inf), 1.0
     if np.ptp(first) == 0 and np.ptp(second) == 0:
-        return Interval(estimate, estimate, estimate)
-    ends = scipy.stats.ttest_ind(second, first, equal_var=False).confidence_interval(LEVEL)
-    return Interval(estimate, float(ends.low), float(ends.high))
+        return Interval(estimate, estimate, estimate), float(first[0] == second[0])
+    test = scipy.stats.ttest_ind(second, first, equal_var=False)
+    ends = test.confidence_interval(LEVEL)
+    return Interval(estimate, float(ends.low), float(ends.high)), float(test.pvalue)
 
 
 def over_samples(
@@ -158,18 +159,6 @@ def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999
         signs = generator.integers(2, size=(min(step, resamples - start), len(sums))) * 2 - 1
         extreme_count += int((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).sum())
     return (1 + extreme_count) / (1 + resamples)
-
-
-def welch(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Welch's two-sided p-value of "both methods have the same mean over seeds"; 1 with fewer than two seeds.
-
-    1 or 0 if all results of each side are equal: the means are the same or differ.
-    """
-    if min(len(first), len(second)) < 2:
-        return 1.0
-    if np.ptp(first) == 0 and np.ptp(second) == 0:
-        return float(first[0] == second[0])
-    return float(scipy.stats.ttest_ind(first, second, equal_var=False).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -438,7 +427,7 @@ def seeds_difference(
     """Return Welch's difference of results of several seeds, p not adjusted. Arguments as in `Difference`."""
     basis = f"{len(before)} and {number_of(len(after), 'seed')}"
     pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
-    interval, p = difference_over_seeds(before, after), welch(before, after)
+    interval, p = welch(before, after)
     return Difference(metric, group, label, interval, p, basis, pooled, min(len(before), len(after)), samples=samples)
 
 

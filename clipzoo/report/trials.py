@@ -31,12 +31,6 @@ LONGEST_VALUE, LONGEST, LONGEST_TITLE = 24, 18, 56
 """Characters of a value in the label of a run, of a label on an axis, and of a line of a title."""
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 """Colour maps from yellow (worst) to violet (best)."""
-SINGLE = ListedColormap([INK])
-"""Colour map if all results are equal, or there is only one."""
-LOGARITHMIC = 30
-"""Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
-LEAST_GAP = 0.04
-"""Smallest share of an axis between two labels that do not overlap."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +196,8 @@ def parallel_coordinates(shown: Trials) -> Figure:
     ]
     first = [trial.results[0] for trial in shown.finished] or [0.0]
     several = min(first) < max(first)
-    norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]] if several else SINGLE
+    norm = Normalize(min(first), max(first))
+    colours = COLOURS[shown.directions[0]] if several else ListedColormap([INK])
     for trial in trials:
         values = [str(trial.values.get(key, "")) for key in shown.keys] + [f"{value}" for value in trial.results]
         y = [place[value] for place, value in zip(places, values, strict=False)]
@@ -296,7 +291,7 @@ def trade_off(shown: Trials) -> Figure:
 def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
     """Draw an axis with its labels; return the height of each value, from 0 to 1.
 
-    log: True for a logarithmic axis; None: depends on the ratio of the values, see LOGARITHMIC.
+    log: True for a logarithmic axis; None: logarithmic if the largest number is above 30 times the smallest.
     """
     panel.axvline(place, color=INK, linewidth=1)
     distinct = list(dict.fromkeys(values))
@@ -305,14 +300,15 @@ def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> d
         marks = heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
     else:
         low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-        log = low > 0 and high > LOGARITHMIC * low if log is None else log
+        log = low > 0 and high > 30 * low if log is None else log
         scaled = np.log(numbers) if log else np.asarray(numbers)
         if log:
             panel.text(place, 1.04, "logarithmic", fontsize=7, ha="center", color=MUTED)
         width = float(np.ptp(scaled)) if len(scaled) else 0.0
         shares = (scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5)
         heights = dict(zip(distinct, map(float, shares), strict=True))
-        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > LEAST_GAP)
+        # Labels at shorter distances overlap.
+        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > 0.04)
         ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
         marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
     for text, height in marks.items():

@@ -21,8 +21,6 @@ ACCURACY = "accuracy"
 """Mean of the three tasks, which a search maximises."""
 Judgement = tuple[dict[str, float], dict[str, np.ndarray]]
 """Metrics by name, of tasks in percent, the loss and the agreement with the PMI; outcomes by task, [n] in [0, 1]."""
-DIGITS = 9
-"""Decimal places to which scores and PMIs are compared."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str
     if not s.shape == p.shape == w.shape:
         raise ValueError(f"scores, PMI and weights need one shape, not {s.shape}, {p.shape} and {w.shape}")
     # Equal PMIs differ by rounding, and ranks would tell them apart.
-    rank_correlation, _, _ = _line(stats.rankdata(s.round(DIGITS)), stats.rankdata(p.round(DIGITS)), w)
+    rank_correlation, _, _ = _line(stats.rankdata(s.round(9)), stats.rankdata(p.round(9)), w)
     held = np.isfinite(p) & (w > 0)
     difference = s[held] - p[held]
     spread = difference - np.average(difference, weights=w[held])

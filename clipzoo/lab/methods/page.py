@@ -18,22 +18,14 @@ from clipzoo import io
 from clipzoo.config.schema import require_kinds
 from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
-from clipzoo.report import scaling as scaling_page
+from clipzoo.report import scaling as scaling_page, statistics
 from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, colour, label, panels, style
 from clipzoo.report.render import Cell, Picture, Section, Span, Table, text_table, write
 from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
-from clipzoo.report.statistics import (
-    MOST_SEEDS,
-    Difference,
-    Interval,
-    adjusted,
-    detectable_difference,
-    over_seeds,
-    paired_difference,
-    seeds_difference,
-)
+from clipzoo.report.statistics import Difference, Interval
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
+from clipzoo.runs.search import Trial, front
 
 PAGE, NOTES, OUTCOMES, LOG = "lab.md", "notes.txt", "outcomes.npz", "metrics.jsonl"
 MANIFEST = "lab.json"
@@ -43,7 +35,6 @@ TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image
 SIMILARITY = {"rank_correlation": "rank correlation", "slope": "slope", "error": "error, nats",
               "calibrated_error": "error after calibration, nats"}  # fmt: skip
 """Measures of the agreement with the PMI."""
-LOWER_IS_BETTER = ("error", "calibrated_error")
 BEST = MetricKey("validation", "", "", ACCURACY)
 """The metric that selects the winner of a search."""
 START = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "loss": "loss",
@@ -123,7 +114,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         for compared in lab.comparisons:
             yield from _scaling(compared)
     if claims:
-        yield Section("Which claims of the papers hold here", _said(claims), [claims_table(claims)])
+        yield _claims_section(claims)
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
     if deltas:
@@ -180,6 +171,32 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         ["Trials that are not finished were stopped at a rung, or diverged."],
         [text_table(labels, rows, left=2, wrap=True)],
     )
+
+
+def _claims_section(claims: Sequence[Verdict]) -> Section:
+    """The verdicts in a sentence, and a table of the claims with the measured differences."""
+    names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
+             "not measured yet": "not measured yet"}  # fmt: skip
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
+    summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
+    text = (
+        f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's test "
+        "over seeds separates the two methods, after Holm's correction for all claims. The power column says how "
+        "small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of each "
+        "method the measured difference needs if it and the measured spread are the true ones; both at 5 % divided by "
+        "the number of claims, the level at which Holm's method tests the smallest p."
+    )
+    rows: Rows = []
+    for item in claims:
+        claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
+        if measured is not None:
+            numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
+        verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
+        pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
+        rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
+    labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here", "power"]
+    table = text_table(labels, rows, left=len(labels), wrap=True)
+    return Section("Which claims of the papers hold here", [text], [table])
 
 
 def _scaling(compared: Compared) -> Iterator[Section]:
@@ -274,30 +291,6 @@ def _compared(compared: Compared) -> Iterator[Section]:
     )
 
 
-def _said(claims: Sequence[Verdict]) -> list[str]:
-    """Sum the verdicts up in sentences."""
-    names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
-             "not measured yet": "not measured yet"}  # fmt: skip
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
-    summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
-    text = [
-        f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's test "
-        "over seeds separates the two methods, after Holm's correction for all claims. The power column says how "
-        "small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of each "
-        "method the measured difference needs if it and the measured spread are the true ones; both at 5 % divided by "
-        "the number of claims, the level at which Holm's method tests the smallest p."
-    ]
-    for item in claims:
-        if item.measured is not None and item.measured.is_separated:
-            claim, holds = item.claim, item.verdict == "holds"
-            text.append(
-                f"{claim['better']} {'is better' if holds else 'is worse'} than {claim['than']} in "
-                f"{claim['comparison']} ({claim['metric'].replace('_', ' ')} {item.measured.interval.text()}): "
-                f'"{claim["says"]}" ({claim["source"]}) {"holds here" if holds else "is contradicted here"}.'
-            )
-    return text
-
-
 @dataclass(frozen=True)
 class Seed:
     """A finished training of a winner with a fresh seed.
@@ -339,7 +332,7 @@ class Method:
 
     def interval(self, metric: str) -> Interval:
         """Return the mean of a metric of the test split over the seeds, with its 95 % interval."""
-        return over_seeds(self.values(metric))
+        return statistics.over_seeds(self.values(metric))
 
     @cached_property
     def mean_outcomes(self) -> dict[str, np.ndarray]:
@@ -477,8 +470,9 @@ def difference(compared: Compared, name: str, other: str, metric: str) -> Differ
         # The paired bootstrap over test samples: all outcomes of one image, or of its caption, are one cluster.
         clusters = np.concatenate([np.arange(len(outcomes[1][task])) for task in tasks])
         first, second = (100 * np.concatenate([side[task] for task in tasks]) for side in outcomes)
-        samples = paired_difference(first, second, clusters)
-    return seeds_difference(metric, compared.name, name, before.values(metric), after.values(metric), samples)
+        samples = statistics.paired_difference(first, second, clusters)
+    values = before.values(metric), after.values(metric)
+    return statistics.seeds_difference(metric, compared.name, name, *values, samples)
 
 
 def from_baseline(lab: Lab) -> list[Difference]:
@@ -486,7 +480,7 @@ def from_baseline(lab: Lab) -> list[Difference]:
     baseline = lab.facts["baseline"]
     pairs = [(compared, method.name) for compared in lab.comparisons for method in compared.methods]
     differences = [difference(compared, name, baseline, ACCURACY) for compared, name in pairs if name != baseline]
-    return adjusted([item for item in differences if item])
+    return statistics.adjusted([item for item in differences if item])
 
 
 @dataclass(frozen=True)
@@ -503,7 +497,7 @@ class Verdict:
         if not self.measured.is_separated:
             return "cannot tell"
         is_higher = self.measured.interval.estimate > 0
-        return "holds" if is_higher != (self.claim["metric"] in LOWER_IS_BETTER) else "the opposite holds"
+        return "holds" if is_higher != (self.claim["metric"] in ("error", "calibrated_error")) else "the opposite holds"
 
     @property
     def power(self) -> str:
@@ -516,7 +510,7 @@ class Verdict:
         if self.measured.is_separated:
             return text
         needed = self.measured.seeds_needed
-        return f"{text}; this difference needs {f'over {MOST_SEEDS}' if needed is None else needed}"
+        return f"{text}; this difference needs {f'over {statistics.MOST_SEEDS}' if needed is None else needed}"
 
 
 def verdicts(lab: Lab) -> list[Verdict]:
@@ -528,22 +522,8 @@ def verdicts(lab: Lab) -> list[Verdict]:
         if claim["comparison"] in parts else None
         for claim in claims
     ]  # fmt: skip
-    measured = iter(adjusted([item for item in differences if item]))
+    measured = iter(statistics.adjusted([item for item in differences if item]))
     return [Verdict(claim, next(measured) if item else None) for claim, item in zip(claims, differences, strict=True)]
-
-
-def claims_table(found: Sequence[Verdict]) -> Table:
-    """Table of the papers' claims and the measured differences."""
-    rows: Rows = []
-    for item in found:
-        claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
-        if measured is not None:
-            numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
-        verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
-        pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
-        rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
-    labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here", "power"]
-    return text_table(labels, rows, left=len(labels), wrap=True)
 
 
 def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
@@ -553,8 +533,8 @@ def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
         spreads = [item.deviation for item in found if item.group == compared.name and item.deviation is not None]
         if spreads:
             spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
-            sizes = [f"{detectable_difference(spread, count, significance=found[0].level):.1f}" for count in PLANNED]
-            rows.append([compared.name, f"{spread:.1f}", *sizes])
+            sizes = [statistics.detectable_difference(spread, count, found[0].level) for count in PLANNED]
+            rows.append([compared.name, f"{spread:.1f}", *(f"{size:.1f}" for size in sizes)])
     labels = ["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)]
     return text_table(labels, rows, left=1, wrap=True)
 
@@ -562,11 +542,8 @@ def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
 def pareto(methods: Sequence[Method], name: str) -> list[Method]:
     """Return the methods that no other one surpasses in accuracy at the same or a lower cost."""
     points = [(method.cost(name), method.interval(ACCURACY).estimate) for method in methods]
-    return [
-        method
-        for method, point in zip(methods, points, strict=True)
-        if not any(other != point and other[0] <= point[0] and other[1] >= point[1] for other in points)
-    ]
+    trials = [Trial(number, {}, "finished", (), results=point) for number, point in enumerate(points)]
+    return [methods[trial.number] for trial in front(trials, ["minimize", "maximize"])]
 
 
 def _ends(interval: Interval | None) -> str:

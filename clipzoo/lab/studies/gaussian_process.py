@@ -160,9 +160,13 @@ class GaussianProcess(Study):
         v_basis, other_basis = basis[:, : world.coefficients], basis[:, world.coefficients :]
         u_mean, v_mean = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
         places, (u_given_v, v_given_u) = torch.arange(1, len(v) + 1), (gaussian.u_given_v, gaussian.v_given_u)
-        paths = world.paths_given(v, x, self.paths, self.seed + 1)
+        # Realisations of w whose first coefficients are v.
+        xi = torch.randn(
+            self.paths, self.modes, generator=torch.Generator().manual_seed(self.seed + 1), dtype=torch.float64
+        )
+        xi[:, : self.coefficients] = v
         bands = {
-            "w given v": (x, paths, v_basis @ v, other_basis.square().sum(dim=1).sqrt()),
+            "w given v": (x, xi @ basis.mT, v_basis @ v, other_basis.square().sum(dim=1).sqrt()),
             "u given v": (world.grid, draws(u_mean, u_given_v), u_mean, u_given_v.diag().sqrt()),
             "v given u": (places, draws(v_mean, v_given_u), v_mean, v_given_u.diag().sqrt()),
         }
@@ -248,13 +252,6 @@ class ProcessWorld:
         noise = torch.randn(samples, self.places, generator=generator, dtype=torch.float64)
         u = xi @ self.basis(self.grid).mT + self.noise * noise
         return u.float(), xi[:, : self.coefficients].float()
-
-    def paths_given(self, v: Tensor, x: Tensor, count: int, seed: int) -> Tensor:
-        """Realisations of w at x whose first coefficients are v, [count, n]."""
-        generator = torch.Generator().manual_seed(seed)
-        xi = torch.randn(count, self.modes, generator=generator, dtype=torch.float64)
-        xi[:, : self.coefficients] = v
-        return xi @ self.basis(x).mT
 
 
 def conditional_errors(gaussian: Gaussian, a: Tensor) -> tuple[float, float]:

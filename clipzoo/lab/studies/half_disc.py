@@ -103,7 +103,10 @@ class HalfDisc(Study):
                 "NUCLR_scaled_by_mean": raw * exact.mean() / raw.mean(),
             }  # fmt: skip
             for name, values in popularities.items():
-                means[name] += abs(empirical_risk(energies, values, temperature) - truth) / self.draws
+                # Empirical risk, eq. 5: the integral over y is a sum over y_j with weights 1 / popularity.
+                log_integral = (energies / temperature - values.log()).logsumexp(dim=1)
+                risk = float((temperature * log_integral - energies.diagonal()).mean())
+                means[name] += abs(risk - truth) / self.draws
             exact_risk = float((temperature * log_partition(x, temperature) - energies.diagonal()).mean())
             means["MLE"] += abs(exact_risk - truth) / self.draws
             for name in ("GCL", "NUCLR"):
@@ -294,9 +297,3 @@ def estimated_popularity(energies: Tensor, temperature: float, iterations: int) 
     for _ in range(iterations):
         estimate = kernel.mT @ (kernel @ (1 / estimate)).reciprocal()
     return estimate
-
-
-def empirical_risk(energies: Tensor, popularity: Tensor, temperature: float) -> float:
-    """Empirical risk, eq. 5: the integral over y is estimated by a sum over y_j with weights 1 / popularity."""
-    log_integral = (energies / temperature - popularity.log()).logsumexp(dim=1)
-    return float((temperature * log_integral - energies.diagonal()).mean())

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 RESULT, REMEDY = "result.json", "run the study again"
-PALETTE = 128
 
 
 @exit_on_error()
@@ -156,7 +155,7 @@ def write_findings(
         draw(figure, drawn, dpi=110)
         # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
         with Image.open(drawn) as image, io.whole(folder / f"{name}.png") as file:
-            image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+            image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     content = {
         **{key: getattr(study, key) for key in ("title", "source", "question", "differs")},
         "verdict": findings.verdict,
