@@ -35,8 +35,6 @@ PARTS = (*SHARES, "other", EVALUATION)
 """Parts of a step, and evaluations: together they are the whole time."""
 OWN_WORK = {"data": "data", "transfer": "transfer", OWN_PASSES: "computation"}
 """Mark -> cause of the time before it, in which this rank does not wait for other ranks."""
-CAUSES = ("data", "transfer", "computation", "checkpoint")
-"""Causes of a rank's own time."""
 BLOCKS = 4
 """Number of parts of the period. A slow rank is slow in all of them: one long pause does not count."""
 CAUSE_TEXTS = {
@@ -44,7 +42,9 @@ CAUSE_TEXTS = {
     "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
     "computation": "its computation is slow: compare clocks, temperature and other processes of its device",
     "checkpoint": "it waits for its checkpoint files: compare its disk",
-}  # fmt: skip
+}
+CAUSES = tuple(CAUSE_TEXTS)
+"""Causes of a rank's own time."""
 PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
