@@ -213,9 +213,7 @@ class TrainingState:
         state = self._sharding.read(path, "step")
         for name, part in self._own.items():
             part.load_state_dict(state[name])
-        first = state["step"] + 1
-        batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
-        self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
+        self._report(f"step {step}: back to the weights after step {state['step']}, without the batches since then")
 
     def newest(self, folder: Path, at_most: int | None = None) -> Path | None:
         """Return the newest valid state of at most `at_most` steps in a folder of the run. Collective."""

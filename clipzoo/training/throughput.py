@@ -197,10 +197,7 @@ class Throughput:
         return _Reading(seconds, step, self._parts.copy(), self._own.copy())
 
     def _rates(self, steps: float, seconds: float, parts: Mapping[str, float]) -> dict[str, float]:
-        """Return samples per second, shares of the time, and the model FLOPs utilization where the peak is known.
-
-        Recomputed activations do not count.
-        """
+        """Return samples per second, shares of the time, and the model FLOPs utilization where the peak is known."""
         rates = {"samples_per_second": steps * self._global_batch / seconds}
         rates |= {name: parts.get(part, 0.0) / seconds for part, name in SHARES.items()}
         if self.flops_per_step is not None and self.peak_flops is not None:
@@ -318,8 +315,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 
     Gradients that the encoders do not compute do not count: gradients of images and of weights that do not train.
     Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
-    samples.
-    tile: see Scope.
+    samples. tile: see Scope.
     """
     sample = batch.split(min(2, len(batch)))[0]
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
