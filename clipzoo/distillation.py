@@ -1,7 +1,4 @@
-"""Distillation: terms of the loss that compare the student with a teacher, `Similarity.teacher`.
-
-The similarity of an ensemble's teacher has that of the next teacher as its own teacher.
-"""
+"""Distillation: terms of the loss that compare the student with a teacher, `Similarity.teacher`."""
 
 from __future__ import annotations
 

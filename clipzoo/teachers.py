@@ -97,9 +97,9 @@ class FrozenTeacher(Teacher):
         for caption, row, other in zip(PROBES, own[:, :length].tolist(), ids[:, :length].tolist(), strict=True):
             if row != other:
                 raise ConfigError(
-                    f"teacher has another tokenizer than the student: {caption!r} is {other[:6]} for the teacher, of "
-                    f"{ids.shape[1]} tokens, and {row[:6]} for encoder.tokenizer, of {own.shape[1]}. Give both the "
-                    "same one, or store the teacher's features: clipzoo features, then teacher=stored"
+                    f"teacher has another tokenizer than the student: {caption!r} is {other[:6]}, and {row[:6]} for "
+                    "encoder.tokenizer. Give both the same one, or store its features: clipzoo features, then "
+                    "teacher=stored"
                 )
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.config.schema import checked as checked
@@ -27,6 +28,17 @@ from clipzoo.config.vocabulary import *  # noqa: F403 (all annotations)
 from clipzoo.config.vocabulary import Count as Count, NonNegativeCount as NonNegativeCount
 from clipzoo.distributed.world import World as World
 from clipzoo.errors import ConfigError
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode in the block."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 class Part:

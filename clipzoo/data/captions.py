@@ -72,18 +72,14 @@ class CaptionCounts:
 
         pairs, distinct: number of pairs n, and of distinct captions K. batch: the smaller one of N and n.
 
-        recall_bound: upper bound of recall@1 over the n pairs, in percent and in both directions, 100 K / n. Text to
-        image: c equal captions have one embedding, so they rank the images alike and have one image in first place,
-        which belongs to at most one of the c pairs. Image to text: the c copies of a caption have equal scores; ranked
-        by column, as clipzoo does, the first copy wins and belongs to one pair; ranked at random, each of the c images
-        finds its own copy with probability 1 / c. Either way a group of c pairs contributes at most 1 (in expectation),
-        and K groups contribute K of n. A model that ranks every image's own caption first attains it.
+        recall_bound: upper bound of recall@1 over the n pairs, in percent and in both directions, 100 K / n. Equal
+        captions have one embedding: c of them rank one image first, and of their copies the first one wins, so c pairs
+        contribute at most 1. A model that ranks every image's own caption first attains the bound.
 
         equal_in_batch: expected number of samples of a batch whose caption another sample of the batch has too. The
-        batch is N of the n pairs, drawn without replacement. A pair is in it with probability N / n; none of the c - 1
-        other pairs with its caption is then among the N - 1 further draws from n - 1 pairs with probability
-        q(c) = C(n - c, N - 1) / C(n - 1, N - 1) = prod_{k=1}^{c-1} (1 - (N - 1) / (n - k)), the hypergeometric
-        distribution at 0. The expectation is N / n sum over pairs of 1 - q(c).
+        batch is N of the n pairs, drawn without replacement. None of the c - 1 other pairs with the caption of one of
+        its pairs is among the N - 1 other pairs with probability q(c) = prod_{k=1}^{c-1} (1 - (N - 1) / (n - k)), so
+        the expectation is N / n sum over pairs of 1 - q(c).
         """
         pairs, distinct = self.pairs, sum(self.occurrences.values())
         batch = min(batch, pairs)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamagedFileError
-from clipzoo.types import Features
+from clipzoo.types import Features, evaluation_mode
 
 COMPUTED_BYTES = 2**27
 """Size of the buffers that a model of any size may compute."""
@@ -124,12 +124,10 @@ class ImageTower(Tower):
     @torch.no_grad()
     def gives_tokens(self) -> bool:
         """Run the tower on one black image."""
-        was_training, parameter = self.training, next(self.parameters())
+        parameter = next(self.parameters())
         image = torch.zeros(1, 3, self.input_size, self.input_size, dtype=parameter.dtype, device=parameter.device)
-        try:
-            return self.eval()(image).tokens is not None
-        finally:
-            self.train(was_training)
+        with evaluation_mode(self):
+            return self(image).tokens is not None
 
 
 class TextTower(Tower):

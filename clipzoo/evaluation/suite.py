@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import torch
 
 from clipzoo import io
+from clipzoo.config.vocabulary import CaptionKeys, Count, Epochs, Names, Range, Seed, Side, Workers
 from clipzoo.data.images import DECODING
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.launch import say
@@ -29,7 +30,7 @@ from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.model import Model
 from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
-from clipzoo.types import CaptionKeys, Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
+from clipzoo.types import Part, Progress, checked, evaluation_mode
 
 REMEDY = "the dataset is evaluated again"
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
@@ -163,10 +164,8 @@ class Suite(Part):
         # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.
         world.broadcast_(model.buffers())
         key = model_key(model, self._settings)
-        training = model.training
-        model.eval()
         metrics: dict[str, float] = {}
-        try:
+        with evaluation_mode(model):
             if self._datasets or self._missing:
                 world.run_on_first(lambda: io.write_json(output / "missing.json", self._missing))
             for task in self._names:
@@ -176,8 +175,6 @@ class Suite(Part):
                     cache_key = dataset_key(key if loss is None else key + loss.key, dataset)
                     measure = partial(self._measure, task, model, dataset, output, world, cache_key, loss)
                     metrics |= cached(io.below(output, f"{task}/{name}.json"), cache_key, measure, world)
-        finally:
-            model.train(training)
         return metrics
 
     def _measure(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch, EmbeddingKind, Views, World, gather_embedding, map_embedding
-
-SameCaption = Literal["negative", "ignore", "positive"]
+from clipzoo.types import Batch, EmbeddingKind, SameCaption, Views, World, gather_embedding, map_embedding
 
 
 @dataclass(frozen=True)

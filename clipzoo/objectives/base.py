@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from clipzoo.config.vocabulary import SameCaption, Weight
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head, Paper, Shape
-from clipzoo.types import Batch, Loss, Progress, SameCaption, Scores, Similarity, Term, Views, Weight, World, checked
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Term, Views, World, checked, evaluation_mode
 
 log = logging.getLogger(__name__)
 StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -148,26 +149,19 @@ class Objective(nn.Module):
         self.require_value_of_unseen()
         positives = similarity.image_to_text.positives()
         ids = torch.arange(len(positives), device=positives.device)
-        training = self.training
-        self.eval()
-        try:
-            state = self.initial_state(len(ids))
-            loss: Loss = functional_call(self, state, (similarity, Batch(ids, ids, ids), progress))
-        finally:
-            self.train(training)
+        with evaluation_mode(self):
+            loss: Loss = functional_call(
+                self, self.initial_state(len(ids)), (similarity, Batch(ids, ids, ids), progress)
+            )
         return loss.total if self.value_log == "loss" else loss.logs[self.value_log]
 
     def require_value_of_unseen(self) -> None:
         """Raise ConfigError if the objective cannot be evaluated on embeddings only."""
-        if self.needs_teacher:
+        if self.needs_teacher or self.reads_views:
+            inputs = "a teacher" if self.needs_teacher else "raw images and captions"
             raise ConfigError(
-                f"objective {self.name} reads a teacher, which has no scores of held-out pairs, so it has no "
-                "validation loss: give eval.validation=null"
-            )
-        if self.reads_views:
-            raise ConfigError(
-                f"objective {self.name} compares raw images and captions, which an evaluation does not keep, so it has "
-                "no validation loss: give eval.validation=null"
+                f"objective {self.name} reads {inputs}, which an evaluation does not have, so it has no validation "
+                "loss: give eval.validation=null"
             )
 
     def shares(self) -> Mapping[str, StateShare]:

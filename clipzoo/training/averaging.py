@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from clipzoo.config.vocabulary import Count, Epochs, NonNegativeCount, Positive, Probability, Samples
 from clipzoo.distributed.parallel import by_kind
 from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
@@ -23,20 +24,7 @@ from clipzoo.training.gradients import encode_view
 from clipzoo.training.parts import Averaging, Hook, Parts, Step, Teacher
 from clipzoo.training.schedules import in_steps
 from clipzoo.training.tuned import VIEWS, FeaturesByView
-from clipzoo.types import (
-    Batch,
-    Count,
-    Epochs,
-    NonNegativeCount,
-    Part,
-    Positive,
-    Probability,
-    Progress,
-    Samples,
-    Similarity,
-    checked,
-    decimal,
-)
+from clipzoo.types import Batch, Part, Progress, Similarity, checked, decimal
 
 
 @checked

@@ -73,10 +73,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, 
     facts: small values for the .json file.
     """
     path = folder / f"step_{step:08d}.pt"
-    try:
-        write_marked(path, state, {"step": step, **facts})
-    except io.WriteError as error:
-        raise io.WriteError(f"{error}. Earlier checkpoints are untouched") from error
+    _on_all_ranks(lambda: write_marked(path, state, {"step": step, **facts}), group=None)
     _remove_old(path, keep)
     return path
 

@@ -28,17 +28,7 @@ from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import MetricKey
 from clipzoo.training import checkpoint_files
-from clipzoo.training.checkpoint_files import (
-    Keys,
-    Piece,
-    Place,
-    encoded,
-    is_dtensor,
-    local,
-    map_tensors,
-    name_of,
-    tensors_with_paths,
-)  # fmt: skip
+from clipzoo.training.checkpoint_files import Keys, Piece, Place, is_dtensor, local, map_tensors, tensors_with_paths
 from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import PRECISION, CheckpointFormat
@@ -128,10 +118,10 @@ class TrainingState:
             if self._group is None:
                 self._group = self._world.background_group()
             state = self._content(step, {name: part.state_dict() for name, part in self._own.items()})
-            pieces = self._sharding.pieces(state, copy=self._background)
+            pieces, encoded = self._sharding.pieces(state, copy=self._background), checkpoint_files.encoded(state)
             path, rank, written = folder / f"step_{step:08d}", self._world.rank, self.writer.end_own_part
             save = checkpoint_files.save_sharded
-            self.writer.run(partial(save, path, pieces, encoded(state), facts, keep, rank, self._group, written))
+            self.writer.run(partial(save, path, pieces, encoded, facts, keep, rank, self._group, written))
         else:
             with self._parallel.whole():
                 parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in self._whole.items()}
@@ -223,9 +213,7 @@ class TrainingState:
         state = self._sharding.read(path, "step")
         for name, part in self._own.items():
             part.load_state_dict(state[name])
-        first = state["step"] + 1
-        batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
-        self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
+        self._report(f"step {step}: back to the weights after step {state['step']}, without the batches since then")
 
     def newest(self, folder: Path, at_most: int | None = None) -> Path | None:
         """Return the newest valid state of at most `at_most` steps in a folder of the run. Collective."""
@@ -269,7 +257,7 @@ class Sharding:
             place = self._places.get(keys) or Place.of(tensor)
             # The last two keys, because averaged weights are stored by module too.
             if self._world.is_first or keys[-2:] not in self._buffers or keys in self._places:
-                pieces[name_of(keys)] = local(tensor).detach().to("cpu", copy=copy), place
+                pieces[checkpoint_files.name_of(keys)] = local(tensor).detach().to("cpu", copy=copy), place
         return pieces
 
     def read(self, path: Path, *names: str) -> dict[str, Any]:

@@ -138,10 +138,8 @@ class Spikes(Hook):
 
     Each spike is described in spikes/step_N.json of the run directory, and sent to the logger.
 
-    folder: run directory; None: no file is written. names: returns the names of samples, for the description. log:
-    called with the step and the values of a spike. leaves_out: True if training continues without the batch of a spike,
-    or of a step that diverged. rewind_due: True from the spike until the training has gone back to the last regular
-    checkpoint.
+    names: returns the names of samples. log: called with the step and the values of a spike. rewind_due: True from the
+    spike until the training has gone back to the last regular checkpoint. Others as for `DivergenceCheck`.
     """
 
     key = "spikes"
@@ -172,9 +170,8 @@ class Spikes(Hook):
     def judge(self, loss: Tensor, gradient_norm: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
 
-        loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite is not
-        added, and does not count as a spike: it has diverged. Returns a 0-d bool on the device, and [2], the largest
-        loss and gradient norm of an ordinary step.
+        loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite has
+        diverged: it is not added. Returns a 0-d bool on the device, and [2], the limits of loss and gradient norm.
         """
         values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
         median = self._values.median(dim=0).values
@@ -188,10 +185,8 @@ class Spikes(Hook):
     def settle(self, step: int, is_spike: bool, sample_id: Tensor, values: Sequence[Tensor], limits: Tensor) -> None:
         """Respond to a step if it is a spike.
 
-        step: counted from 1. is_spike: equal on all ranks, True also for a diverged step that is left out.
-        sample_id: [b]. values: loss and gradient norm. limits: their limits, [2].
-
-        Raises TrainingError on all ranks if the policy is "stop", or too many steps in a row are left out.
+        step: counted from 1. is_spike: equal on all ranks, True also for a diverged step that is left out. values: loss
+        and gradient norm. Raises TrainingError on all ranks if the policy is "stop", or too many spikes are in a row.
         """
         if not is_spike:
             self._in_a_row = 0

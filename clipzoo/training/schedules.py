@@ -8,20 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from clipzoo.types import (
-    Count,
-    Epochs,
-    NonNegative,
-    NonNegativeCount,
-    Part,
-    Probability,
-    Progress,
-    Range,
-    Rate,
-    Samples,
-    checked,
-    decimal,
-)
+from clipzoo.config.vocabulary import Count, Epochs, NonNegative, NonNegativeCount, Probability, Range, Rate, Samples
+from clipzoo.types import Part, Progress, checked, decimal
 
 
 @dataclass(frozen=True)

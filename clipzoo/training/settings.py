@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 import torch
 
+from clipzoo.config.vocabulary import Count, Epochs, Positive, Range, Seconds, SpikePolicy, SpikeWindow, StepRange
 from clipzoo.distributed import launch
 from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
@@ -18,19 +19,7 @@ from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import checkpoint_files
-from clipzoo.types import (
-    Count,
-    Epochs,
-    Part,
-    Positive,
-    Range,
-    Seconds,
-    SpikePolicy,
-    SpikeWindow,
-    StepRange,
-    checked,
-    decimal,
-)
+from clipzoo.types import Part, checked, decimal
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +29,6 @@ Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
 HeadProducts = Literal["float32", "tf32", "bf16"]
 SampleState = Literal["whole", "sharded"]
 CheckpointFormat = Literal["auto", "file", "sharded"]
-MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
-"""Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
 
 
 @checked
@@ -162,6 +149,11 @@ class Computation:
     def is_sharded(self, world: World) -> bool:
         """Return True if ranks divide the weights; False for a single rank."""
         return self.parallel == "fsdp" and world.size > 1
+
+    @property
+    def matmul_precision(self) -> str:
+        """Precision of fp32 matrix products, for `torch.set_float32_matmul_precision`."""
+        return {"float32": "highest", "tf32": "high", "bf16": "medium"}[self.head_products]
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

@@ -35,8 +35,6 @@ PARTS = (*SHARES, "other", EVALUATION)
 """Parts of a step, and evaluations: together they are the whole time."""
 OWN_WORK = {"data": "data", "transfer": "transfer", OWN_PASSES: "computation"}
 """Mark -> cause of the time before it, in which this rank does not wait for other ranks."""
-CAUSES = ("data", "transfer", "computation", "checkpoint")
-"""Causes of a rank's own time."""
 BLOCKS = 4
 """Number of parts of the period. A slow rank is slow in all of them: one long pause does not count."""
 CAUSE_TEXTS = {
@@ -44,7 +42,9 @@ CAUSE_TEXTS = {
     "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
     "computation": "its computation is slow: compare clocks, temperature and other processes of its device",
     "checkpoint": "it waits for its checkpoint files: compare its disk",
-}  # fmt: skip
+}
+CAUSES = tuple(CAUSE_TEXTS)
+"""Causes of a rank's own time."""
 PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
@@ -197,10 +197,7 @@ class Throughput:
         return _Reading(seconds, step, self._parts.copy(), self._own.copy())
 
     def _rates(self, steps: float, seconds: float, parts: Mapping[str, float]) -> dict[str, float]:
-        """Return samples per second, shares of the time, and the model FLOPs utilization where the peak is known.
-
-        Recomputed activations do not count.
-        """
+        """Return samples per second, shares of the time, and the model FLOPs utilization where the peak is known."""
         rates = {"samples_per_second": steps * self._global_batch / seconds}
         rates |= {name: parts.get(part, 0.0) / seconds for part, name in SHARES.items()}
         if self.flops_per_step is not None and self.peak_flops is not None:
@@ -318,8 +315,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 
     Gradients that the encoders do not compute do not count: gradients of images and of weights that do not train.
     Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
-    samples.
-    tile: see Scope.
+    samples. tile: see Scope.
     """
     sample = batch.split(min(2, len(batch)))[0]
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}

@@ -33,17 +33,10 @@ from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import adam, scale_rates, split_groups
 from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step, Teacher
 from clipzoo.training.profile import Profile
-from clipzoo.training.settings import (
-    MATMUL_PRECISIONS,
-    PRECISION,
-    CheckpointSettings,
-    Computation,
-    Inspection,
-    Settings,
-)
+from clipzoo.training.settings import PRECISION, CheckpointSettings, Computation, Inspection, Settings
 from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
 from clipzoo.training.tuned import FEATURES, TunedModel
-from clipzoo.types import Progress
+from clipzoo.types import Progress, evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -201,7 +194,7 @@ def fit(
     with ExitStack() as precision:
         if world.device.type == "cuda":
             precision.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            torch.set_float32_matmul_precision(MATMUL_PRECISIONS[settings.head_products])
+            torch.set_float32_matmul_precision(settings.matmul_precision)
         preemption.watchdog.before_exit(state.wait_locally)
         done = start = state.restore()
         if world.is_first:
@@ -330,14 +323,8 @@ class CallbackEvaluator:
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
-        if self.function is None:
-            return {}
-        training = model.training
-        model.eval()
-        try:
-            return dict(self.function(model))
-        finally:
-            model.train(training)
+        with evaluation_mode(model):
+            return {} if self.function is None else dict(self.function(model))
 
 
 class HistoryLogger(Logger):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clipzoo.lab.worlds.world import EnumeratedWorld, full_name
 from clipzoo.model import Model
+from clipzoo.types import evaluation_mode
 
 ZERO_SHOT, IMAGE_TO_TEXT, TEXT_TO_IMAGE = "zero_shot", "image_to_text", "text_to_image"
 LOSS = "loss"
@@ -38,14 +39,10 @@ def judge(model: Model, world: EnumeratedWorld, split: Split, factor: float = 1.
 
     factor: multiplies the scores; not 1 only where the objective has its own temperature.
     """
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         images = model.encode_image(split.images)
         texts = [*world.captions, *map(full_name, world.objects)]
         scores = model.similarity(images, model.encode_text(model.encoder.tokenizer(texts))).double().numpy()
-    finally:
-        model.train(training)
     captions = len(world.captions)
     return judge_scores(factor * scores[:, :captions], scores[:, captions:], world, split)
 
