@@ -201,12 +201,12 @@ class ShardDataset(Part, Dataset):
         rows = rank_rows(global_batch, world)
         self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
-        dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text, self._stored_keys)
+        compute = partial(self._rank_batch, plan, self._reader(seed), rows, trim_text)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
         workers = loader_workers(world.device.type == "cuda", self._workers)
-        items = iterate(dataset, steps, workers, self._prefetch, world.timeout, "data.workers")
+        items = iterate(compute, steps, workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._cache)
         prefetcher.advance(start_step)
@@ -218,6 +218,43 @@ class ShardDataset(Part, Dataset):
         finally:
             items.close()
             prefetcher.close()
+
+    def _rank_batch(
+        self, plan: Plan, reader: SampleReader, rows: slice, trim_text: bool, step: int
+    ) -> tuple[Batch, list[Fault]]:
+        """Return this rank's share of a step, the rows `rows` of the global batch, and its faults.
+
+        An image whose features are stored is not decoded: it is black. A batch without decoded images takes no memory
+        for them.
+        """
+        global_rows = plan.rows(step)
+        ids, epochs = torch.from_numpy(global_rows.sample_id[rows].copy()), global_rows.epoch[rows].tolist()
+        stored_keys = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
+        size, views = self._transform.image_size, self.views
+        shape = (len(ids), *([views.images] if views.crops else []), 3, size, size)
+        images = torch.zeros(1, dtype=torch.uint8).expand(shape)
+        samples, faults = list[Sample](), list[Fault]()
+        for position, request in enumerate(zip(ids.tolist(), epochs, stored_keys, strict=True)):
+            sample = reader.read(*request)
+            if sample.image is not None:
+                if not images.is_contiguous():
+                    images = images.contiguous()
+                images[position] = sample.image
+            samples.append(sample)
+            faults += sample.faults
+        captions = [caption for sample in samples for caption in sample.texts]
+        text, lengths = self._tokenizer(captions), None
+        if trim_text:
+            lengths = caption_lengths(text, self._tokenizer.end_token)
+            text = trim_padding(text, self._tokenizer.end_token)
+        keys = _as_tensor(map(digest, captions))
+        if views.texts > 1:
+            # [b K, ...] -> [b, K, ...]
+            text, keys = (flat.unflatten(0, (len(ids), views.texts)) for flat in (text, keys))
+            lengths = None if lengths is None else lengths.unflatten(0, (len(ids), views.texts))
+        group = None if self._content.group_key is None else _as_tensor(sample.group for sample in samples)
+        image_keys = None if self._stored_keys is None else torch.tensor([sample.image_key for sample in samples])
+        return Batch(images, text, ids, image_keys, lengths, keys, group, views), faults
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
         """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
@@ -256,52 +293,6 @@ def rank_rows(global_batch: int, world: World) -> slice:
         )
     size = global_batch // world.size
     return slice(world.rank * size, (world.rank + 1) * size)
-
-
-@dataclass(frozen=True, eq=False)
-class RankBatches(torch.utils.data.Dataset[tuple[Batch, list[Fault]]]):
-    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch, and its faults.
-
-    An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
-    memory for them. stored_keys: None decodes all images and computes no digests.
-    """
-
-    plan: Plan
-    reader: SampleReader
-    tokenizer: Tokenizer
-    rows: slice
-    trim_text: bool
-    stored_keys: StoredKeys | None
-
-    def __getitem__(self, step: int) -> tuple[Batch, list[Fault]]:
-        rows = self.plan.rows(step)
-        ids, epochs = torch.from_numpy(rows.sample_id[self.rows].copy()), rows.epoch[self.rows].tolist()
-        stored_keys = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
-        size, views = self.reader.transform.image_size, self.reader.content.views
-        shape = (len(ids), *([views.images] if views.crops else []), 3, size, size)
-        images = torch.zeros(1, dtype=torch.uint8).expand(shape)
-        samples, faults = list[Sample](), list[Fault]()
-        for position, request in enumerate(zip(ids.tolist(), epochs, stored_keys, strict=True)):
-            sample = self.reader.read(*request)
-            if sample.image is not None:
-                if not images.is_contiguous():
-                    images = images.contiguous()
-                images[position] = sample.image
-            samples.append(sample)
-            faults += sample.faults
-        captions = [caption for sample in samples for caption in sample.texts]
-        text, lengths = self.tokenizer(captions), None
-        if self.trim_text:
-            lengths = caption_lengths(text, self.tokenizer.end_token)
-            text = trim_padding(text, self.tokenizer.end_token)
-        keys = _as_tensor(map(digest, captions))
-        if views.texts > 1:
-            # [b K, ...] -> [b, K, ...]
-            text, keys = (flat.unflatten(0, (len(ids), views.texts)) for flat in (text, keys))
-            lengths = None if lengths is None else lengths.unflatten(0, (len(ids), views.texts))
-        group = None if self.reader.content.group_key is None else _as_tensor(sample.group for sample in samples)
-        image_keys = None if self.stored_keys is None else torch.tensor([sample.image_key for sample in samples])
-        return Batch(images, text, ids, image_keys, lengths, keys, group, views), faults
 
 
 def _as_tensor(digests: Iterable[int]) -> Tensor:

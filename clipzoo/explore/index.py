@@ -275,8 +275,7 @@ def _block(folder: Path, number: int) -> Path:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    facts = io.read_json(folder / FILE, io.MB, REMEDY)
-    io.require_fields(folder / FILE, facts, FIELDS, REMEDY)
+    facts = io.read_json(folder / FILE, io.MB, REMEDY, fields=FIELDS)
     if facts["block"] != BLOCK or facts["count"] < 1:
         raise io.DamagedFileError(folder / FILE, f"has {facts['count']} images in blocks of {facts['block']}", REMEDY)
     return facts

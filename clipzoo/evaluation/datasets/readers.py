@@ -157,8 +157,7 @@ def karpathy(folder: Path, split: str, captions: int) -> RetrievalSource:
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
-    content = io.read_json(lists[0], 160 * io.MB, REMEDY)
-    io.require_fields(lists[0], content, {"images": list}, REMEDY)
+    content = io.read_json(lists[0], 160 * io.MB, REMEDY, fields={"images": list})
     for entry in content["images"]:
         values = entry if isinstance(entry, dict) else {}
         io.require_fields(lists[0], values, {"split": str, "filename": str, "sentences": list}, REMEDY)
