@@ -193,8 +193,7 @@ def shard_files(folder: Path, key: str, dataset: Dataset) -> list[tuple[str, Pat
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = io.read_json(folder / FEATURES, io.MB, REMEDY, fields=FIELDS)
-    return facts
+    return io.read_json(folder / FEATURES, io.MB, REMEDY, fields=FIELDS)
 
 
 @checked

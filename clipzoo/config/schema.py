@@ -488,13 +488,6 @@ def is_open(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
-def has_open(plain: Any) -> bool:
-    """Return True if any value in a configuration is taken from the model."""
-    if isinstance(plain, Mapping):
-        return any(map(has_open, plain.values()))
-    return any(map(has_open, plain)) if isinstance(plain, list) else is_open(plain)
-
-
 def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:
     """Return the configuration with values taken from the model's facts; with null in their place without facts.
 

@@ -326,9 +326,9 @@ def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]
         raise ConfigError(f"{path} is not a table in UTF-8: {first_line(error)}") from None
 
 
-def require_fields(path: Path, content: Mapping[str, Any], fields: Mapping[str, Kinds], remedy: str = "") -> None:
-    """Raise DamagedFileError unless `content` of the file has all these keys, with values of these types."""
-    if missing := [name for name in fields if name not in content]:
+def require_fields(path: Path, content: Any, fields: Mapping[str, Kinds], remedy: str = "") -> None:
+    """Raise DamagedFileError unless `content` of the file is a mapping with these keys and values of these types."""
+    if missing := [name for name in fields if not isinstance(content, Mapping) or name not in content]:
         raise DamagedFileError(path, f"lacks {', '.join(missing)}", remedy)
     for name, kind in fields.items():
         value = content[name]
