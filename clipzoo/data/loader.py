@@ -44,7 +44,7 @@ def iterate(
     loader: DataLoader = DataLoader(
         steps,  # type: ignore[arg-type]
         batch_size=None,
-        collate_fn=partial(_in_worker, compute, key) if workers else compute,
+        collate_fn=partial(_in_worker, compute, key) if workers else compute,  # type: ignore[arg-type]
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
         pin_memory=torch.cuda.is_available(),
