@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clipzoo.config import schema
 from clipzoo.config.groups import CONF, options
-from clipzoo.config.schema import HYDRA_KEYS, class_constant, filled, has_open, is_a
+from clipzoo.config.schema import HYDRA_KEYS, class_constant, filled, is_a, is_open
 from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, refusal, values_of
 from clipzoo.distillation import Distillation
 from clipzoo.encoders.base import Encoder, on_meta, require_as_large
@@ -63,7 +63,7 @@ def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dic
     The encoder is built on the meta device, without weights. trust: as in `build_part`.
     Raises ConfigError if the encoder cannot be built, or cannot serve the head.
     """
-    if not has_open(plain):
+    if not any(is_open(value) for _, value in values_of(plain)):
         return {}
     with torch.device("meta"):
         encoder = build_part(filled(plain["encoder"], None), trust, Encoder)

@@ -24,7 +24,7 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower
 from clipzoo.errors import ConfigError, first_names, number_of
-from clipzoo.exports.open_clip import from_open_clip, with_plain_towers
+from clipzoo.exports.open_clip import weights_of_open_clip, with_plain_towers
 from clipzoo.io import weights as files
 from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
@@ -305,14 +305,7 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     registry, model_name = files.registry_of(name), name.partition(":")[2]
     trunk: Any = getattr(tower, "trunk", None)
     if registry == "open_clip":
-        model, tag = model_name, None
-        if not model_name.startswith(("local-dir:", "hf-hub:")):
-            model, _, tag = model_name.partition("/")
-            if not tag:
-                raise ConfigError(
-                    f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER"
-                )
-        loaded = from_open_clip(model, tag)
+        loaded = weights_of_open_clip(model_name)
         state = loaded.state_dict()
         if PAIR in loaded.config:
             state["logit_bias"] = torch.tensor(loaded.config[PAIR]["bias"])

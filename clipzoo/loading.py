@@ -225,8 +225,7 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
         # transformers would import the code that auto_map names.
         if isinstance(settings, Mapping) and "auto_map" in settings:
             raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
-    content = io.read_json(path, io.MB, REMEDY)
-    io.require_fields(path, content, FIELDS, REMEDY)
+    content = io.read_json(path, io.MB, REMEDY, fields=FIELDS)
     if content["version"] > VERSION:
         raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
     nodes = {"encoder": content["encoder"], "head": content["head"]}
@@ -240,7 +239,7 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
     if PAIR in content:
         io.require_fields(path, content, {PAIR: dict}, REMEDY)
         config[PAIR] = {key: content[PAIR].get(key) for key in PAIR_FIELDS}
-        io.require_numbers(path, config[PAIR], REMEDY)
+        io.require_fields(path, config[PAIR], dict.fromkeys(config[PAIR], io.NUMBER), REMEDY)
     return config, read_weights(folder / WEIGHTS)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from dataclasses import replace
+from functools import lru_cache, partial, reduce
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -29,11 +29,11 @@ from clipzoo.data.loader import iterate
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import no_tokenizer
 from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.encoder import PRECISIONS, PREFETCH, BatchEncoder, Precision, Transform
+from clipzoo.evaluation.encoder import PRECISIONS, PREFETCH, BatchEncoder, Precision
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
-from clipzoo.exports.open_clip import from_open_clip
+from clipzoo.exports.open_clip import weights_of_open_clip
 from clipzoo.exports.transformers import from_transformers
 from clipzoo.heads.base import Head
 from clipzoo.heads.pairs import Scope
@@ -61,12 +61,7 @@ def load_model(name: str, trust: Collection[str] = (), average: bool = False) ->
     if library == "transformers":
         return from_transformers(place)
     if library == "open_clip":
-        if ":" in place:
-            return from_open_clip(place)
-        model, _, tag = place.partition("/")
-        if not tag:
-            raise ConfigError(f"{name} names no weights: give their tag or a file after the name, NAME/TAG")
-        return from_open_clip(model, tag)
+        return weights_of_open_clip(place)
     return load(name, trust=tuple(trust), average=average)
 
 
@@ -198,9 +193,7 @@ def shard_files(folder: Path, key: str, dataset: Dataset) -> list[tuple[str, Pat
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = io.read_json(folder / FEATURES, io.MB, REMEDY)
-    io.require_fields(folder / FEATURES, facts, FIELDS, REMEDY)
-    return facts
+    return io.read_json(folder / FEATURES, io.MB, REMEDY, fields=FIELDS)
 
 
 @checked
@@ -301,15 +294,19 @@ def write_features(
             raise ConfigError(f"{folder} has features of another model or other settings: give another --output")
         return [(file, rows) for _, file, rows in shard_files(folder, key, dataset) if rows and not file.exists()]
 
+    def load(rows: range, number: int) -> tuple[Tensor, list[list[str]]]:
+        # Images [b, 3, S, S] and the captions of each sample.
+        samples = dataset.whole(rows[number * batch : (number + 1) * batch])
+        return torch.stack([transform(image) for image, _ in samples]), [captions for _, captions in samples]
+
     missing = world.run_on_first(claim)
     own, done = missing[world.rank :: world.size], 0
     total = sum(len(rows) for _, rows in own)
     encoder = BatchEncoder(tokenizer, model.encoder.image_size, transform.interpolation, batch, workers, precision)
     for file, rows in own:
-        samples = _Samples(dataset, transform, rows, batch)
         images, texts, captions = list[Embedding](), list[Embedding](), list[list[str]]()
-        steps = range(-(-len(rows) // batch))
-        for pixels, own_captions in iterate(samples, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
+        compute, steps = partial(load, rows), range(-(-len(rows) // batch))
+        for pixels, own_captions in iterate(compute, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
             autocast = torch.autocast(model.device.type, PRECISIONS[precision], enabled=precision != "float32")
             with exact_products(), autocast:
                 images.append(map_embedding(Tensor.cpu, model.encode_image(pixels)))
@@ -327,17 +324,3 @@ def write_features(
         save_weights(tensors, file)
     world.barrier()
     return len(missing)
-
-
-@dataclass(frozen=True, eq=False)
-class _Samples(torch.utils.data.Dataset[tuple[Tensor, list[list[str]]]]):
-    """Item k: images [b, 3, S, S] and the captions of each sample of batch k."""
-
-    dataset: ShardDataset
-    transform: Transform
-    rows: range
-    batch: int
-
-    def __getitem__(self, number: int) -> tuple[Tensor, list[list[str]]]:
-        samples = self.dataset.whole(self.rows[number * self.batch : (number + 1) * self.batch])
-        return torch.stack([self.transform(image) for image, _ in samples]), [captions for _, captions in samples]

@@ -56,7 +56,7 @@ def main() -> None:
         for name in ("shapes", "colours"):
             dataset = open_benchmark(name, options.root, "slip")
             assert isinstance(dataset, ClassificationDataset)
-            numbers.append(f"{zero_shot(model, dataset, 'test', encoder, size, 1).metrics['top1']:.1f}")
+            numbers.append(f"{zero_shot(model, dataset, encoder, size, 1).metrics['top1']:.1f}")
         recalls = retrieval(model, scenes, encoder, 1, False).metrics
         numbers += [f"{recalls[way]['recall_at_1']:.1f}" for way in ("image_to_text", "text_to_image")]
         rows.append([f"{all_points}, exact" if count is None else str(count), *numbers])

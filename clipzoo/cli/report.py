@@ -40,10 +40,9 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("folders", nargs="*", help="run directories, or a folder of them; URLs too", metavar="FOLDER")
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
-    parser.add_argument("--output", type=output_folder, help="default: FOLDER/report of one folder, else comparison")
-    parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
+    _add_output(parser, "default: FOLDER/report of one folder, else comparison")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
-    parser.set_defaults(run=report)
+    parser.set_defaults(run=report, scaling=())
 
 
 def report(options: argparse.Namespace) -> None:
@@ -67,8 +66,7 @@ def report(options: argparse.Namespace) -> None:
         refuse(options, ("--output", "--note"), why)
         print(write_report(options.folders[0]))
     else:
-        output = options.output or comparison_folder(options.folders, "report")
-        write_comparison(options.folders, output, options.note, options.table)
+        write_comparison(options, options.folders, options.folders, "report")
     if len(locations) == 1 and options.output is None:
         write_back(locations[0], "FOLDER")
 
@@ -83,12 +81,15 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo compare runs --scaling compute width power laws of loss and errors, checked on the largest scale
     """
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
-    parser.add_argument("--output", type=output_folder,
-                        help="default: comparison, in the common folder of the runs or here")  # fmt: skip
-    parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
+    _add_output(parser, "default: comparison, in the common folder of the runs or here")
     parser.add_argument("--scaling", nargs="+", default=[], metavar="AXIS",
                         help="fit power laws in compute, samples, width or a configuration key")  # fmt: skip
-    parser.set_defaults(run=compare)
+    parser.set_defaults(run=compare, table=())
+
+
+def _add_output(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--output", type=output_folder, help=default)
+    parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -101,33 +102,28 @@ def compare(options: argparse.Namespace) -> None:
     if len(runs) < 2:
         counted = f"{' '.join(options.folders)} holds {number_of(len(runs), 'run')}"
         raise ConfigError(f"{counted}: give two or more, clipzoo compare runs/a runs/b")
-    output = options.output or comparison_folder(folders, "comparison")
-    write_comparison(runs, output, options.note, scaling=options.scaling)
+    write_comparison(options, folders, runs, "comparison")
 
 
-def write_comparison(
-    folders: list[Path], output: Path, note: str | None, tables: Sequence[str] = (), scaling: Sequence[str] = ()
-) -> None:
-    """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
+def write_comparison(options: argparse.Namespace, folders: Sequence[Path], runs: Sequence[Path], name: str) -> None:
+    """Write the papers' tables, or a comparison of several runs, and print the path of the page.
+
+    The page is in --output, in the folder `name` of a single folder, next to runs of one folder, or in the working
+    directory.
+    """
     from clipzoo.report.pages import write_pages
 
-    resolved_folders = [folder.resolve() for folder in folders]
-    for folder, resolved in zip(folders, resolved_folders, strict=True):
-        if resolved_folders.count(resolved) > 1:
-            raise ConfigError(f"{folder} is given {resolved_folders.count(resolved)} times: give each run once")
-    print(write_pages(folders, list(tables), output, note, scaling=scaling))
-
-
-def comparison_folder(folders: Sequence[Path], name: str) -> Path:
-    """Return the folder of a comparison: in a single folder, next to runs of one folder, or in the working directory.
-
-    name: name of the folder in a single one.
-    """
-    if len(folders) == 1:
-        return folders[0] / name
-    parents = [folder.resolve().parent for folder in folders]
-    common = Path(os.path.commonpath(parents))
-    return (common if common in parents else Path()) / "comparison"
+    resolved = [run.resolve() for run in runs]
+    if repeated := [run for run, place in zip(runs, resolved, strict=True) if resolved.count(place) > 1]:
+        raise ConfigError(f"{repeated[0]} is given {resolved.count(repeated[0].resolve())} times: give each run once")
+    output = options.output
+    if output is None and len(folders) == 1:
+        output = folders[0] / name
+    elif output is None:
+        parents = [folder.resolve().parent for folder in folders]
+        common = Path(os.path.commonpath(parents))
+        output = (common if common in parents else Path()) / "comparison"
+    print(write_pages(runs, options.table, output, options.note, scaling=options.scaling))
 
 
 def is_run(folder: Path) -> bool:

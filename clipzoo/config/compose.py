@@ -26,10 +26,10 @@ from clipzoo.config.groups import (
     unknown_key,
     unknown_option,
 )
-from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
+from clipzoo.config.schema import UncheckableError, constructor_arguments, kind_of
 from clipzoo.config.trust import PACKAGE, TRUST_KEY, is_within, parts_of, read, require_trusted, trusted_names
 from clipzoo.errors import ConfigError
-from clipzoo.io import shortened
+from clipzoo.io import Kind, shortened
 
 RESOLVER = "oc.env"
 MARK = "${" + RESOLVER + ":"

@@ -21,7 +21,7 @@ from clipzoo.config import vocabulary
 from clipzoo.config.groups import is_group
 from clipzoo.config.vocabulary import Ascending, Distinct, MultipleOf, NonFinite, Range
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.io import DamagedFileError, shortened
+from clipzoo.io import Kind, shortened
 
 FLOAT32_MAX = 3.4028234663852886e38
 INT64_MAX = 2**63 - 1
@@ -176,21 +176,9 @@ class UncheckableError(LookupError):
     """YAML values cannot be checked against this annotation."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The values that an annotation admits. words: the annotation as a message names it."""
-
-    words: str
-    admits: Callable[[Any], bool]
-
-
-def require_kinds(file: Path, content: Mapping[str, Any], kinds: Mapping[str, Any], remedy: str = "") -> None:
-    """Raise DamagedFileError unless `content` of a file has values of these annotations."""
-    if missing := [key for key in kinds if key not in content]:
-        raise DamagedFileError(file, f"lacks {', '.join(missing)}", remedy)
-    for key, kind in ((key, kind_of(annotation)) for key, annotation in kinds.items()):
-        if not kind.admits(content[key]):
-            raise DamagedFileError(file, f"has {shortened(content[key], 100)} as {key}, not {kind.words}", remedy)
+def kinds_of(annotations: Mapping[str, Any]) -> dict[str, Kind]:
+    """Return the kinds of annotations by key, for `io.require_fields`."""
+    return {key: kind_of(annotation) for key, annotation in annotations.items()}
 
 
 def kind_of(annotation: Any) -> Kind:
@@ -498,13 +486,6 @@ def _argument(annotation: ast.expr | None, default: ast.expr | None, module: str
 def is_open(value: object) -> bool:
     """Return True for a value that is taken from the model."""
     return isinstance(value, str) and value.startswith(PREFIX)
-
-
-def has_open(plain: Any) -> bool:
-    """Return True if any value in a configuration is taken from the model."""
-    if isinstance(plain, Mapping):
-        return any(map(has_open, plain.values()))
-    return any(map(has_open, plain)) if isinstance(plain, list) else is_open(plain)
 
 
 def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -121,7 +120,8 @@ class ShardDataset(Part, Dataset):
         scale = crop_scale[0], crop_scale[1]
         augment = (rand_augment[0], rand_augment[1]) if rand_augment else None
         self._transform = ImageTransform(image_size, scale, interpolation, flip, augment, decode, max_pixels)
-        self.views, self._content = views, Content(views, caption_key, hard_key, box_key, group_key)
+        self.views, self._caption_key, self._hard_key = views, caption_key, hard_key
+        self._box_key, self._group_key = box_key, group_key
         self._window = shuffle_window
         self._max_bad_fraction = max_bad_fraction
         self._workers, self._prefetch = workers, prefetch
@@ -143,9 +143,7 @@ class ShardDataset(Part, Dataset):
             indexes = []
             for source in self._sources:
                 folders = index_folders(source.shards, self._index_folder, cache)
-                indexes.append(
-                    load_or_build(source.shards, self._cache, folders, caption_key=self._content.caption_key)
-                )
+                indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
             return indexes, check_shards(indexes, self._max_bad_fraction) if check else []
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))
@@ -154,7 +152,7 @@ class ShardDataset(Part, Dataset):
             self._indexes, _ = load(check=False)
         if len(set(world.gather_object(self.fingerprint))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
-        self.samples = sum(index.samples for index in self._indexes)
+        *self._first_ids, self.samples = [0, *accumulate(index.samples for index in self._indexes)]
         self._faults = FaultLog(self.samples, self._max_bad_fraction)
         if world.is_first:
             self._open_fault_log(world)
@@ -201,12 +199,13 @@ class ShardDataset(Part, Dataset):
         rows = rank_rows(global_batch, world)
         self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
-        dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text, self._stored_keys)
+        read = partial(self.read, ShardReader(self._cache), seed)
+        compute = partial(self._rank_batch, plan, read, rows, trim_text)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
         workers = loader_workers(world.device.type == "cuda", self._workers)
-        items = iterate(dataset, steps, workers, self._prefetch, world.timeout, "data.workers")
+        items = iterate(compute, steps, workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._cache)
         prefetcher.advance(start_step)
@@ -219,70 +218,23 @@ class ShardDataset(Part, Dataset):
             items.close()
             prefetcher.close()
 
-    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
-        """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
-        reader = self._reader(seed=0)
-        samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
-        images = [sample.image for sample in samples if sample.image is not None]
-        plain = [image[0] if self.views.crops else image for image in images]
-        return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
+    def _rank_batch(
+        self, plan: Plan, read: Callable[..., Sample], rows: slice, trim_text: bool, step: int
+    ) -> tuple[Batch, list[Fault]]:
+        """Return this rank's share of a step, the rows `rows` of the global batch, and its faults.
 
-    def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
-        """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
-        reader = self._reader(seed=0)
-        return [reader.whole(sample_id) for sample_id in sample_ids]
-
-    def names(self, sample_ids: Sequence[int]) -> list[str]:
-        reader = self._reader(seed=0)
-        return [" ".join(_name(*reader.locate(sample_id))) for sample_id in sample_ids]
-
-    def _plan(self, seed: int, global_batch: int) -> Plan:
-        counts = [index.counts.tolist() for index in self._indexes]
-        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
-
-    def _reader(self, seed: int) -> SampleReader:
-        return SampleReader(self._indexes, self._cache, self._transform, self._content, seed)
-
-    def _open_fault_log(self, world: World) -> None:
-        if self._run is not None:
-            self._faults.write_to(self._run / f"bad_samples.rank{world.rank}.jsonl")
-
-
-def rank_rows(global_batch: int, world: World) -> slice:
-    """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
-    if global_batch % world.size:
-        raise ConfigError(
-            f"trainer.global_batch {global_batch} cannot be divided among {number_of(world.size, 'rank')}"
-        )
-    size = global_batch // world.size
-    return slice(world.rank * size, (world.rank + 1) * size)
-
-
-@dataclass(frozen=True, eq=False)
-class RankBatches(torch.utils.data.Dataset[tuple[Batch, list[Fault]]]):
-    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch, and its faults.
-
-    An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
-    memory for them. stored_keys: None decodes all images and computes no digests.
-    """
-
-    plan: Plan
-    reader: SampleReader
-    tokenizer: Tokenizer
-    rows: slice
-    trim_text: bool
-    stored_keys: StoredKeys | None
-
-    def __getitem__(self, step: int) -> tuple[Batch, list[Fault]]:
-        rows = self.plan.rows(step)
-        ids, epochs = torch.from_numpy(rows.sample_id[self.rows].copy()), rows.epoch[self.rows].tolist()
-        stored_keys = [None] * len(ids) if self.stored_keys is None else self.stored_keys(ids).tolist()
-        size, views = self.reader.transform.image_size, self.reader.content.views
+        An image whose features are stored is not decoded: it is black. A batch without decoded images takes no memory
+        for them.
+        """
+        global_rows = plan.rows(step)
+        ids, epochs = torch.from_numpy(global_rows.sample_id[rows].copy()), global_rows.epoch[rows].tolist()
+        stored_keys = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
+        size, views = self._transform.image_size, self.views
         shape = (len(ids), *([views.images] if views.crops else []), 3, size, size)
         images = torch.zeros(1, dtype=torch.uint8).expand(shape)
         samples, faults = list[Sample](), list[Fault]()
         for position, request in enumerate(zip(ids.tolist(), epochs, stored_keys, strict=True)):
-            sample = self.reader.read(*request)
+            sample = read(*request)
             if sample.image is not None:
                 if not images.is_contiguous():
                     images = images.contiguous()
@@ -290,92 +242,61 @@ class RankBatches(torch.utils.data.Dataset[tuple[Batch, list[Fault]]]):
             samples.append(sample)
             faults += sample.faults
         captions = [caption for sample in samples for caption in sample.texts]
-        text, lengths = self.tokenizer(captions), None
-        if self.trim_text:
-            lengths = caption_lengths(text, self.tokenizer.end_token)
-            text = trim_padding(text, self.tokenizer.end_token)
+        text, lengths = self._tokenizer(captions), None
+        if trim_text:
+            lengths = caption_lengths(text, self._tokenizer.end_token)
+            text = trim_padding(text, self._tokenizer.end_token)
         keys = _as_tensor(map(digest, captions))
         if views.texts > 1:
             # [b K, ...] -> [b, K, ...]
             text, keys = (flat.unflatten(0, (len(ids), views.texts)) for flat in (text, keys))
             lengths = None if lengths is None else lengths.unflatten(0, (len(ids), views.texts))
-        group = None if self.reader.content.group_key is None else _as_tensor(sample.group for sample in samples)
-        image_keys = None if self.stored_keys is None else torch.tensor([sample.image_key for sample in samples])
+        group = None if self._group_key is None else _as_tensor(sample.group for sample in samples)
+        image_keys = None if self._stored_keys is None else torch.tensor([sample.image_key for sample in samples])
         return Batch(images, text, ids, image_keys, lengths, keys, group, views), faults
 
+    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
+        """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
+        shards = ShardReader(self._cache)
+        samples = [self.read(shards, 0, sample_id, epoch=0) for sample_id in sample_ids]
+        images = [sample.image for sample in samples if sample.image is not None]
+        plain = [image[0] if self.views.crops else image for image in images]
+        return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
 
-def _as_tensor(digests: Iterable[int]) -> Tensor:
-    """Return digests below 2^64 as int64, [n]."""
-    return torch.from_numpy(np.fromiter(digests, np.uint64).view(np.int64))
+    def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
+        """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
+        shards = ShardReader(self._cache)
+        return [self._whole(shards, sample_id) for sample_id in sample_ids]
 
+    def names(self, sample_ids: Sequence[int]) -> list[str]:
+        return [" ".join(_name(*self._locate(sample_id))) for sample_id in sample_ids]
 
-@dataclass(frozen=True)
-class Content:
-    """Content of a sample, and the keys that hold it. Arguments as in ShardDataset."""
-
-    views: Views
-    caption_key: CaptionKeys | None
-    hard_key: str | None
-    box_key: str | None
-    group_key: str | None
-
-
-class Sample(NamedTuple):
-    """A sample as it is read.
-
-    image: uint8 [3, S, S], or [1 + crops, 3, S, S] with further crops; None if its features are stored.
-    image_key: see `ImageTransform`. texts: captions, hard negatives and captions of regions, in this order.
-    group: digest of the group, 0 without one. faults: replacement, conversions, and texts that were repeated.
-    """
-
-    image: Tensor | None
-    image_key: int
-    texts: list[str]
-    group: int
-    faults: list[Fault]
-
-
-class SampleReader:
-    """Reads samples as a pure function of (seed, epoch, sample id) and the shards."""
-
-    def __init__(
-        self,
-        indexes: Sequence[ShardIndex],
-        cache: ShardCache,
-        transform: ImageTransform,
-        content: Content,
-        seed: int,
-    ) -> None:
-        self._indexes, self.transform, self.content, self._seed = indexes, transform, content, seed
-        self._first_ids = [0, *accumulate(index.samples for index in indexes)]
-        self._shards = ShardReader(cache)
-
-    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
+    def read(self, shards: ShardReader, seed: int, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
         """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
 
-        stored_key: see `ImageTransform`. Raises ConfigError if none of the candidates is usable.
+        A pure function of (seed, epoch, sample id) and the shards. stored_key: see `ImageTransform`. Raises ConfigError
+        if none of the candidates is usable.
         """
-        index, *address = self.locate(sample_id)
-        content, views = self.content, self.content.views
+        (index, *address), views = self._locate(sample_id), self.views
         # Random choices depend on `sample_id`, also if another sample is read in its place.
-        random = partial(generator, seed=self._seed, epoch=epoch, index=sample_id)
+        random = partial(generator, seed=seed, epoch=epoch, index=sample_id)
         failure: BadSampleError | None = None
         for shard, position in _candidates(index, *address):
             notes: dict[str, str] = {}
             boxes: list[tuple[str, Region]] = []
             try:
-                source = self._shards.sample(index, shard, position)
-                captions, probabilities = source.captions(content.caption_key)
+                source = shards.sample(index, shard, position)
+                captions, probabilities = source.captions(self._caption_key)
                 texts = chosen("caption", captions, views.captions, random, notes, probabilities)
                 if views.hard:
-                    texts += chosen("hard", source.texts(content.hard_key, "hard"), views.hard, random, notes)
-                if views.boxes and content.box_key:
-                    boxes = chosen("box", source.regions(content.box_key), views.boxes, random, notes)
+                    texts += chosen("hard", source.texts(self._hard_key, "hard"), views.hard, random, notes)
+                if views.boxes and self._box_key:
+                    boxes = chosen("box", source.regions(self._box_key), views.boxes, random, notes)
                     texts += [text for text, _ in boxes]
-                group = 0 if content.group_key is None else source.group(content.group_key)
+                group = 0 if self._group_key is None else source.group(self._group_key)
                 regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
                 further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
-                image, conversions, key = self.transform(source.image(), random("augment"), stored_key, further)
+                image, conversions, key = self._transform(source.image(), random("augment"), stored_key, further)
             except BadSampleError as error:
                 failure = failure or error
                 continue
@@ -394,24 +315,62 @@ class SampleReader:
             "it: check data.shards and data.caption_key"
         )
 
-    def whole(self, sample_id: int) -> tuple[Image, list[str]]:
+    def _whole(self, shards: ShardReader, sample_id: int) -> tuple[Image, list[str]]:
         """Return the whole image and all texts of a sample, or of the one that `read` returns in its place."""
-        index, *address = self.locate(sample_id)
+        index, *address = self._locate(sample_id)
         for shard, position in _candidates(index, *address):
             with suppress(BadSampleError):
-                source, content = self._shards.sample(index, shard, position), self.content
-                texts = source.captions(content.caption_key)[0]
-                texts += [] if content.hard_key is None else source.texts(content.hard_key, "hard")
-                texts += [] if content.box_key is None else [text for text, _ in source.regions(content.box_key)]
-                header = read_header(source.image(), self.transform.max_pixels)
+                source = shards.sample(index, shard, position)
+                texts = source.captions(self._caption_key)[0]
+                texts += [] if self._hard_key is None else source.texts(self._hard_key, "hard")
+                texts += [] if self._box_key is None else [text for text, _ in source.regions(self._box_key)]
+                header = read_header(source.image(), self._transform.max_pixels)
                 return fromarray(header.decode(1)), texts
         raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 
-    def locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
+    def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""
         source = bisect_right(self._first_ids, sample_id) - 1
         index = self._indexes[source]
         return index, *index.locate(sample_id - self._first_ids[source])
+
+    def _plan(self, seed: int, global_batch: int) -> Plan:
+        counts = [index.counts.tolist() for index in self._indexes]
+        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+
+    def _open_fault_log(self, world: World) -> None:
+        if self._run is not None:
+            self._faults.write_to(self._run / f"bad_samples.rank{world.rank}.jsonl")
+
+
+def rank_rows(global_batch: int, world: World) -> slice:
+    """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
+    if global_batch % world.size:
+        raise ConfigError(
+            f"trainer.global_batch {global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+        )
+    size = global_batch // world.size
+    return slice(world.rank * size, (world.rank + 1) * size)
+
+
+def _as_tensor(digests: Iterable[int]) -> Tensor:
+    """Return digests below 2^64 as int64, [n]."""
+    return torch.from_numpy(np.fromiter(digests, np.uint64).view(np.int64))
+
+
+class Sample(NamedTuple):
+    """A sample as it is read.
+
+    image: uint8 [3, S, S], or [1 + crops, 3, S, S] with further crops; None if its features are stored.
+    image_key: see `ImageTransform`. texts: captions, hard negatives and captions of regions, in this order.
+    group: digest of the group, 0 without one. faults: replacement, conversions, and texts that were repeated.
+    """
+
+    image: Tensor | None
+    image_key: int
+    texts: list[str]
+    group: int
+    faults: list[Fault]
 
 
 def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:

@@ -283,8 +283,7 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     The data file must have the expected size, and records and keys that match the digests. In a file larger than
     _VERIFIED_BYTES, shards at equal distances are verified.
     """
-    table = io.read_json(path, 64 * io.MB, REMEDY)
-    io.require_fields(path, table, {"version": int, "data": str, "shards": list}, REMEDY)
+    table = io.read_json(path, 64 * io.MB, REMEDY, fields={"version": int, "data": str, "shards": list})
     if table["version"] != VERSION:
         return None
     io.require_fields(path, table, {"captions": list}, REMEDY)
@@ -421,8 +420,7 @@ def _stated_count(location: str, usual: int) -> int:
         return usual
     remedy = "the size of other shards is used"
     try:
-        content = io.read_json(stats, io.MB, remedy)
-        io.require_fields(stats, content, {"successes": int}, remedy)
+        content = io.read_json(stats, io.MB, remedy, fields={"successes": int})
     except io.DamagedFileError as error:
         _log.warning("%s", error)
         return usual

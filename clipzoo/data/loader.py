@@ -8,14 +8,15 @@ import queue
 import signal
 import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from clipzoo.data.children import bind_to_parent
 from clipzoo.errors import ConfigError, TrainingError
@@ -29,9 +30,9 @@ _running: weakref.WeakSet[Iterator] = weakref.WeakSet()
 
 
 def iterate(
-    dataset: Dataset[Item], steps: range, workers: int, prefetch: int, timeout: float, key: str
+    compute: Callable[[int], Item], steps: range, workers: int, prefetch: int, timeout: float, key: str
 ) -> Generator[Item, None, None]:
-    """Yield the items of `steps` in order, computed by `workers` processes, `prefetch` items ahead each.
+    """Yield `compute(step)` for each of `steps` in order, computed by `workers` processes, `prefetch` items ahead each.
 
     The workers start at once. They end when the generator ends or is closed, or when this process ends for any reason.
     With 0 workers the items are computed in this process.
@@ -41,9 +42,9 @@ def iterate(
     memory.
     """
     loader: DataLoader = DataLoader(
-        _InWorker(dataset, key) if workers else dataset,
+        steps,  # type: ignore[arg-type]
         batch_size=None,
-        sampler=steps,
+        collate_fn=partial(_in_worker, compute, key) if workers else compute,  # type: ignore[arg-type]
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
         pin_memory=torch.cuda.is_available(),
@@ -76,39 +77,34 @@ class _Failure:
     error: ConfigError | TrainingError | ExceptionWrapper
 
 
-@dataclass(frozen=True, eq=False)
-class _InWorker(Dataset, Generic[Item]):
-    """Items of `dataset` with their tensors in shared memory, or a failure."""
+def _in_worker(compute: Callable[[int], Item], key: str, step: int) -> Item | _Failure:
+    """Compute an item with its tensors in shared memory, or a failure."""
+    try:
+        item = compute(step)
+        # In the worker: a failure in the thread that sends the item would leave the parent waiting for it.
+        _share(item, key)
+        return item
+    except (ConfigError, TrainingError) as error:
+        return _Failure(error)
+    except Exception:
+        return _Failure(ExceptionWrapper(where="in a loader process"))
 
-    dataset: Dataset[Item]
-    key: str
 
-    def __getitem__(self, step: int) -> Item | _Failure:
+def _share(item: Any, key: str) -> None:
+    """Move the tensors of nested tuples and batches into shared memory."""
+    for part in vars(item).values() if isinstance(item, Batch) else item if isinstance(item, tuple) else ():
+        _share(part, key)
+    if isinstance(item, torch.Tensor):
         try:
-            item = self.dataset[step]
-            # In the worker: a failure in the thread that sends the item would leave the parent waiting for it.
-            self._share(item)
-            return item
-        except (ConfigError, TrainingError) as error:
-            return _Failure(error)
-        except Exception:
-            return _Failure(ExceptionWrapper(where="in a loader process"))
-
-    def _share(self, item: Any) -> None:
-        """Move the tensors of nested tuples and batches into shared memory."""
-        for part in vars(item).values() if isinstance(item, Batch) else item if isinstance(item, tuple) else ():
-            self._share(part)
-        if isinstance(item, torch.Tensor):
-            try:
-                item.share_memory_()
-            except (RuntimeError, OSError) as error:
-                memory = os.statvfs(SHARED_MEMORY)
-                free, total = (blocks * memory.f_frsize / 1e6 for blocks in (memory.f_bavail, memory.f_blocks))
-                raise TrainingError(
-                    f"a loader process cannot pass {item.nbytes / 1e6:.1f} MB through {SHARED_MEMORY}, which has "
-                    f"{free:.1f} of {total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower "
-                    f"{self.key}, or set {self.key}=0"
-                ) from error
+            item.share_memory_()
+        except (RuntimeError, OSError) as error:
+            memory = os.statvfs(SHARED_MEMORY)
+            free, total = (blocks * memory.f_frsize / 1e6 for blocks in (memory.f_bavail, memory.f_blocks))
+            raise TrainingError(
+                f"a loader process cannot pass {item.nbytes / 1e6:.1f} MB through {SHARED_MEMORY}, which has "
+                f"{free:.1f} of {total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower "
+                f"{key}, or set {key}=0"
+            ) from error
 
 
 def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> Generator[Item, None, None]:

@@ -233,8 +233,7 @@ def describe(name: str) -> Description:
 
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER)) / FILE
-        content = read_json(path, MB, REMEDY)
-        require_fields(path, content, {"model_cfg": dict}, REMEDY)
+        content = read_json(path, MB, REMEDY, fields={"model_cfg": dict})
         require_fields(path, content["model_cfg"], MODEL_FIELDS, REMEDY)
     elif name.startswith(HUB):
         with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):

@@ -16,7 +16,6 @@ import torch
 from PIL.Image import Image, open as open_image
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import Dataset
 
 from clipzoo.data.images import LARGEST_FILE, to_rgb
 from clipzoo.data.loader import iterate
@@ -72,9 +71,16 @@ class BatchEncoder:
         """
         total = len(images)
         batches = _local_batches(total, self.batch_size, self.world)
-        dataset = _ImageBatches(images, Transform(self.image_size, size, self.interpolation, self.resize_mode), batches)
+        transform = Transform(self.image_size, size, self.interpolation, self.resize_mode)
+
+        def load(number: int) -> tuple[Tensor, Tensor]:
+            # Images (uint8 [b, 3, S, S]) and labels (int64 [b]) of a batch.
+            samples = [images[index] for index in batches[number]]
+            labels = torch.tensor([label for _, label in samples])
+            return torch.stack([transform(image) for image, _ in samples]), labels
+
         workers = min(self.workers, len(batches))
-        loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
+        loaded = iterate(load, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
 
         def encode(_: Sequence[int]) -> list[Embedding]:
             pixels, labels = next(loaded)
@@ -151,18 +157,6 @@ def _local_batches(count: int, size: int, world: World) -> list[list[int]]:
     batches = math.ceil(count / size)
     indices = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
     return [list(range(index * size, min((index + 1) * size, count))) for index in indices]
-
-
-class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Item k: images (uint8 [b, 3, S, S]) and labels (int64 [b]) of batch k."""
-
-    def __init__(self, images: LabelledSplit, transform: Transform, batches: list[list[int]]) -> None:
-        self._images, self._transform, self._batches = images, transform, batches
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        samples = [self._images[index] for index in self._batches[number]]
-        labels = torch.tensor([label for _, label in samples])
-        return torch.stack([self._transform(image) for image, _ in samples]), labels
 
 
 class Transform:

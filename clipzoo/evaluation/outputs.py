@@ -18,7 +18,7 @@ THUMBNAIL = 112
 CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
 
 
-def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, result: ZeroShot) -> None:
+def write_zero_shot(path: Path, dataset: ClassificationDataset, result: ZeroShot) -> None:
     """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
     mistakes = (result.labels != result.predictions).nonzero().flatten()
     worst = mistakes[result.margins[mistakes].argsort(descending=True, stable=True)][:MISTAKES]
@@ -28,7 +28,7 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, resu
         path,
         confusion=cells.view(classes, classes).numpy(),
         class_names=np.array(dataset.class_names),
-        images=_thumbnails([dataset.splits[split][int(index)][0] for index in worst]),
+        images=_thumbnails([dataset.splits["test"][int(index)][0] for index in worst]),
         labels=result.labels[worst].numpy(),
         predictions=result.predictions[worst].numpy(),
         margins=result.margins[worst].float().numpy(),

@@ -96,9 +96,6 @@ class LabelledFeatures(NamedTuple):
     def rows(self, chosen: Tensor) -> LabelledFeatures:
         return LabelledFeatures(self.features[chosen], self.labels[chosen])
 
-    def join(self, other: LabelledFeatures) -> LabelledFeatures:
-        return LabelledFeatures(*map(torch.cat, zip(self, other, strict=True)))
-
 
 def write_features(
     model: Model,
@@ -230,7 +227,7 @@ def probe(
         model = LogisticRegression(train.features, train.labels, classes)
         scores = search(model, validation, classes, metric, name)
         best = min(scores, key=lambda c: (-scores[c], c))
-        both_splits = train.join(validation)
+        both_splits = LabelledFeatures(*map(torch.cat, zip(train, validation, strict=True)))
         solution = LogisticRegression(both_splits.features, both_splits.labels, classes).solve(best)
         logits = solution.logits(test.features)
     labels, predictions = test.labels.cpu(), logits.argmax(dim=1).cpu()

@@ -197,8 +197,8 @@ class Suite(Part):
             world.run_on_first(lambda: outputs.write_retrieval(path, dataset, retrieved))
             metrics, loss = retrieved.metrics, retrieved.loss
         elif task == "zero_shot":
-            classified = zero_shot(model, dataset, "test", encoder, encoder.image_size, self._draws)
-            world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, "test", classified))
+            classified = zero_shot(model, dataset, encoder, encoder.image_size, self._draws)
+            world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, classified))
             metrics = {"": classified.metrics}
         else:
             metrics = self._probe.run(model, dataset, encoder, output, key)
@@ -273,7 +273,7 @@ def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world:
         if content.get("key") != key:
             return None
         io.require_fields(path, content, {"metrics": dict}, REMEDY)
-        io.require_numbers(path, content["metrics"], REMEDY)
+        io.require_fields(path, content["metrics"], dict.fromkeys(content["metrics"], io.NUMBER), REMEDY)
         return content["metrics"]
 
     metrics = world.run_on_first(lambda: io.DamageLog().read(stored, None))

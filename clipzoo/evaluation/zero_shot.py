@@ -29,16 +29,14 @@ class ZeroShot:
     margins: Tensor
 
 
-def zero_shot(
-    model: Model, dataset: ClassificationDataset, split: str, encoder: BatchEncoder, resize: int, draws: int
-) -> ZeroShot:
-    """Classify the images of one split: top1, mean_per_class, and top5 for more than five classes. Collective.
+def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, resize: int, draws: int) -> ZeroShot:
+    """Classify the test images: top1, mean_per_class, and top5 for more than five classes. Collective.
 
     resize: shorter side in pixels before the central crop. draws: number of draws, for heads with random features.
     """
     draws = draws if model.head.stochastic else 1
-    names, world = dataset.class_names, encoder.world
-    scoring.check_labels(torch.tensor(dataset.splits[split].labels), names, f"{dataset.name}, {split}", complete=True)
+    names, world, test = dataset.class_names, encoder.world, dataset.splits["test"]
+    scoring.check_labels(torch.tensor(test.labels), names, f"{dataset.name}, test", complete=True)
     classifiers = build_classifiers(model, names, dataset.templates, encoder, draws)
 
     def classify(features: Features, labels: Tensor) -> list[Embedding]:
@@ -46,7 +44,7 @@ def zero_shot(
         classified = [_classify(model, *pair, labels) for pair in zip(images, classifiers, strict=True)]
         return [labels, *(torch.stack(column, dim=1) for column in zip(*classified, strict=True))]
 
-    batches = encoder.images(model, dataset.splits[split], resize, classify, f"zero-shot {dataset.name}")
+    batches = encoder.images(model, test, resize, classify, f"zero-shot {dataset.name}")
     columns = zip(*[[part.cpu() for part in batch if isinstance(part, Tensor)] for batch in batches], strict=True)
     labels, position, predictions, margins = (torch.cat(column) for column in columns)  # [n], [n, draws] ...
     local_rows = slice(world.rank, None, world.size)

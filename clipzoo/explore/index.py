@@ -224,7 +224,10 @@ def build_index(
         ConfigError: the folder has an index of other images or of another model, and replace is False.
     """
     folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
-    facts = facts_of(model, source, gallery.source, gallery.names)
+    facts = {
+        "model": source, "images": gallery.source, "count": len(gallery.names), "block": BLOCK,
+        "key": model_key(model, ()), "names": _digest(gallery.names),
+    }  # fmt: skip
 
     def claim() -> None:
         before = _facts(folder) if (folder / FILE).exists() else None
@@ -235,7 +238,8 @@ def build_index(
         if different:
             shutil.rmtree(folder)
         if different or before is None:
-            write_facts(folder, facts, gallery.names)
+            io.write_json(folder / NAMES, gallery.names)
+            io.write_json(folder / FILE, facts)
 
     world.run_on_first(claim)
     blocks = range(world.rank, math.ceil(len(gallery.names) / BLOCK), world.size)
@@ -244,7 +248,9 @@ def build_index(
         rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
         pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
         with torch.no_grad(), exact_products():
-            write_block(folder, number, model.encode_image(pixels))
+            embedding = model.encode_image(pixels)
+        tensors = vars(embedding) if isinstance(embedding, PointSet) else {"embedding": embedding}
+        save_weights(tensors, _block(folder, number))
         report(f"{done} of {len(missing)} blocks of {number_of(BLOCK, 'image')}")
     world.barrier()
     return SearchIndex(folder, model) if world.is_first else None
@@ -253,30 +259,12 @@ def build_index(
 # Files of an index.
 
 
-def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the content of index.json. source, images: origins of the model and of the images."""
-    sizes = {"count": len(names), "block": BLOCK}
-    return {"model": source, "images": images, **sizes, "key": model_key(model, ()), "names": _digest(names)}
-
-
-def write_facts(folder: Path, facts: dict[str, Any], names: Sequence[str]) -> None:
-    io.write_json(folder / NAMES, names)
-    io.write_json(folder / FILE, facts)
-
-
-def write_block(folder: Path, number: int, embedding: Embedding) -> None:
-    """Write the embeddings of the images from `number * BLOCK` on."""
-    tensors = vars(embedding) if isinstance(embedding, PointSet) else {"embedding": embedding}
-    save_weights(tensors, _block(folder, number))
-
-
 def _block(folder: Path, number: int) -> Path:
     return folder / "blocks" / f"{number:05d}.safetensors"
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    facts = io.read_json(folder / FILE, io.MB, REMEDY)
-    io.require_fields(folder / FILE, facts, FIELDS, REMEDY)
+    facts = io.read_json(folder / FILE, io.MB, REMEDY, fields=FIELDS)
     if facts["block"] != BLOCK or facts["count"] < 1:
         raise io.DamagedFileError(folder / FILE, f"has {facts['count']} images in blocks of {facts['block']}", REMEDY)
     return facts

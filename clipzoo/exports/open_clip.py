@@ -261,6 +261,16 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
 # Convert models of open_clip with their weights to our encoder and head.
 
 
+def weights_of_open_clip(place: str) -> LoadedModel:
+    """Return the model NAME/TAG or NAME/FILE, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER". Raises ConfigError."""
+    if place.startswith((FOLDER, HUB)):
+        return from_open_clip(place)
+    name, _, tag = place.partition("/")
+    if not tag:
+        raise ConfigError(f"open_clip:{place} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
+    return from_open_clip(name, tag)
+
+
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
     """Return an open_clip model by name and tag or checkpoint file, or from an exported folder "local-dir:FOLDER".
 

@@ -68,8 +68,7 @@ def from_transformers(folder: str | Path, device: str | torch.device = "cpu") ->
     """
     folder = Path(folder)
     path = folder / _MODEL
-    content = read_json(path, MB, REMEDY)
-    require_fields(path, content, {"vision_config": dict, "text_config": dict}, REMEDY)
+    content = read_json(path, MB, REMEDY, fields={"vision_config": dict, "text_config": dict})
     if (kind := content.get("model_type")) not in KINDS:
         raise ConfigError(f"{folder} holds a model of type {kind}, not clip or siglip")
     vocabulary_file = folder / "tokenizer.json"

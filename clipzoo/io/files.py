@@ -19,16 +19,17 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from clipzoo.errors import ConfigError, TrainingError, first_line
 
 __all__ = [
-    "ANY_SIZE", "DamageLog", "DamagedFileError", "JsonLines", "MB", "NO_SPACE", "WriteError", "below", "digest_of",
-    "ensure_folder", "explained", "file_type", "folder_name", "make_folder", "new_folder", "publish_folder",
-    "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text", "read_yaml", "readable",
-    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_json", "write_whole",
+    "ANY_SIZE", "DamageLog", "DamagedFileError", "JsonLines", "Kind", "MB", "NO_SPACE", "NUMBER", "WriteError", "below",
+    "digest_of", "ensure_folder", "explained", "file_type", "folder_name", "make_folder", "new_folder",
+    "publish_folder", "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text",
+    "read_yaml", "readable", "require_fields", "require_no_links", "shortened", "whole", "write_json", "write_whole",
 ]  # fmt: skip
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,19 @@ NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 """Errors of file systems that cannot flush a folder."""
 _VALID_NAME = re.compile(r"\w[\w .,:=+@%()-]*(?<![ .])")
 _TYPES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", type(None): "nothing"}
-Kinds = type | tuple[type, ...]
+NUMBER = (int, float)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Values of a file or a configuration. words: their name in messages."""
+
+    words: str
+    admits: Callable[[Any], bool]
+
+
+Kinds = type | tuple[type, ...] | Kind
 
 
 class DamagedFileError(ConfigError):
@@ -213,8 +225,10 @@ def _parsed(text: str | bytes) -> Any:
     return json.loads(text, parse_int=whole_number)
 
 
-def read_json(path: Path, most: int, remedy: str = "", root: type = dict) -> Any:
-    """Return the content of a JSON file whose outermost value is a `root`. Raises DamagedFileError."""
+def read_json(
+    path: Path, most: int, remedy: str = "", root: type = dict, fields: Mapping[str, Kinds] | None = None
+) -> Any:
+    """Return the content of a JSON file whose outermost value is a `root` with `fields`. Raises DamagedFileError."""
     text = read_text(path, most, remedy)
     try:
         content = _parsed(text)
@@ -226,6 +240,8 @@ def read_json(path: Path, most: int, remedy: str = "", root: type = dict) -> Any
         raise DamagedFileError(path, f"is not JSON that can be read ({error})", remedy) from None
     if not isinstance(content, root):
         raise DamagedFileError(path, f"holds {shortened(content)}, not {_TYPES[root]}", remedy)
+    if fields is not None:
+        require_fields(path, content, fields, remedy)
     return content
 
 
@@ -310,21 +326,20 @@ def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]
         raise ConfigError(f"{path} is not a table in UTF-8: {first_line(error)}") from None
 
 
-def require_fields(path: Path, content: Mapping[str, Any], fields: Mapping[str, Kinds], remedy: str = "") -> None:
-    """Raise DamagedFileError unless `content` of the file has all these keys, with values of these types."""
-    missing = [name for name in fields if name not in content]
-    if missing:
+def require_fields(path: Path, content: Any, fields: Mapping[str, Kinds], remedy: str = "") -> None:
+    """Raise DamagedFileError unless `content` of the file is a mapping with these keys and values of these types."""
+    if missing := [name for name in fields if not isinstance(content, Mapping) or name not in content]:
         raise DamagedFileError(path, f"lacks {', '.join(missing)}", remedy)
-    for name, kinds in fields.items():
+    for name, kind in fields.items():
         value = content[name]
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            words = dict.fromkeys(_TYPES[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
-            raise DamagedFileError(path, f"has {shortened(value)} as {name}, not {' or '.join(words)}", remedy)
-
-
-def require_numbers(path: Path, values: Mapping[str, Any], remedy: str = "") -> None:
-    """Raise DamagedFileError unless all these values of the file are numbers."""
-    require_fields(path, values, dict.fromkeys(values, (int, float)), remedy)
+        if isinstance(kind, Kind):
+            fits, words = kind.admits(value), kind.words
+        else:
+            types = kind if isinstance(kind, tuple) else (kind,)
+            fits = isinstance(value, types) and not isinstance(value, bool)
+            words = " or ".join(dict.fromkeys(_TYPES[one] for one in types))
+        if not fits:
+            raise DamagedFileError(path, f"has {shortened(value)} as {name}, not {words}", remedy)
 
 
 class DamageLog:

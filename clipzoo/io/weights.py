@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from clipzoo.errors import ConfigError, cause, one_message
-from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_json, readable, require_fields, shortened
+from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_json, readable, shortened
 
 _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 """Opcodes of pickles that name a class or a function."""
@@ -92,8 +92,7 @@ def weights_digest(name: str, key: str, forms: str = FORMS) -> str:
     path = weights_file(location, key, forms)
     # The .json next to another program's file is not a mark.
     if mark_of(path).exists() and is_checkpoint(path) and (run_of(path) / "config.yaml").exists():
-        content = read_json(mark_of(path), MB, "give another checkpoint")
-        require_fields(mark_of(path), content, {"sha256": str})
+        content = read_json(mark_of(path), MB, "give another checkpoint", fields={"sha256": str})
         return content["sha256"]
     return digest_of(path / MANIFEST if is_sharded(path) else path)
 

@@ -285,10 +285,9 @@ def read_statistics(path: Path) -> dict[str, dict[str, Any]]:
     number = (int, float)
     fields: dict[str, Any] = {"seen": int, "mean": number, "counts": list, "edges": list, **dict.fromkeys(SIDES, list)}
     for statistic in summary.values():
-        io.require_fields(path, statistic if isinstance(statistic, dict) else {}, fields)
+        io.require_fields(path, statistic, fields)
         for sample in [*statistic["highest"], *statistic["lowest"]]:
-            values = sample if isinstance(sample, dict) else {}
-            io.require_fields(path, values, {"sample_id": int, "value": number})
+            io.require_fields(path, sample, {"sample_id": int, "value": number})
     return summary
 
 

@@ -126,8 +126,7 @@ def _facts(
     }
 
     def captions() -> str:
-        counts = io.read_json(run / CAPTIONS, io.MB)
-        io.require_fields(run / CAPTIONS, counts, dict.fromkeys(CaptionCounts().figures(0), (int, float)))
+        counts = io.read_json(run / CAPTIONS, io.MB, fields=dict.fromkeys(CaptionCounts().figures(0), (int, float)))
         return described(counts)
 
     if (run / CAPTIONS).exists():
@@ -437,14 +436,20 @@ def sweep_results(swept: Sequence[Point]) -> tuple[Table, Trials]:
     columns = [*tasks, LOSS, minutes]
     finished = pd.DataFrame.from_dict(numbers, orient="index", columns=columns, dtype=float)
 
-    groups, keys = parts.seed_groups(swept), [key for key in swept[0].swept if key != "seed"]
+    # Run directories by swept values without the seed, in the order of the command line.
+    keys, groups = [key for key in swept[0].swept if key != "seed"], dict[tuple[str, ...], list[Path]]()
+    for point in swept:
+        folders = groups.setdefault(tuple(point.swept[key] for key in keys), [])
+        folders += [point.folder] if point.folder not in folders else []
     best = pd.DataFrame([finished.reindex(folders)[list(tasks)].mean() for folders in groups.values()]).max()
     rows, trials = [], []
     for number, (values, folders) in enumerate(groups.items()):
         results, texts = finished.reindex(folders), []
         for name in columns:
-            is_best = len(groups) > 1 and bool(results[name].mean() == best.get(name))
-            texts.append(parts.seeds_text(results[name].dropna().to_list()) + "*" * is_best)
+            measured, is_best = results[name].dropna(), len(groups) > 1 and results[name].mean() == best.get(name)
+            text = f"{measured.mean():.4g}" if len(measured) else "-"
+            text += f" ± {measured.std():.2g}" if len(measured) > 1 else ""
+            texts.append(text + "*" * bool(is_best))
         count = sum(folder in finished.index for folder in folders)
         rows.append([*values, *texts, str(count) if count == len(folders) else f"{count} of {len(folders)}"])
 

@@ -228,7 +228,7 @@ def expected_numbers(given: str | None, own: str, prompts: str | None) -> tuple[
     name = given or own
     if name.endswith(".json"):
         values = io.read_json(Path(name), io.MB)
-        io.require_numbers(Path(name), values)
+        io.require_fields(Path(name), values, dict.fromkeys(values, io.NUMBER))
         return {MetricKey.parse(key): PaperNumber(value, None, str(value)) for key, value in values.items()}, name
     facts = yaml.safe_load((OPEN_CLIP / "columns.yaml").read_text())
     cells: dict[str, dict[str, str]] = {}

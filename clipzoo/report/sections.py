@@ -23,7 +23,6 @@ from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, c
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.identity import flat
 from clipzoo.runs.record import TASKS, MetricKey, TrainingLog
-from clipzoo.runs.sweep import Point
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -513,19 +512,3 @@ def worst_classes(arrays: Arrays) -> Table:
         taken_for = str(names[other_counts.argmax()]) if other_counts.max() > 0 else ""
         rows.append([str(names[index]), f"{int(correct[index])} of {int(sizes[index])}", taken_for])
     return text_table(["class", "right", "mostly predicted as"], rows, left=1)
-
-
-def seed_groups(points: Sequence[Point]) -> dict[tuple[str, ...], list[Path]]:
-    """Run directories of a sweep by swept values without the seed, in the order of the command line."""
-    groups: dict[tuple[str, ...], dict[Path, None]] = {}
-    for point in points:
-        values = tuple(value for key, value in point.swept.items() if key != "seed")
-        groups.setdefault(values, {})[point.folder] = None
-    return {values: list(folders) for values, folders in groups.items()}
-
-
-def seeds_text(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds; "-" without values."""
-    if not len(values):
-        return "-"
-    return f"{np.mean(values):.4g}" + (f" ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else "")

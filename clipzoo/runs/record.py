@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.groups import own_folder
-from clipzoo.config.schema import require_kinds
+from clipzoo.config.schema import kinds_of
 from clipzoo.errors import masked
 
 if TYPE_CHECKING:
@@ -192,10 +192,10 @@ class RunRecord:
         path = folder / FILE
         content = io.read_json(path, 16 * io.MB, REMEDY)
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
-        require_kinds(path, values, {name: FIELDS[name] for name in {**values, "metrics": 0}}, REMEDY)
-        io.require_numbers(path, values["metrics"], REMEDY)
+        io.require_fields(path, values, kinds_of({name: FIELDS[name] for name in {**values, "metrics": 0}}), REMEDY)
+        io.require_fields(path, values["metrics"], dict.fromkeys(values["metrics"], io.NUMBER), REMEDY)
         for comparison in values.get("published", {}).values():
-            require_kinds(path, comparison, PUBLISHED, REMEDY)
+            io.require_fields(path, comparison, kinds_of(PUBLISHED), REMEDY)
         for name in ("overrides", "not_converged"):
             values[name] = tuple(masked(values.get(name, [])))
         values["metrics"] = parsed(values["metrics"])

@@ -269,8 +269,7 @@ def _fault(path: Path) -> str | None:
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
-        content = io.read_json(mark, io.MB)
-        io.require_fields(mark, content, {"bytes": int, "sha256": str})
+        content = io.read_json(mark, io.MB, fields={"bytes": int, "sha256": str})
         if not file.is_file():
             return f"{name}it is missing"
         if file.stat().st_size != content["bytes"]:
@@ -540,8 +539,9 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
     Raises DamagedFileError if it is missing or damaged, or its tensors do not fit its files.
     """
     path = folder / MANIFEST
-    content = io.read_json(path, 32 * io.MB, REMEDY)
-    io.require_fields(path, content, {"format": int, "state": dict, "tensors": dict, "files": dict}, REMEDY)
+    content = io.read_json(
+        path, 32 * io.MB, REMEDY, fields={"format": int, "state": dict, "tensors": dict, "files": dict}
+    )
     if content["format"] != VERSION:
         fault = f"has format {content['format']}, this version of clipzoo reads {VERSION}"
         raise io.DamagedFileError(path, fault, "update clipzoo")

@@ -171,7 +171,7 @@ def _ours(model: Any, data: Any, options: argparse.Namespace, tokenizer: Any) ->
     if isinstance(data, RetrievalDataset):
         metrics = retrieval(model, data, encoder, draws=1, paired=True).metrics
         return {f"{protocol}/{name}": value for protocol, part in metrics.items() for name, value in part.items()}
-    return zero_shot(model, data, "test", encoder, size, draws=1).metrics
+    return zero_shot(model, data, encoder, size, draws=1).metrics
 
 
 def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:

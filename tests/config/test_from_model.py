@@ -7,7 +7,7 @@ import torch
 
 from clipzoo.build import build_model, found_in_model, heads_with_tokens
 from clipzoo.config.compose import compose
-from clipzoo.config.schema import filled, has_open
+from clipzoo.config.schema import PREFIX, filled
 from clipzoo.errors import ConfigError
 from clipzoo.runs.identity import differing, identity
 
@@ -19,7 +19,7 @@ def test_sizes_stay_open_until_the_model_is_known_and_are_then_the_same_everywhe
     plain = compose(MODEL)
     assert plain["data"]["image_size"] == plain["encoder"]["image_size"] == "from_model:image_size"
     complete = filled(plain, found_in_model(plain))
-    assert not has_open(complete)
+    assert PREFIX not in str(complete)
     sizes = [complete[part]["image_size"] for part in ("data", "encoder", "eval")]
     assert sizes == [224] * 3 and complete["encoder"]["image"]["image_size"] == 224
     assert complete["data"]["tokenizer"]["context_length"] == 77

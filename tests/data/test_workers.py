@@ -36,7 +36,7 @@ class Tensors(Dataset):
 
 
 def items(dataset: Dataset, workers: int = 2, timeout: float = 60.0):
-    return iterate(dataset, range(100), workers, 2, timeout, "data.workers")
+    return iterate(dataset.__getitem__, range(100), workers, 2, timeout, "data.workers")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

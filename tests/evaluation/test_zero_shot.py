@@ -40,7 +40,7 @@ def plain_predictions(model, data, resize) -> list[int]:
 @torch.no_grad()
 def test_zero_shot_of_any_head_equals_a_plain_loop_over_images_and_classes(head):
     model, data = model_of(head), classes()
-    result = zero_shot(model, data, "test", batch_encoder(batch_size=7), 36, draws=1)
+    result = zero_shot(model, data, batch_encoder(batch_size=7), 36, draws=1)
     expected = plain_predictions(model, data, 36)
     assert result.predictions.tolist() == expected
     right = [guess == label for guess, label in zip(expected, data.splits["test"].labels, strict=True)]
@@ -71,7 +71,7 @@ def test_classifier_and_accuracy_equal_open_clips(tmp_path):
     # open_clip's accuracy(); its own last line fails with numpy 2.4.
     correct = logits.topk(5).indices.mT.eq(labels)
     top1, top5 = correct[:1].sum().item(), correct[:5].sum().item()
-    result = zero_shot(model, data, "test", batch_encoder(), IMAGE_SIZE, draws=1)
+    result = zero_shot(model, data, batch_encoder(), IMAGE_SIZE, draws=1)
     assert result.metrics["top1"] == pytest.approx(100 * top1 / len(labels))
     assert result.metrics["top5"] == pytest.approx(100 * top5 / len(labels))
 
@@ -80,7 +80,7 @@ def test_classifier_and_accuracy_equal_open_clips(tmp_path):
 def test_a_model_that_scores_all_classes_equally_predicts_the_first():
     model, data = model_of("clip"), classes()
     model.head.text_projection.zero_()
-    result = zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
+    result = zero_shot(model, data, batch_encoder(), 32, draws=1)
     assert set(result.predictions.tolist()) == {0}
     assert result.metrics["top1"] == pytest.approx(100 * data.splits["test"].labels.count(0) / 33)
     assert result.metrics["mean_per_class"] == pytest.approx(100 / 7)
@@ -91,24 +91,24 @@ def test_a_model_that_scores_all_classes_equally_predicts_the_first():
 @torch.no_grad()
 def test_several_draws_give_the_mean_and_deviation_of_single_draws_and_a_deterministic_head_has_none():
     model, data = model_of("wpse"), classes()
-    together = zero_shot(model, data, "test", batch_encoder(), 32, draws=3).metrics
+    together = zero_shot(model, data, batch_encoder(), 32, draws=3).metrics
     single = []
     for draw in range(3):
         # With one draw the evaluator uses the head's current draw.
         model.head.resample(draw)
-        single.append(zero_shot(model, data, "test", batch_encoder(), 32, draws=1).metrics["top5"])
+        single.append(zero_shot(model, data, batch_encoder(), 32, draws=1).metrics["top5"])
     assert len(set(single)) > 1
     assert together["top5"] == pytest.approx(torch.tensor(single).mean().item())
     assert together["top5_std"] == pytest.approx(torch.tensor(single).std().item())
-    deterministic = zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=5).metrics
+    deterministic = zero_shot(model_of("clip"), data, batch_encoder(), 32, draws=5).metrics
     assert not [key for key in deterministic if key.endswith("_std")]
 
 
 def test_the_size_of_score_blocks_does_not_change_the_metrics(monkeypatch):
     model, data = model_of("kme"), classes()
-    whole = zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
+    whole = zero_shot(model, data, batch_encoder(), 32, draws=1)
     monkeypatch.setattr("clipzoo.evaluation.scoring.BLOCK_POINT_PAIRS", 1)
-    assert zero_shot(model, data, "test", batch_encoder(), 32, draws=1).metrics == whole.metrics
+    assert zero_shot(model, data, batch_encoder(), 32, draws=1).metrics == whole.metrics
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def test_classes_without_samples_a_single_class_labels_without_a_class_and_nan_s
         (broken, classes(), "similarities are NaN"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
+            zero_shot(model, data, batch_encoder(), 32, draws=1)
 
 
 def test_a_classifier_row_is_the_ensemble_of_its_own_prompts():

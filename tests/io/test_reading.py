@@ -84,7 +84,7 @@ def test_fields_of_another_type_are_named(tmp_path):
     with pytest.raises(io.DamagedFileError, match="a.json has 'x' as loss, not a number"):
         io.require_fields(path, {"step": 1, "loss": "x"}, fields)
     with pytest.raises(io.DamagedFileError, match="a.json has True as step, not a number"):
-        io.require_numbers(path, {"step": True})
+        io.require_fields(path, {"step": True}, {"step": io.NUMBER})
 
 
 def test_a_log_of_damage_names_every_file_once_and_its_errors_reach_other_ranks_as_they_were_raised(tmp_path, caplog):

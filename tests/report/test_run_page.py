@@ -137,9 +137,9 @@ def test_a_deviation_follows_its_mean():
 
 def test_a_model_without_mistakes_shows_none(tmp_path):
     data = classes()
-    result = zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
+    result = zero_shot(model_of("clip"), data, batch_encoder(), 32, draws=1)
     perfect = type(result)(result.metrics, result.labels, result.labels, result.margins * 0)
-    outputs.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, "test", perfect)
+    outputs.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, perfect)
     page = write_report(tmp_path).read_text()
     assert "confusion_colours" in page and "mistakes_colours" not in page and "predicted as" not in page
 

@@ -157,13 +157,11 @@ def karpathy(folder: Path, split: str, captions: int) -> RetrievalSource:
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
-    content = io.read_json(lists[0], 160 * io.MB, REMEDY)
-    io.require_fields(lists[0], content, {"images": list}, REMEDY)
+    content = io.read_json(lists[0], 160 * io.MB, REMEDY, fields={"images": list})
     for entry in content["images"]:
-        values = entry if isinstance(entry, dict) else {}
-        io.require_fields(lists[0], values, {"split": str, "filename": str, "sentences": list}, REMEDY)
-        for sentence in values["sentences"]:
-            io.require_fields(lists[0], sentence if isinstance(sentence, dict) else {}, {"raw": str}, REMEDY)
+        io.require_fields(lists[0], entry, {"split": str, "filename": str, "sentences": list}, REMEDY)
+        for sentence in entry["sentences"]:
+            io.require_fields(lists[0], sentence, {"raw": str}, REMEDY)
     entries = [entry for entry in content["images"] if entry["split"] == split]
     # Flickr30k's entries name no folder.
     paths = [

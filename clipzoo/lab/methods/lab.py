@@ -38,7 +38,7 @@ from clipzoo.build import build_model, build_objective, build_part as build_part
 from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.schema import require_kinds
+from clipzoo.config.schema import kinds_of
 from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.launch import say
@@ -210,7 +210,7 @@ def read_settings(name: str) -> LabSettings:
         known = ", ".join(sorted(file.stem for file in (CONF / "lab").glob("*.yaml")))
         raise ConfigError(f"there is no lab {name}: give a YAML file, or one of {known}")
     content: dict[str, Any] = {SCALES: {}, **io.read_yaml(path)}
-    require_kinds(path, content, KINDS)
+    io.require_fields(path, content, kinds_of(KINDS))
     if unknown := [key for key in content if key not in KINDS]:
         raise ConfigError(f"{path} has the unknown key {unknown[0]}; its keys are {', '.join(KINDS)}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clipzoo import io
-from clipzoo.config.schema import require_kinds
+from clipzoo.config.schema import kinds_of
 from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page, statistics
@@ -376,17 +376,17 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     if not path.exists():
         raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
     facts = io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again") | dict(newer or {})
-    require_kinds(path, facts, FACTS)
+    io.require_fields(path, facts, kinds_of(FACTS))
     for claim in facts["claims"]:
-        require_kinds(path, claim, {**CLAIM, "metric": f"Literal{[*METRICS]}"})
+        io.require_fields(path, claim, kinds_of({**CLAIM, "metric": f"Literal{[*METRICS]}"}))
     damage = io.DamageLog()
     parts = []
     for node in facts["comparisons"]:
-        require_kinds(path, node, COMPARISON)
-        require_kinds(path, node["oracle"], dict.fromkeys(TASKS, PERCENT) | {LOSS: NUMBER})
+        io.require_fields(path, node, kinds_of(COMPARISON))
+        io.require_fields(path, node["oracle"], kinds_of(dict.fromkeys(TASKS, PERCENT) | {LOSS: NUMBER}))
         io.below(folder, node["name"])  # the folder of its figures
         for item in node["methods"]:
-            require_kinds(path, item, METHOD)
+            io.require_fields(path, item, kinds_of(METHOD))
         for name in (node["name"], *(item["name"] for item in node["methods"])):
             if len(name) > LONGEST_NAME:
                 raise io.DamagedFileError(path, f"has a name of {len(name)} letters, more than {LONGEST_NAME}")
@@ -436,7 +436,7 @@ def curve_of(run: Path) -> dict[float, float]:
     """Return the accuracy on validation by step. Raises DamagedFileError for a wrong step or accuracy."""
     lines = [line for line in TrainingLog.read(run).evaluations if str(BEST) in line]
     for line in lines:
-        require_kinds(run / LOG, line, {"step": "Count", str(BEST): PERCENT})
+        io.require_fields(run / LOG, line, kinds_of({"step": "Count", str(BEST): PERCENT}))
     return {float(line["step"]): float(line[str(BEST)]) for line in lines}
 
 
@@ -450,7 +450,7 @@ def read_run(run: Path) -> RunRecord:
             kinds |= {f"start/{name}": NUMBER for name in START} | {f"test/{LOSS}": NUMBER}
             kinds |= dict.fromkeys(("flops", "samples", "processor"), COST)
         metrics = {str(key): value for key, value in record.metrics.items()}
-        require_kinds(run / FILE, metrics | dict(record.training), kinds)
+        io.require_fields(run / FILE, metrics | dict(record.training), kinds_of(kinds))
     return record
 
 

@@ -28,7 +28,7 @@ from PIL import Image
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.schema import require_kinds
+from clipzoo.config.schema import kinds_of
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import AnyNumber
 from clipzoo.distributed.launch import exit_on_error, say
@@ -183,18 +183,18 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def _checked_result(path: Path) -> dict[str, Any]:
     content = io.read_json(path, 16 * io.MB, REMEDY)
     if "failed" in content:
-        require_kinds(path, content, {"failed": str}, REMEDY)
+        io.require_fields(path, content, kinds_of({"failed": str}), REMEDY)
         return content
     texts = dict.fromkeys(("title", "source", "question", "verdict"), str)
     lists = {"differs": list[str], "checks": list[Mapping], "claims": list[Mapping]}
     mappings = {"figures": dict[str, str], "tables": dict[str, list[Mapping]], "seconds": dict[str, AnyNumber]}
-    require_kinds(path, content, {**texts, **lists, **mappings}, REMEDY)
+    io.require_fields(path, content, kinds_of({**texts, **lists, **mappings}), REMEDY)
     numbers = dict.fromkeys(("measured", "expected", "tolerance", "error"), AnyNumber)
     for check in content["checks"]:
-        require_kinds(path, check, {"quantity": str, "relative": bool, "met": bool, **numbers}, REMEDY)
+        io.require_fields(path, check, kinds_of({"quantity": str, "relative": bool, "met": bool, **numbers}), REMEDY)
     for claim in content["claims"]:
-        require_kinds(path, claim, {"says": str, "measured": str, "borne_out": bool}, REMEDY)
-    require_kinds(path, content["seconds"], {"processor": AnyNumber, "clock": AnyNumber}, REMEDY)
+        io.require_fields(path, claim, kinds_of({"says": str, "measured": str, "borne_out": bool}), REMEDY)
+    io.require_fields(path, content["seconds"], kinds_of({"processor": AnyNumber, "clock": AnyNumber}), REMEDY)
     return content
 
 

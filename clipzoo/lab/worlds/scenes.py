@@ -126,24 +126,16 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
     return Scene(kind, background, tuple(things))
 
 
-def sample_quadrants(
-    random: np.random.Generator,
-    objects: Sequence[tuple[str, str]],
-    textures: Sequence[str] = TEXTURES,
-    backgrounds: Sequence[str] = BACKGROUNDS,
-) -> Scene:
-    """Draw a scene of at most four things with given shapes and colours, in different quadrants of the image.
-
-    textures, backgrounds: those that are drawn from.
-    """
+def sample_quadrants(random: np.random.Generator, objects: Sequence[tuple[str, str]]) -> Scene:
+    """Draw a scene of at most four plain things with given shapes and colours, in different quadrants, on snow."""
     quadrants = random.permutation(4)[: len(objects)]
     things = []
     for (shape, colour), quadrant in zip(objects, quadrants, strict=True):
         radius = random.uniform(*QUADRANT_RADIUS)
         y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
-        look = {"shape": shape, "colour": colour, "texture": _choose(random, tuple(textures))}
+        look = {"shape": shape, "colour": colour, "texture": "plain"}
         things.append(_thing(random, look, "small", (x, y), radius))
-    return Scene("pair" if len(things) == 2 else "group", _choose(random, tuple(backgrounds)), tuple(things))
+    return Scene("pair" if len(things) == 2 else "group", "snow", tuple(things))
 
 
 def _separate_centres(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:

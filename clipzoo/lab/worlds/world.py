@@ -371,7 +371,7 @@ class EnumeratedWorld:
 
     def picture(self, scene: int, random: np.random.Generator) -> Scene:
         """Draw the places and tilts of the objects of a scene; its render draws everything else."""
-        return sample_quadrants(random, self.scenes[scene], ("plain",), ("snow",))
+        return sample_quadrants(random, self.scenes[scene])
 
     def _draw_scene(self, random: np.random.Generator) -> int:
         return int(np.searchsorted(self._cumulative, random.random() * self._cumulative[-1], side="right"))
