@@ -29,6 +29,8 @@ Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
 HeadProducts = Literal["float32", "tf32", "bf16"]
 SampleState = Literal["whole", "sharded"]
 CheckpointFormat = Literal["auto", "file", "sharded"]
+MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
+"""Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
 
 
 @checked
@@ -152,8 +154,8 @@ class Computation:
 
     @property
     def matmul_precision(self) -> str:
-        """Precision of fp32 matrix products, for `torch.set_float32_matmul_precision`."""
-        return {"float32": "highest", "tf32": "high", "bf16": "medium"}[self.head_products]
+        """Precision of the head's matrix products, for `torch.set_float32_matmul_precision`."""
+        return MATMUL_PRECISIONS[self.head_products]
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
