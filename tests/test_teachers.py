@@ -34,6 +34,7 @@ from clipzoo.training.schedules import Constant
 from clipzoo.training.settings import Computation
 from clipzoo.types import Progress, Views, World
 from tests.support import runs, tuned
+from tests.support.experiments import composed_once
 from tests.support.processes import run_script
 from tests.support.ranks import run_ranks
 from tests.support.shards import picture, shard_data, write_shard
@@ -118,6 +119,17 @@ def test_a_teacher_draws_no_random_numbers_and_leaves_the_students_dropout_on():
     teacher([tuned.batch()], {}, Scope())
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in student.modules()] == modes
+
+
+def test_the_average_as_teacher_leaves_the_random_features_of_the_step():
+    sizes = ("head.features=16", "head.evaluation_features=32")
+    student = build_model(composed_once("data.shards=none.tar", "encoder=tiny", "head=wpse", *sizes)).double()
+    student.train().head.resample(3)
+    frequencies = student.head.frequencies.clone()
+    teacher = AverageTeacher()
+    teacher.begin(None, GradientCache(student, InfoNCE(0.5, 0.5), World()), None, None)
+    teacher([tuned.batch()], {}, Scope())
+    assert torch.equal(student.head.frequencies, frequencies)
 
 
 def test_an_ensemble_is_a_chain_of_teachers():

@@ -173,8 +173,9 @@ class AverageTeacher(Teacher):
 
     def __call__(self, batches: Sequence[Batch], constant: FeaturesByView, scope: Scope) -> Similarity:
         gradients, average, model = self.gradients, self.average, self.gradients.model
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
+        # The head stays as it is: WPSE's would draw the frequencies of an evaluation.
+        modes = [(module, module.training) for module in model.encoder.modules()]
+        model.encoder.eval()
         # Ranks that divide the weights gather them again after each exchange.
         gradients.parallel.end_step()
         try:
