@@ -158,7 +158,8 @@ def test_concurrent_requests_download_a_shard_once(tmp_path):
 
 def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
     started, go_on = tmp_path / "started", tmp_path / "go_on"
-    waiting = f"touch {started}; until test -e {go_on}; do sleep 0.01; done"
+    # The pause lets Popen close its end of the pipe, which the forked process would hold open.
+    waiting = f"sleep 0.2; touch {started}; until test -e {go_on}; do sleep 0.01; done"
     cache, location = ShardCache(str(tmp_path / "cache"), 1), f"pipe:{waiting}; printf shard"
     download = threading.Thread(target=cache.open, args=(location,))
     download.start()

@@ -56,7 +56,7 @@ def test_the_search_finds_a_c_as_good_as_its_neighbours_and_tests_the_refitted_m
     around = [result.search[GRID[center + step]] for step in (-3, -2, -1, 1, 2, 3)]
     assert max(around) <= result.search[result.c]
     assert result.c == min(c for c, value in result.search.items() if value == result.search[result.c])
-    whole = parts["train"].join(parts["val"])
+    whole = LabelledFeatures(*map(torch.cat, zip(parts["train"], parts["val"], strict=True)))
     refit = LogisticRegression(whole.features, whole.labels, 5).solve(result.c)
     top1 = 100 * (refit.logits(parts["test"].features).argmax(1) == parts["test"].labels).double().mean().item()
     assert result.metrics["top1"] == pytest.approx(top1)
