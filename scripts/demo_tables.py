@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from scipy.stats import t as student_t
+
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
 from clipzoo.report.render import Table, markdown, text_table
@@ -157,7 +159,7 @@ TABLES = {
 
 
 def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
-    """A row per method: mean and deviation over seeds; speed and memory of the first seed."""
+    """A row per method: mean and 95 % interval over seeds; speed and memory of the first seed."""
     rows = []
     first = next(iter(runs.values()))[0]
     columns = {column: key for column, key in COLUMNS.items() if MetricKey.parse(key) in first.metrics}
@@ -165,8 +167,9 @@ def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
         cells = [name]
         for key in map(MetricKey.parse, columns.values()):
             values = [record.metrics[key] for record in records]
-            deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{deviation}")
+            cells.append(f"{statistics.mean(values):.1f}")
+            if (count := len(values)) > 1:
+                cells[-1] += f" ± {student_t.ppf(0.975, count - 1) * statistics.stdev(values) / count**0.5:.1f}"
         cells += [f"{float(records[0].training[key]):.0f}" for key in ("samples_per_second", "peak_memory_mib")]
         rows.append(cells)
     return text_table(["method", *columns, "samples/s", "peak MiB"], rows, left=1)
