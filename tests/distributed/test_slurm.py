@@ -220,10 +220,8 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
     listed = call(*launch, *sweep).splitlines()
     assert len(listed) == 4 and all(line.endswith("finished") for line in listed), listed
     lines = call(*launch, "--table", *sweep).strip().splitlines()
-    assert lines[0].split()[:2] == ["optim.schedule.peak", "loss"] and [line.split()[0] for line in lines[1:3]] == [
-        "1e-4",
-        "1e-3",
-    ]
+    assert lines[0].split()[:2] == ["optim.schedule.peak", "loss"]
+    assert [line.split()[0] for line in lines[1:3]] == ["0.0001", "0.001"]
     assert Path(lines[-1].removeprefix("the comparison of the runs: ")).exists()
 
 
