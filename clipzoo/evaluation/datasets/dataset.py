@@ -22,7 +22,9 @@ from clipzoo.data.images import LARGEST_FILE, decode
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
-Metric = Literal["top1", "mean_per_class"]
+Metric = Literal[
+    "top1", "top5", "mean_per_class", "macro_f1", "mean_average_precision", "worst_group_top1", "worst_group_top5"
+]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 SIGNATURES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 """First bytes of the formats that the tar layout stores unchanged -> file extension."""
@@ -43,11 +45,24 @@ class Images(ABC):
 
 
 class LabelledSplit:
-    """One split of a classification dataset: index -> (RGB image, label)."""
+    """One split of a classification dataset: index -> (RGB image, label).
 
-    def __init__(self, images: Images, labels: Sequence[int]) -> None:
+    labels: class of each image. groups: index of each image's group in `ClassificationDataset.groups`; empty without
+    groups. all_labels: every class of each image, in a multi-label dataset, whose `labels` are the first of them (-1
+    for an image without a class); None otherwise.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        labels: Sequence[int],
+        groups: Sequence[int] = (),
+        all_labels: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.images = images
         self.labels = [int(label) for label in labels]
+        self.groups = [int(group) for group in groups]
+        self.all_labels = all_labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,7 +76,8 @@ class ClassificationDataset:
     """Splits of labelled images with the class names and prompt templates of zero-shot classification.
 
     class_names: in the order of the labels. templates: "{c}" is replaced by the class name. metric: the metric that
-    papers report. splits: "test", for linear probes also "train" and optionally "val".
+    papers report. splits: "test", for linear probes also "train" and optionally "val". groups: names of the groups of
+    samples whose accuracies are compared, such as regions.
     """
 
     name: str
@@ -69,6 +85,10 @@ class ClassificationDataset:
     templates: Sequence[str]
     metric: Metric
     splits: Mapping[str, LabelledSplit]
+    groups: Sequence[str] = ()
+
+    def split_images(self, split: str) -> Images:
+        return self.splits[split].images
 
 
 @dataclass(frozen=True)
@@ -80,8 +100,37 @@ class RetrievalDataset:
     captions: Sequence[str]
     caption_image: Sequence[int]
 
+    def split_images(self, split: str) -> Images:
+        return self.images
 
-EvaluationDataset = ClassificationDataset | RetrievalDataset
+
+class Example(NamedTuple):
+    """An example of a `ChoiceDataset`: which of its captions belong to which of its images?
+
+    images, captions: indices into those of the dataset. pairs: positions (image, caption) in these two that belong
+    together. category: the kind of the example, such as "replace object".
+    """
+
+    images: tuple[int, ...]
+    captions: tuple[int, ...]
+    pairs: frozenset[tuple[int, int]]
+    category: str = ""
+
+
+@dataclass(frozen=True)
+class ChoiceDataset:
+    """Examples of a few images and captions, of which some belong together: compositional benchmarks."""
+
+    name: str
+    images: Images
+    captions: Sequence[str]
+    examples: Sequence[Example]
+
+    def split_images(self, split: str) -> Images:
+        return self.images
+
+
+EvaluationDataset = ClassificationDataset | RetrievalDataset | ChoiceDataset
 
 
 class ImageFile(NamedTuple):
