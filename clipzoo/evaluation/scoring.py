@@ -25,6 +25,10 @@ from clipzoo.types import Embedding, Features, PointSet, map_embedding
 
 BLOCK_POINT_PAIRS = 1 << 28
 """Pairs of points whose similarity is computed at a time; heads divide this further as they need."""
+TEMPERATURES = [2 ** (quarter / 4) for quarter in range(-32, 17)]
+"""Temperatures at which the confidence of a prediction is computed; between them it is interpolated in log T."""
+BINS = 15
+"""Bins of equal width of the expected calibration error."""
 
 
 @torch.no_grad()
@@ -85,6 +89,91 @@ def recall(position: Tensor, cutoffs: Sequence[int], world: World) -> dict[str, 
     counts = torch.stack([*((position < cutoff).sum() for cutoff in cutoffs), torch.tensor(len(position)).to(position)])
     *hits, queries = world.sum(counts).tolist()
     return {f"recall_at_{cutoff}": 100 * count / queries for cutoff, count in zip(cutoffs, hits, strict=True)}
+
+
+def macro_f1(predictions: Tensor, labels: Tensor, classes: int) -> float:
+    """Return the mean F1 score in percent of the classes that have samples, as in WILDS, from [n] and [n]."""
+    hits, predicted, samples = (
+        torch.bincount(part, minlength=classes) for part in (labels[predictions == labels], predictions, labels)
+    )
+    present = samples > 0
+    return 100 * (2 * hits / (predicted + samples).double())[present].mean().item()
+
+
+def group_accuracies(position: Tensor, groups: Tensor, count: int, classes: int) -> tuple[dict[str, float], Tensor]:
+    """Compare groups of samples -> metrics in percent, and the top-1 accuracy of each group [count], NaN if it is empty.
+
+    position, groups: [n]; samples of group -1 are in no group. Metrics: worst_group_top1, worst_group_top5 for more than
+    five classes, and group_gap, top-1 of the best group minus that of the worst.
+    """
+    sizes = torch.bincount(groups[groups >= 0], minlength=count).double()
+    top1, top5 = (100 * torch.bincount(groups[(groups >= 0) & (position < k)], minlength=count) / sizes for k in (1, 5))
+    present = sizes > 0
+    best, worst = top1[present].max().item(), top1[present].min().item()
+    worst_top5 = {"worst_group_top5": top5[present].min().item()} if classes > 5 else {}
+    return {"worst_group_top1": worst, **worst_top5, "group_gap": best - worst}, top1
+
+
+def average_precision(scores: Tensor, is_member: Tensor) -> Tensor:
+    """Scores [n, k] and memberships [n, k] -> [k]: mean over a class's images of the precision down to the image.
+
+    Images are in the order of descending scores; equal scores are in the order of the images. This is the sum that
+    CLIP_benchmark computes, and for distinct scores the area of scikit-learn, which has one threshold for equal scores.
+    """
+    member = is_member.gather(0, scores.argsort(dim=0, descending=True, stable=True)).double()
+    rank = torch.arange(1, len(scores) + 1, dtype=torch.float64, device=scores.device)[:, None]
+    return (member * member.cumsum(0) / rank).sum(0) / member.sum(0)
+
+
+def log_confidences(scores: Tensor, scale: float) -> Tensor:
+    """Logits scale * scores [b, k] -> [b, T]: log-probability of the best class at all TEMPERATURES."""
+    below = scale * (scores - scores.amax(dim=1, keepdim=True))
+    return -torch.stack([(below / temperature).exp().sum(dim=1) for temperature in TEMPERATURES], dim=1).log()
+
+
+def calibration(log_confidence: Tensor, margin: Tensor, right: Tensor) -> dict[str, float]:
+    """Return the calibration of predicted probabilities: ece, fitted_ece, temperature.
+
+    ece: expected calibration error in percent of the softmax of the logits, with BINS bins (Guo et al. 2017, eq. 3).
+    fitted_ece: with a temperature that minimises the likelihood loss of held-out images: those with even indices have the
+    temperature of those with odd ones, and the reverse. temperature: geometric mean of these two.
+
+    log_confidence: [n, T], see `log_confidences`. margin: [n], logit of the best class minus that of the label. right:
+    [n], whether the prediction is the label.
+    """
+    confidence, margin = log_confidence.double(), margin.double()
+    even = torch.arange(len(margin)) % 2 == 0
+    of_odd, of_even = (_fitted_temperature(confidence[half], margin[half]) for half in (~even, even))
+    fitted = torch.where(even, _at_temperature(confidence, of_odd), _at_temperature(confidence, of_even))
+    return {
+        "ece": _calibration_error(confidence[:, TEMPERATURES.index(1)], right),
+        "fitted_ece": _calibration_error(fitted, right),
+        "temperature": math.sqrt(of_odd * of_even),
+    }
+
+
+def _fitted_temperature(log_confidence: Tensor, margin: Tensor) -> float:
+    """Return the temperature of the lowest mean negative log-likelihood: a parabola through three losses in log T."""
+    losses = (margin[:, None] / torch.tensor(TEMPERATURES) - log_confidence).mean(dim=0).tolist()
+    place = losses.index(min(losses))
+    if place in (0, len(losses) - 1):
+        return TEMPERATURES[place]
+    left, lowest, right = losses[place - 1 : place + 2]
+    bend = left - 2 * lowest + right
+    return TEMPERATURES[place] * 2 ** ((left - right) / (8 * bend) if bend > 0 else 0)
+
+
+def _at_temperature(log_confidence: Tensor, temperature: float) -> Tensor:
+    """[n, T] -> [n], at a temperature between the first and the last of TEMPERATURES."""
+    place = 4 * math.log2(temperature / TEMPERATURES[0])
+    left = min(int(place), len(TEMPERATURES) - 2)
+    return torch.lerp(log_confidence[:, left], log_confidence[:, left + 1], place - left)
+
+
+def _calibration_error(log_confidence: Tensor, right: Tensor) -> float:
+    confidence = log_confidence.exp()
+    bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    return 100 * torch.bincount(bins, confidence - right.double()).abs().sum().item() / len(right)
 
 
 def embed_draws(

@@ -1,0 +1,41 @@
+"""Robustness to distribution shifts of ImageNet, from the metrics of an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from clipzoo.runs.record import MetricKey
+
+TASK, SOURCE = "robustness", "imagenet"
+BASELINES: dict[str, tuple[float, float] | None] = {
+    "imagenet_v2": None,
+    "imagenet_a": (1.099454, -1.056111),
+    "imagenet_r": (1.173557, 0.602570),
+    "imagenet_sketch": (1.074670, -0.669807),
+    "imagenet_o": (0.313384, -0.683894),
+    "objectnet": (0.873276, -0.380831),
+}
+"""By shift, slope and intercept of logit(accuracy on the shift) over logit(accuracy on ImageNet): least squares over the
+121 zero-shot models of clipzoo/report/open_clip/openclip_results.csv. None: the table has another test set."""
+
+
+def robustness(metrics: Mapping[MetricKey, float]) -> dict[MetricKey, float]:
+    """Return robustness/SHIFT/gap and robustness/SHIFT/effective in percentage points, for zero-shot top-1.
+
+    gap: accuracy on ImageNet minus that on the shift. effective: rho = accuracy on the shift minus beta(accuracy on
+    ImageNet), the accuracy that the baseline expects, beta(x) = sigmoid(slope logit(x) + intercept) (Taori et al. 2020;
+    Shi et al. 2023, section 2). The baseline is zero-shot models, not models trained on ImageNet as in these papers.
+    """
+    result = {}
+    source = metrics.get(MetricKey("zero_shot", SOURCE, "", "top1"))
+    for shift, baseline in BASELINES.items():
+        accuracy = metrics.get(MetricKey("zero_shot", shift, "", "top1"))
+        if source is None or accuracy is None:
+            continue
+        result[MetricKey(TASK, shift, "", "gap")] = source - accuracy
+        if baseline is not None and 0 < source < 100:
+            slope, intercept = baseline
+            expected = 100 / (1 + math.exp(-slope * math.log(source / (100 - source)) - intercept))
+            result[MetricKey(TASK, shift, "", "effective")] = accuracy - expected
+    return result
