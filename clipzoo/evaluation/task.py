@@ -27,6 +27,12 @@ class View(NamedTuple):
     size: int
 
 
+Rows = Mapping[View, Mapping[str, Embedding]]
+"""All rows of the columns of a dataset, on the CPU."""
+Metrics = Mapping[str, Mapping[str, float]]
+"""Metrics in percent by protocol ("" for none) and name."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What all tasks of an evaluation share.
@@ -67,10 +73,5 @@ class Task(ABC, Generic[Dataset]):
         """Columns by name for each view. Collective: classifiers are embedded here."""
 
     @abstractmethod
-    def measure(
-        self, evaluation: Evaluation, dataset: Dataset, columns: Mapping[View, Mapping[str, Embedding]]
-    ) -> Mapping[str, Mapping[str, float]]:
-        """Metrics in percent by protocol ("" for none) and name, from all rows of the columns, on the CPU. Collective.
-
-        Writes the files of the report on the first rank.
-        """
+    def measure(self, evaluation: Evaluation, dataset: Dataset, columns: Rows) -> Metrics:
+        """Turn columns into metrics. Collective. Writes the files of the report on the first rank."""
