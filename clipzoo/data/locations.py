@@ -180,7 +180,7 @@ def _state(location: str) -> State | None:
             info = repeated(location, lambda: filesystem.info(path), KEY)
             if info.get("size") is None:
                 return None
-            return int(info["size"]), int(hashlib.sha256(_version(info).encode()).hexdigest()[:12], 16)
+            return int(info["size"]), int(hashlib.sha256(version(info).encode()).hexdigest()[:12], 16)
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
@@ -194,7 +194,7 @@ def _state(location: str) -> State | None:
         raise ConfigError(f"data.shards: {location} cannot be read: {error.strerror or error}") from error
 
 
-def _version(facts: Mapping[str, Any]) -> str:
+def version(facts: Mapping[str, Any]) -> str:
     """Return the version tag or modification time that a store gives for a file."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
     return "".join(str(facts[name]) for name in names if name in facts)
@@ -318,7 +318,7 @@ def copy_location(location: str, target: IO[bytes]) -> None:
             return
         for content in read_ranges(location, filesystem, path, int(info["size"]), KEY):
             target.write(content)
-        if int(info["size"]) > RANGE_BYTES and _version(filesystem.info(path)) != _version(info):
+        if int(info["size"]) > RANGE_BYTES and version(filesystem.info(path)) != version(info):
             raise TruncatedError("the shard has changed while it was read")
 
     repeated(location, download, KEY)

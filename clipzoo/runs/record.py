@@ -58,7 +58,10 @@ SETTINGS = {
     "retrieval": ("interpolation", "resize_mode"),
 }
 """By task, the settings of `eval` that change a dataset's numbers: its protocol."""
-TWO_LISTS = ("imagenet", "imagenet_v2", "imagenet_r")
+TWO_LISTS = (
+    "imagenet", "imagenet_v2", "imagenet_v2_matched", "imagenet_r", "imagenet_a", "imagenet_o", "imagenet_sketch",
+    "imagenet_real", "objectnet",
+)  # fmt: skip
 """Datasets for which eval.prompts=slip and eval.prompts=clip select different prompts."""
 
 

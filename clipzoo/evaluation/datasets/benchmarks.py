@@ -1,13 +1,18 @@
-"""Open an evaluation dataset by name: a benchmark of the papers, or any dataset in the tar layout. Needs no torch."""
+"""Open an evaluation dataset by name: a benchmark of the catalogue, or any dataset in the tar layout or in Parquet.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import prompts, readers
+from clipzoo.evaluation.datasets import prompts, readers, remote, tables
 from clipzoo.evaluation.datasets.dataset import (
+    Benchmark,
     ClassificationDataset,
     EvaluationDataset,
     RetrievalDataset,
@@ -15,50 +20,98 @@ from clipzoo.evaluation.datasets.dataset import (
     check_size,
 )
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_dataset, write_retrieval
 from clipzoo.io import below, folder_name
+from clipzoo.io.stores import is_url
 
 
 class MissingDatasetError(ConfigError):
     """The dataset is not on this machine; the message says how to get it."""
 
 
-def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDataset:
-    """Open <root>/<name>, as tar shards or in the files that its authors distribute.
+def open_benchmark(
+    name: str,
+    root: Path | str,
+    protocol: Protocol,
+    splits: Collection[str] = ("train", "val", "test"),
+    cache: Path = remote.CACHE,
+) -> EvaluationDataset:
+    """Open a dataset below `root`, as tar shards, in Parquet or Arrow, or in the files that its authors distribute.
 
-    protocol: source of the prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class
-    names and templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or
-    prompts are not those of the papers.
+    root: a folder, or an fsspec URL of datasets in tar shards, which are copied into `cache`; {name} in it is replaced
+    by CLIP_benchmark's name of the dataset. protocol: source of the prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB,
+    NUCLR), or "set", the dataset's own class names and templates without verification. splits: those to copy. Raises
+    MissingDatasetError, and ConfigError if size, class names or prompts are not those of the papers.
     """
-    benchmark, folder = catalogue().get(name), root / folder_name(name, "evaluation dataset")
-    in_tars = any(folder.glob("*/nshards.txt"))
-    if benchmark is None and not in_tars:
-        others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
+    facts = catalogue().get(name, {})
+    folder_name(name, "evaluation dataset")
+    place = next(_tar_folders(name, facts, root, splits, cache), None)
+    # Datasets of the same images share a folder.
+    folder = place or (Path() if is_url(str(root)) else below(Path(root), facts.get("folder", name), links=True))
+    in_tables = not place and bool(tables.table_files(folder))
+    if not facts and not place and not in_tables:
+        others = (
+            []
+            if is_url(str(root))
+            else sorted({path.parent.parent.name for path in Path(root).glob("*/*/nshards.txt")})
+        )
         hint = nearest(name, [*others, *catalogue()]) or "."
         make_hint = "`clipzoo datasets make` makes one from your own images."
-        command = "`clipzoo world` generates the demo's." if "demo" in root.parts else make_hint
+        command = "`clipzoo world` generates the demo's." if "demo" in str(root) else make_hint
         raise MissingDatasetError(
             f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
         )
-    dataset = open_tar_dataset(root, name) if in_tars else read_source(name, folder)
-    if benchmark is None:
-        return dataset
-    check_size(dataset, benchmark)
-    if isinstance(dataset, RetrievalDataset) or (in_tars and protocol == "set"):
-        return dataset
-    if protocol == "set":
-        names, protocol = [class_name.replace("_", " ") for class_name in dataset.class_names], "slip"
+    if place:
+        dataset = replace(open_tar_dataset(place.parent, place.name, facts.get("group_column")), name=name)
+    elif in_tables:
+        dataset = tables.open_tables(folder, name)
     else:
-        names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
-    templates = prompts.templates(benchmark["templates"], protocol, name, folder)
-    return replace(dataset, class_names=names, templates=templates, metric=benchmark["metric"])
+        dataset = read_source(name, folder, root)
+    if facts:
+        check_size(dataset, facts)
+    if not isinstance(dataset, ClassificationDataset):
+        return dataset
+    return _with_prompts(dataset, facts, protocol, folder, own=bool(place or in_tables))
+
+
+def _tar_folders(name: str, facts: Benchmark, root: Path | str, splits: Collection[str], cache: Path) -> Iterator[Path]:
+    """Yield the folders of the dataset in tar shards: its own, and those of CLIP_benchmark's and DataComp's names."""
+    exported = facts.get("wds", [name])
+    names = [name, *(form.format(of) for of in exported for form in ("wds_{}", "wds_{}_test", "{}"))]
+    places = [str(root).replace("{name}", of) for of in exported]
+    if "{name}" not in str(root):
+        places = [f"{str(root).rstrip('/')}/{folder_name(of, 'evaluation dataset')}" for of in dict.fromkeys(names)]
+    for place in places:
+        folder = remote.local_copy(place, splits, cache) if is_url(place) else Path(place)
+        if folder is not None and any(folder.glob("*/nshards.txt")):
+            yield folder
+
+
+def _with_prompts(
+    dataset: ClassificationDataset, facts: Benchmark, protocol: Protocol, folder: Path, own: bool
+) -> ClassificationDataset:
+    """Return the dataset with the metric, class names and templates of the catalogue.
+
+    own: its class names and templates are ready for use, as in tar shards.
+    """
+    names, templates = list(dataset.class_names), list(dataset.templates)
+    if "names" in facts and protocol != "set":
+        names = prompts.class_names(names, facts["names"], dataset.name, folder)
+    elif not own:
+        names = [class_name.replace("_", " ") for class_name in names]
+    if "templates" in facts and not (own and protocol == "set" and templates):
+        chosen = "slip" if protocol == "set" else protocol
+        templates = prompts.templates(facts["templates"], chosen, dataset.name, folder)
+    metric = facts.get("metric", dataset.metric)
+    return replace(dataset, class_names=names, templates=templates or [prompts.DEFAULT], metric=metric)
 
 
 def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") -> EvaluationDataset:
     """Read benchmark `name` from the distributed files in `source`, write <root>/<name> as tar shards, and open it."""
     if name not in catalogue():
         raise ConfigError(f"the catalogue has no dataset {name}; it has {', '.join(catalogue())}")
-    benchmark, dataset, folder = catalogue()[name], read_source(name, source), below(root, name, links=True)
+    benchmark, folder = catalogue()[name], below(root, name, links=True)
+    dataset = tables.open_tables(source, name) if tables.table_files(source) else read_source(name, source)
     if isinstance(dataset, RetrievalDataset):
         captions: list[list[str]] = [[] for _ in range(len(dataset.images))]
         for caption, image in zip(dataset.captions, dataset.caption_image, strict=True):
@@ -66,32 +119,31 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
         examples = zip(map(dataset.images.encoded, range(len(captions))), captions, strict=True)
         write_retrieval(folder, recipe=benchmark.get("recipe", "the official split"), examples=examples)
         return open_benchmark(name, root, protocol)
+    if not isinstance(dataset, ClassificationDataset):
+        raise ConfigError(f"{name} has examples of images and captions: the tar layout does not hold these")
     check_size(dataset, benchmark)
-    write_classification(
-        folder,
-        class_names=prompts.class_names(dataset.class_names, benchmark["names"], name, source),
-        templates=prompts.templates(benchmark["templates"], protocol, name, source),
-        metric=dataset.metric,
-        recipe=benchmark.get("recipe", "the official splits"),
-        splits={
-            split: zip(map(part.images.encoded, range(len(part))), part.labels, strict=True)
-            for split, part in dataset.splits.items()
-        },
-    )
+    dataset = _with_prompts(dataset, benchmark, protocol, source, own=False)
+    write_dataset(folder, dataset, benchmark.get("recipe", "the official splits"))
     return open_benchmark(name, root, protocol)
 
 
-def read_source(name: str, folder: Path) -> EvaluationDataset:
-    """Read a benchmark from the files that its authors distribute, without templates. Raises MissingDatasetError."""
+def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDataset:
+    """Read a benchmark from the files that its authors distribute, without templates. Raises MissingDatasetError.
+
+    root: for the message, where the dataset was looked for.
+    """
     benchmark = catalogue()[name]
-    reader = getattr(readers, benchmark["reader"])
     try:
+        if benchmark["reader"] == "tars" or is_url(str(root)):
+            raise FileNotFoundError(f"{root or folder} has no <split>/nshards.txt of it")
+        reader = getattr(readers, benchmark["reader"])
         if "captions" in benchmark:
-            images, captions = reader(folder, benchmark["split"], benchmark["captions"])
+            images, captions = reader(folder, benchmark)
             caption_image = [index for index, texts in enumerate(captions) for _ in texts]
             return RetrievalDataset(name, images, [caption for texts in captions for caption in texts], caption_image)
-        class_names, splits = reader(folder)
-        return ClassificationDataset(name, class_names, (), benchmark["metric"], splits)
+        class_names, splits, *groups = reader(folder, benchmark)
+        class_names = [text.lower() for text in class_names] if benchmark.get("lowercase") else class_names
+        return ClassificationDataset(name, class_names, (), benchmark["metric"], splits, *groups)
     except FileNotFoundError as error:
         command = benchmark["get"].replace("{folder}", str(folder))
         raise MissingDatasetError(

@@ -1,8 +1,8 @@
 """Class names and prompt templates of the papers' protocols, read from installed files and verified by digest.
 
 No list is copied into this project: ImageNet's come from open_clip and timm, most class names from the datasets, the
-rest from the clip-benchmark package or from files in the dataset's folder. The digests in catalogue.yaml are
-those of SLIP's lists, which WPSE and KME-CLIP used.
+rest from the clip-benchmark package (extra `prompts`) or from files in the dataset's folder. The digests in
+catalogue.yaml are those of SLIP's lists, which WPSE and KME-CLIP used; those of other datasets are clip-benchmark's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, png
 from clipzoo.evaluation.datasets.tar import LINES, NAMES_FILE, TEMPLATES_FILE
 from clipzoo.io import new_folder, read_lines
 
-PACKAGE = "pip install --no-deps clip-benchmark"
+DEFAULT = "a photo of a {c}."
+"""Template of a dataset without templates."""
 CAPTION_KEY = "captions"
 """Key of the .json with the list of prompts, for data.caption_key; training draws one prompt in each epoch."""
 Protocol = Literal["slip", "clip", "set"]
@@ -46,8 +47,8 @@ def templates(facts: Mapping[str, Any], protocol: str, name: str, folder: Path) 
     """Prompt templates of the papers, with {c} for the class name. Raises ConfigError if none has the digest."""
     source = facts.get(protocol, facts)
     for candidate in _candidate_templates(source, folder):
-        if templates_digest(candidate) == source["digest"]:
-            return candidate
+        if templates_digest(candidate) == source.get("digest") or "file_digest" in source:
+            return [line.replace("{}", "{c}") for line in candidate]
     raise ConfigError(
         f"the prompt templates of {name} are not those of the papers: write them to {folder / TEMPLATES_FILE}, one "
         "per line with {c} for the class name, or use the dataset's own with eval.prompts=set"
@@ -82,7 +83,7 @@ def _candidate_names(own: Sequence[str], facts: Mapping[str, Any], folder: Path)
         names_by_id |= {str(index): name for index, name in enumerate(IMAGENET_CLASSNAMES)}
         yield [names_by_id.get(name, name) for name in own]
     elif source != "own":
-        yield _package_list("en_classnames.json", source)
+        yield package_list({"file": "en_classnames.json", **facts})
 
 
 def _candidate_templates(facts: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
@@ -97,16 +98,25 @@ def _candidate_templates(facts: Mapping[str, Any], folder: Path) -> Iterator[lis
         name = {"imagenet_simple": "SIMPLE_IMAGENET_TEMPLATES", "imagenet_openai": "OPENAI_IMAGENET_TEMPLATES"}[source]
         yield [template("{c}") for template in getattr(zero_shot_metadata, name)]
     else:
-        yield _package_list("en_zeroshot_classification_templates.json", source)
+        yield package_list({"file": "en_zeroshot_classification_templates.json", **facts})
 
 
-def _package_list(file: str, name: str) -> list[str]:
-    """One list of a data file of clip-benchmark; its code, which needs many packages, is not imported."""
+def package_list(facts: Mapping[str, Any]) -> list[Any]:
+    """List `source` of the data file `file` of clip-benchmark; its code, which needs many packages, is not imported.
+
+    Raises ConfigError if the package is not installed, or the file does not have the digest `file_digest`.
+    """
+    file, name = facts["file"], facts["source"]
     try:
-        package = resources.files("clip_benchmark")
+        content = resources.files("clip_benchmark").joinpath("datasets", file).read_bytes()
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the list {name!r} comes from the clip-benchmark package: {PACKAGE}") from error
-    return json.loads(package.joinpath("datasets", file).read_text(encoding="utf-8"))[name]
+        command = installation("prompts")
+        raise ConfigError(f"the list {name!r} comes from the clip-benchmark package: {command}") from error
+    if facts.get("file_digest", digest := hashlib.sha256(content).hexdigest()) != digest:
+        raise ConfigError(
+            f"{file} of the clip-benchmark package is not that of version 1.6.2: pip install clip-benchmark==1.6.2"
+        )
+    return json.loads(content)[name]
 
 
 def write_class_prompts(

@@ -1,51 +1,67 @@
 """Datasets read from the files that their authors distribute, by torchvision's classes where possible.
 
-Each reader takes the dataset's folder and raises FileNotFoundError for missing files.
+Each reader takes the dataset's folder and its entry in the catalogue, and raises FileNotFoundError for missing files.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import groupby
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL.Image import Image
 
 from clipzoo import io
-from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Images, LabelledSplit, PixelArrays
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets import prompts
+from clipzoo.evaluation.datasets.dataset import (
+    Benchmark,
+    ImageFile,
+    ImageFiles,
+    Images,
+    LabelledSplit,
+    PixelArrays,
+)
 from clipzoo.evaluation.datasets.tar import MEMBER_EXTENSIONS, tar_samples
 from clipzoo.io import MB, below, read_lines
 
 FOLDER_EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
 REMEDY = "download it again"
+LARGEST_LIST = 2048 * MB
+"""Largest size of a list of images and captions."""
 
 ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
 """Class names of the dataset, in the order of its labels, and the splits train, optionally val, and test."""
+GroupedSource = tuple[Sequence[str], Mapping[str, LabelledSplit], Sequence[str]]
+"""ClassificationSource, and the names of the groups."""
 RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
 """Images and the captions of each image."""
+Row = Mapping[str, Any]
 
 
-def read_torchvision(
-    kind: str, splits: Mapping[str, Mapping[str, Any]], folder: Path, class_names: Sequence[str] = ()
-) -> ClassificationSource:
-    """Read splits by torchvision's class `kind`, called with the arguments of the split; nothing is downloaded."""
+def torchvision(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """Read `splits` by torchvision's `class`, called with the arguments of the split; nothing is downloaded."""
     import torchvision.datasets
 
-    parts: dict[str, LabelledSplit] = {}
-    for split, arguments in splits.items():
+    class_names, parts = list[str](), dict[str, LabelledSplit]()
+    for split, arguments in facts["splits"].items():
         try:
-            dataset = getattr(torchvision.datasets, kind)(str(folder), **arguments)
-        except RuntimeError as error:
+            dataset = getattr(torchvision.datasets, facts["class"])(str(folder), **arguments)
+        except (RuntimeError, ValueError) as error:
             raise FileNotFoundError(f"{folder}: {error}") from error
         # torchvision has pixels in `data`, or paths and labels under one of four pairs of names.
         samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
         if hasattr(dataset, "data"):
             pixels = np.asarray(dataset.data)
-            # STL-10 has channels first.
+            # MNIST is grey; STL-10 and SVHN have channels first.
+            pixels = pixels[..., None].repeat(3, -1) if pixels.ndim == 3 else pixels
             pixels = pixels.transpose(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels
             labels = dataset.targets if hasattr(dataset, "targets") else dataset.labels
             parts[split] = LabelledSplit(PixelArrays(pixels), labels)
@@ -54,16 +70,16 @@ def read_torchvision(
         else:
             paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
             parts[split] = _files(paths, dataset._labels)
-        class_names = class_names or [str(name) for name in dataset.classes]
+        class_names = class_names or [str(name) for name in facts.get("labels") or dataset.classes]
     return class_names, parts
 
 
-def read_class_folders(splits: Mapping[str, str], folder: Path) -> ClassificationSource:
+def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
     """Read splits of one folder per class; labels are in the order of the folders' names.
 
-    splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
+    facts["splits"]: name -> folder. A folder for "train" may be absent: only linear probes need it.
     """
-    places = {split: below(folder, part, links=True) for split, part in splits.items()}
+    places = {split: below(folder, part, links=True) for split, part in facts["splits"].items()}
     paths = {
         split: list(_image_paths(_existing(place)))
         for split, place in places.items()
@@ -75,66 +91,129 @@ def read_class_folders(splits: Mapping[str, str], folder: Path) -> Classificatio
     return names, parts
 
 
-# Arguments of torchvision's classes by split.
-FLAGS: Mapping[str, Mapping[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
-TRAIN_TEST: Mapping[str, Mapping[str, Any]] = {split: {"split": split} for split in ("train", "test")}
-TRAIN_VAL_TEST: Mapping[str, Mapping[str, Any]] = {split: {"split": split} for split in ("train", "val", "test")}
-TRAIN_VALID_TEST = {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}
+def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
+    """Read a list of images, as the entry says.
 
-cifar10 = partial(read_torchvision, "CIFAR10", FLAGS)
-cifar100 = partial(read_torchvision, "CIFAR100", FLAGS)
-stl10 = partial(read_torchvision, "STL10", TRAIN_TEST)
-food101 = partial(read_torchvision, "Food101", TRAIN_TEST)
-cars = partial(read_torchvision, "StanfordCars", TRAIN_TEST)
-gtsrb = partial(read_torchvision, "GTSRB", TRAIN_TEST, class_names=[str(label) for label in range(43)])
-aircraft = partial(read_torchvision, "FGVCAircraft", TRAIN_VAL_TEST)
-flowers = partial(read_torchvision, "Flowers102", TRAIN_VAL_TEST)
-dtd = partial(read_torchvision, "DTD", TRAIN_VAL_TEST)  # the first of ten partitions
-country211 = partial(read_torchvision, "Country211", TRAIN_VALID_TEST)
-# Papers test on ImageNet's labelled validation images.
-imagenet = partial(read_class_folders, {"train": "train", "test": "val"})
-imagenet_r = partial(read_class_folders, {"test": "imagenet-r"})
-folders = partial(read_class_folders, {"train": "train", "test": "test"})
+    facts["splits"]: for each split a `file` (.csv, .tsv, .json, .jsonl), a text `file` whose lines match `pattern`,
+    `lines` (a text file for each column), or `paths`, a pattern of the images' paths; `where` selects rows by a
+    column, `first` the first of them. `image`, `caption` or `label`, and `group` are columns, or formats of columns.
+    `labels` gives the names of the labels in their order, otherwise they are sorted.
+    """
+    files, parts = dict[str, list[ImageFile]](), dict[str, list[Row]]()
+    for split, source in facts["splits"].items():
+        parts[split] = list(_rows(folder, source))
+        files[split] = [ImageFile(below(folder, _value(row, facts["image"]), links=True)) for row in parts[split]]
+        for file in files[split][:1]:
+            _existing(file.path)
+    if "caption" in facts:
+        captions: dict[ImageFile, list[str]] = {}
+        for file, row in zip(files["test"], parts["test"], strict=True):
+            captions.setdefault(file, []).append(" ".join(_value(row, facts["caption"]).split()))
+        return ImageFiles(list(captions)), list(captions.values())
+    labels, groups = (
+        {split: [_value(row, facts[key]) for row in part] for split, part in parts.items()} if key in facts else {}
+        for key in ("label", "group")
+    )
+    names = facts.get("labels") or {name: name for name in sorted({name for part in labels.values() for name in part})}
+    order = {str(name): label for label, name in enumerate(names)}
+    if unknown := {name for part in labels.values() for name in part} - order.keys():
+        raise ConfigError(f"{folder}: {min(unknown)!r} is not a label; its labels are {', '.join(order)}")
+    group_names = sorted({name for part in groups.values() for name in part})
+    splits = {
+        split: LabelledSplit(
+            ImageFiles(files[split]),
+            [order[name] for name in labels[split]],
+            [group_names.index(name) for name in groups.get(split, ())],
+        )
+        for split in parts
+    }
+    return list(names.values()), splits, group_names
 
 
-def imagenet_v2(folder: Path) -> ClassificationSource:
-    """All three variants together, each with one folder per label."""
-    variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
+def _rows(folder: Path, source: Mapping[str, Any]) -> Iterator[Row]:
+    if "paths" in source:
+        found = sorted(str(path.relative_to(folder)) for path in _existing(folder).rglob("*"))
+        everything: Iterable[Row] = (
+            match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], found)
+        )
+    elif "lines" in source:
+        columns = [
+            read_lines(_existing(below(folder, path)), LARGEST_LIST, REMEDY) for path in source["lines"].values()
+        ]
+        if len({len(column) for column in columns}) > 1:
+            raise ConfigError(
+                f"{folder}: {', '.join(source['lines'].values())} have different numbers of lines; {REMEDY}"
+            )
+        everything = (dict(zip(source["lines"], line, strict=True)) for line in zip(*columns, strict=True))
+    else:
+        path = _existing(below(folder, source["file"], links=True))
+        if "pattern" in source:
+            lines = read_lines(path, LARGEST_LIST, REMEDY)
+            everything = (match.groupdict() for match in _matches(source["pattern"], lines))
+        elif path.suffix in (".csv", ".tsv"):
+            everything = io.read_table(path, ())
+        elif path.suffix == ".json":
+            everything = io.read_json(path, LARGEST_LIST, REMEDY, root=list)
+        else:
+            everything = io.read_json_lines(path, LARGEST_LIST)
+    where = source.get("where", {})
+    selected = (row for row in everything if all(str(row.get(key)) == str(value) for key, value in where.items()))
+    return islice(selected, source.get("first"))
+
+
+def _value(row: Row, column: str) -> str:
+    try:
+        return str(row[column]) if column in row else column.format_map(row)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"a row of the list has no {column}: {io.shortened(row, 200)}; {REMEDY}") from error
+
+
+def _matches(pattern: str, texts: Iterable[str]) -> Iterator[re.Match[str]]:
+    return filter(None, (re.fullmatch(pattern, text) for text in texts))
+
+
+def imagenet_v2(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """The `variants` together, each with one folder per label."""
+    variants = [f"imagenetv2-{variant}-format-val" for variant in facts["variants"]]
     paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
     test = _files(paths, [int(path.parent.name) for path in paths])
     return [str(label) for label in range(1000)], {"test": test}
 
 
-def pets(folder: Path) -> ClassificationSource:
-    _, splits = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
+def pets(folder: Path, facts: Benchmark) -> ClassificationSource:
+    _, splits = torchvision(folder, facts)
     # torchvision capitalises all names; in the files only cats are capitalised.
     labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
     names = {label: path.stem.rsplit("_", 1)[0] for path, label in labelled}
     return [names[label] for label in sorted(names)], splits
 
 
-def eurosat(folder: Path) -> ClassificationSource:
-    names, whole = read_torchvision("EuroSAT", {"all": {}}, folder)
+def eurosat(folder: Path, facts: Benchmark) -> ClassificationSource:
+    names, whole = torchvision(folder, facts)
     return names, _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
 
 
-def sun397(folder: Path) -> ClassificationSource:
-    names, whole = read_torchvision("SUN397", {"all": {}}, folder)
+def sun397(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """All images as the split test, or those of each class in three splits."""
+    names, whole = torchvision(folder, facts)
+    names = [name.replace("/", " ") for name in names]
+    if "all" not in whole:
+        return names, whole
 
     def ranges(count: int) -> dict[str, range]:
         first, second = int(0.7 * count), int(0.8 * count)
         return {"train": range(first), "val": range(first, second), "test": range(second, count)}
 
-    return [name.replace("/", " ") for name in names], _cut(whole, ranges)
+    return names, _cut(whole, ranges)
 
 
-def caltech101(folder: Path) -> ClassificationSource:
+def caltech101(folder: Path, facts: Benchmark) -> ClassificationSource:
     """With the background class, which torchvision's reader leaves out."""
-    names, whole = read_class_folders({"all": "caltech101/101_ObjectCategories"}, folder)
+    names, whole = class_folders(folder, facts)
     return names, _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
 
 
-def ucf101(folder: Path) -> ClassificationSource:
+def ucf101(folder: Path, facts: Benchmark) -> ClassificationSource:
     """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
     lists = _existing(folder / "ucfTrainTestlist")
 
@@ -149,7 +228,77 @@ def ucf101(folder: Path) -> ClassificationSource:
     return [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test}
 
 
-def karpathy(folder: Path, split: str, captions: int) -> RetrievalSource:
+def objectnet(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """ObjectNet's images of the classes that are in ImageNet; mappings/ has the folder of each class."""
+    base = folder / "objectnet-1.0"
+    of_folder, of_imagenet = (
+        io.read_json(_existing(base / "mappings" / f"{name}.json"), MB, REMEDY)
+        for name in ("folder_to_objectnet_label", "objectnet_to_imagenet_1k")
+    )
+    places = sorted(place for place, name in of_folder.items() if name in of_imagenet)
+    paths = [path for path in _image_paths(_existing(base / "images")) if path.parent.name in places]
+    return [of_folder[place] for place in places], {"test": _files(paths, [places.index(p.parent.name) for p in paths])}
+
+
+def imagenet_real(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """ImageNet's validation images with the several labels of "ReaL"; images without a label are left out."""
+    names, splits = class_folders(folder, facts)
+    # The list is in the order of the file names, ILSVRC2012_val_00000001.JPEG first.
+    labels = json.loads(resources.files("timm").joinpath("data/_info/imagenet_real_labels.json").read_text())
+    rows = [(path, labels[int(path.stem.rpartition("_")[2]) - 1]) for path in _paths(splits["test"])]
+    paths, every = zip(*((path, right) for path, right in rows if right), strict=True)
+    return names, {"test": LabelledSplit(_files(paths, ()).images, [right[0] for right in every], all_labels=every)}
+
+
+def babel_imagenet(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """ImageNet's validation images of the classes that have a name in the language."""
+    _, splits = class_folders(folder, facts)
+    classes, names = prompts.package_list(facts["classes_of"])
+    chosen = {label: position for position, label in enumerate(classes)}
+    samples = [
+        (path, chosen[label])
+        for path, label in zip(_paths(splits["test"]), splits["test"].labels, strict=True)
+        if label in chosen
+    ]
+    return names, {"test": _files(*zip(*samples, strict=True))}
+
+
+class _Crops(Images):
+    """Parts of images. boxes: [n, 4], left, top, right and bottom in pixels."""
+
+    def __init__(self, images: Images, boxes: Sequence[Sequence[int]]) -> None:
+        self._images, self._boxes = images, np.array(boxes).reshape(-1, 4)
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def __getitem__(self, index: int) -> Image:
+        return self._images[index].crop(tuple(self._boxes[index].tolist()))
+
+
+def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """VOC2007: whole images with the classes of their objects, or, with `crops`, every object cut out."""
+    base, names = folder / "VOCdevkit" / "VOC2007", facts["labels"]
+    splits = {}
+    for split in facts["splits"]:
+        lines = read_lines(_existing(base / "ImageSets" / "Main" / f"{names[0]}_{split}.txt"), MB, REMEDY)
+        files, labels, boxes = list[ImageFile](), list[list[int]](), list[list[int]]()
+        for number in (line.split()[0] for line in lines):
+            annotation = ElementTree.fromstring(io.read_text(below(base / "Annotations", f"{number}.xml"), MB, REMEDY))
+            objects = annotation.findall("object")
+            classes = [names.index(item.findtext("name", "")) for item in objects]
+            labels += [[label] for label in classes] if facts["crops"] else [sorted(set(classes))]
+            file = ImageFile(below(base / "JPEGImages", f"{number}.jpg"))
+            files += [file] * (len(objects) if facts["crops"] else 1)
+            edges = ("xmin", "ymin", "xmax", "ymax")
+            boxes += [[int(item.findtext(f"bndbox/{edge}", "0")) for edge in edges] for item in objects]
+        images = _Crops(ImageFiles(files), boxes) if facts["crops"] else ImageFiles(files)
+        every = None if facts["crops"] else labels
+        splits[split] = LabelledSplit(images, [row[0] if row else -1 for row in labels], all_labels=every)
+    return names, splits
+
+
+def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
     """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers.
 
     Raises DamagedFileError.
@@ -162,20 +311,20 @@ def karpathy(folder: Path, split: str, captions: int) -> RetrievalSource:
         io.require_fields(lists[0], entry, {"split": str, "filename": str, "sentences": list}, REMEDY)
         for sentence in entry["sentences"]:
             io.require_fields(lists[0], sentence, {"raw": str}, REMEDY)
-    entries = [entry for entry in content["images"] if entry["split"] == split]
-    # Flickr30k's entries name no folder.
+    entries = [entry for entry in content["images"] if entry["split"] == facts["split"]]
+    # Flickr's entries name no folder.
     paths = [
-        io.below(folder, f"{entry.get('filepath', 'flickr30k-images')}/{entry['filename']}", links=True)
+        io.below(folder, f"{entry.get('filepath', facts.get('images_folder'))}/{entry['filename']}", links=True)
         for entry in entries
     ]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:
         raise FileNotFoundError(f"{missing} is missing")
-    texts = [[sentence["raw"].strip() for sentence in entry["sentences"][:captions]] for entry in entries]
+    texts = [[sentence["raw"].strip() for sentence in entry["sentences"][: facts["captions"]]] for entry in entries]
     return ImageFiles([ImageFile(path) for path in paths]), texts
 
 
-def pairs(folder: Path, split: str, captions: int) -> RetrievalSource:
+def pairs(folder: Path, facts: Benchmark) -> RetrievalSource:
     """Shards of image-caption pairs as img2dataset writes them; samples without image or caption are left out.
 
     Raises ConfigError for a damaged shard: skipping it would make the gallery smaller.
@@ -191,6 +340,14 @@ def pairs(folder: Path, split: str, captions: int) -> RetrievalSource:
     ]
     texts = [[" ".join(sample.text("txt").split())] for sample in samples]
     return ImageFiles([sample.image for sample in samples]), texts
+
+
+def captioned_files(folder: Path, facts: Benchmark) -> RetrievalSource:
+    """<images>/NAME.jpg with the caption in the first line of <captions>/NAME.txt."""
+    places = facts["splits"]["test"]
+    paths = sorted(_existing(below(folder, places["images"])).glob("*.jpg"))
+    lists = [below(folder, f"{places['captions']}/{path.stem}.txt") for path in paths]
+    return ImageFiles([ImageFile(path) for path in paths]), [[read_lines(_existing(of), MB, REMEDY)[0]] for of in lists]
 
 
 def _cut(

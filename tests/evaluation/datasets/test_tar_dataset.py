@@ -153,7 +153,8 @@ def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp
         ),
         (lambda folder: (folder / "train/nshards.txt").write_text("2"), "8 samples, but its meta.json says 9"),
         (lambda folder: (folder / "train/nshards.txt").write_text("many"), "not 'many'"),
-        (lambda folder: (folder / "dataset_type.txt").write_text("multilabel"), "multilabel"),
+        (lambda folder: (folder / "dataset_type.txt").write_text("multilabel"), r"s0000000 has no \.npy"),
+        (lambda folder: (folder / "dataset_type.txt").write_text("video"), "video"),
         (lambda folder: only_member(folder, "a.cls", b"0"), "a has no image"),
         (lambda folder: only_member(folder, "a.png", picture(0)), r"a has no \.cls"),
         (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "without {c}"),
@@ -244,4 +245,4 @@ def test_a_meta_file_of_another_form_is_named(sets, tmp_path, content):
 def test_a_damaged_list_of_captions_is_named(tmp_path, content):
     (tmp_path / "dataset_coco.json").write_text(content)
     with pytest.raises(DamagedFileError, match="dataset_coco.json .*: download it again"):
-        karpathy(tmp_path, "test", 5)
+        karpathy(tmp_path, {"split": "test", "captions": 5})
