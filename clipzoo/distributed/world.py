@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -230,6 +230,10 @@ class World:
         if self._rendezvous is not None:
             self._rendezvous.wait(arrives=True, needed=self.size)
 
+    def deal(self, count: int) -> Iterator[int]:
+        """Yield each number below `count` on one rank; a rank gets the next number when it asks. For all ranks."""
+        yield from range(count) if self._rendezvous is None else self._rendezvous.deal(count)
+
     def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         copy = tensor.detach().clone()
         if self.size > 1:
@@ -256,6 +260,13 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
             arrived = self._store.add(key, 0)
+
+    def deal(self, count: int) -> Iterator[int]:
+        """Yield the numbers below `count` that no other rank has taken."""
+        self._events += 1
+        key = f"dealt {self._events}"
+        while (number := self._store.add(key, 1) - 1) < count:
+            yield number
 
 
 class Gather(torch.autograd.Function):

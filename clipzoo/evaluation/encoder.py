@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from torch.nn import functional
 from clipzoo.data.images import LARGEST_FILE, to_rgb
 from clipzoo.data.loader import iterate
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
-from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.datasets.dataset import LabelledSplit
+from clipzoo.errors import ConfigError, one_message
+from clipzoo.evaluation.datasets.dataset import Images
 from clipzoo.evaluation.scoring import embed_draws, exact_products
 from clipzoo.io import readable
 from clipzoo.model import Model
@@ -59,49 +57,38 @@ class BatchEncoder:
     def images(
         self,
         model: Model,
-        images: LabelledSplit,
+        images: Images,
         size: int,
-        compute: Callable[[Features, Tensor], list[Embedding]],
-        name: str,
+        columns: Sequence[Callable[[Features, Tensor], Embedding]],
+        rows: Sequence[int] | None = None,
     ) -> Iterator[list[Embedding]]:
-        """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
+        """Yield the values of all columns for each batch, on every rank and in the order of the images.
 
-        size: side in pixels to which images are resized before the central crop. compute: returns tensors or point
-        sets with one row per image. name: of the task, for progress messages.
+        size: side in pixels to which images are resized before the central crop. columns: called with the features
+        and the images' indices; return tensors or point sets with one row per image. rows: images to encode, all by
+        default.
         """
-        total = len(images)
-        batches = _local_batches(total, self.batch_size, self.world)
+        rows = range(len(images)) if rows is None else rows
+        batches = _local_batches(len(rows), self.batch_size, self.world)
         transform = Transform(self.image_size, size, self.interpolation, self.resize_mode)
 
-        def load(number: int) -> tuple[Tensor, Tensor]:
-            # Images (uint8 [b, 3, S, S]) and labels (int64 [b]) of a batch.
-            samples = [images[index] for index in batches[number]]
-            labels = torch.tensor([label for _, label in samples])
-            return torch.stack([transform(image) for image, _ in samples]), labels
+        def load(number: int) -> Tensor:
+            # uint8 [b, 3, S, S]
+            return torch.stack([transform(images[rows[index]]) for index in batches[number]])
 
         workers = min(self.workers, len(batches))
         loaded = iterate(load, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
 
-        def encode(_: Sequence[int]) -> list[Embedding]:
-            pixels, labels = next(loaded)
+        def encode(batch: Sequence[int]) -> list[Embedding]:
+            pixels = next(loaded)
             with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
             with _full_precision(model):
-                return compute(features, labels.to(model.device))
+                indices = torch.tensor([rows[index] for index in batch], device=model.device)
+                return [column(features, indices) for column in columns]
 
-        begin = printed = time.perf_counter()
-        images_done = 0
         with closing(loaded):
-            for batch in gathered_batches(total, self.batch_size, encode, self.world):
-                images_done += len(batch[0])
-                now = time.perf_counter()
-                if now - printed > SECONDS_BETWEEN_LINES:
-                    printed, rate = now, images_done / (now - begin)
-                    say(
-                        f"evaluation: {name}, {images_done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
-                        f"{(total - images_done) / rate:.0f} s remaining"
-                    )
-                yield batch
+            yield from gathered_batches(len(rows), self.batch_size, encode, self.world)
 
     def embed_captions(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
         """Embed captions on this rank only: for each draw of random features one row per caption."""

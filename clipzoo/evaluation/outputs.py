@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
-from clipzoo.evaluation.retrieval import Retrieval
-from clipzoo.evaluation.zero_shot import ZeroShot
 from clipzoo.io import whole
+
+if TYPE_CHECKING:
+    from clipzoo.evaluation.retrieval import Retrieval
+    from clipzoo.evaluation.zero_shot import ZeroShot
 
 THUMBNAIL = 112
 CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
@@ -28,7 +31,7 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, result: ZeroShot
         path,
         confusion=cells.view(classes, classes).numpy(),
         class_names=np.array(dataset.class_names),
-        images=_thumbnails([dataset.splits["test"][int(index)][0] for index in worst]),
+        images=_thumbnails([dataset.split_images("test")[int(index)] for index in worst]),
         labels=result.labels[worst].numpy(),
         predictions=result.predictions[worst].numpy(),
         margins=result.margins[worst].float().numpy(),

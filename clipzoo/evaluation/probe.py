@@ -1,14 +1,12 @@
-"""Linear probes: frozen features in files, logistic regression, and the search for its penalty."""
+"""Linear probes: logistic regression on frozen features, and the search for its penalty."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,72 +17,95 @@ from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation import scoring
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledSplit, Metric
-from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Metric
+from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.outputs import write_arrays
-from clipzoo.model import Model
-from clipzoo.types import Embedding, Features
+from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, Task, View, require_classes
 
-PROJECTIONS = ("before", "after")
-REMEDY = "the features are computed again"
 GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
 """Values of C."""
 STRIDES = (16, 8, 4, 2, 1)
 
 
-@dataclass(frozen=True)
-class LinearProbe:
-    """Settings of linear probes.
+class LinearProbe(Task[ClassificationDataset]):
+    """Linear probes on features "before" and "after" the projection.
 
     resize: shorter side in pixels before the central crop. validation_share: share of train held out if a dataset has
-    no validation split. seed: seeds the draw of held-out samples. keep_features: keep the features on disk.
+    no validation split. seed: seeds the draw of held-out samples.
     """
 
-    resize: int
-    validation_share: float
-    seed: int
-    keep_features: bool
+    name: ClassVar[str] = "linear_probe"
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
 
-    def run(
-        self, model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, output: Path, key: str
-    ) -> dict[str, dict[str, float]]:
-        """Return metrics in percent "before" and "after" the projection. Collective.
+    def __init__(self, resize: int, validation_share: float, seed: int) -> None:
+        self._resize, self._validation_share, self._seed = resize, validation_share, seed
 
-        output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json, labels and
-        predictions of the test samples to linear_probe/<dataset>.npz. key: cache key of the features.
-        """
-        world, folder = encoder.world, io.below(output, f"features/{dataset.name}")
-        for split, images in dataset.splits.items():
-            write_features(model, images, dataset.name, split, encoder, self.resize, folder, key)
-        # The solver is not distributed: ranks take projections in turn.
-        fits: dict[str, Probe] = {}
-        for projection in PROJECTIONS[world.rank :: world.size]:
-            stored = {split: read_features(folder, split, projection) for split in dataset.splits}
-            parts = {split: LabelledFeatures(*(x.to(model.device) for x in part)) for split, part in stored.items()}
-            name = f"{dataset.name}, {projection} projection"
-            fits[projection] = probe(parts, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
-        # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
-        world.barrier()
-        probes = {projection: result for part in world.gather_object(fits) for projection, result in part.items()}
-        for projection, result in probes.items():
-            if not result.converged:
-                say(
-                    f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at C={result.c:.3g} "
-                    f"did not converge in {number_of(result.iterations, 'iteration')}; its accuracy is approximate"
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self._resize, self._validation_share, self._seed
+
+    def check(self, dataset: EvaluationDataset) -> None:
+        dataset = require_classes(self.name, dataset)
+        for split in self.splits:
+            labels = torch.tensor(dataset.splits[split].labels)
+            scoring.check_labels(labels, dataset.class_names, f"{dataset.name}, {split}", complete=True)
+
+    def views(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Sequence[View]:
+        return [View(split, self._resize) for split in ("train", "val", "test") if split in dataset.splits]
+
+    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
+        return dict.fromkeys(self.views(evaluation, dataset), evaluation.feature_columns())
+
+    def solves(
+        self,
+        evaluation: Evaluation,
+        dataset: ClassificationDataset,
+        columns: Rows,
+    ) -> Mapping[str, Solve]:
+        # Values of C are not shared among ranks: each starts from the solutions of earlier ones.
+        def solve(projection: str) -> dict[str, Any]:
+            parts = {}
+            for split, size in self.views(evaluation, dataset):
+                features = columns[View(split, size)][projection]
+                assert isinstance(features, Tensor)
+                labels = torch.tensor(dataset.splits[split].labels)
+                parts[split] = LabelledFeatures(
+                    features.to(evaluation.model.device), labels.to(evaluation.model.device)
                 )
-        if world.is_first:
-            content = {
-                name: {"metrics": part.metrics, "C": part.c, "converged": part.converged, "search": part.search}
-                for name, part in probes.items()
-            }
-            io.write_json(io.below(output, f"linear_probe/{dataset.name}.search.json"), content)
-            answers = {f"all_{projection}": result.predictions.numpy() for projection, result in probes.items()}
-            labels = probes[PROJECTIONS[0]].labels.numpy()
-            write_arrays(io.below(output, f"linear_probe/{dataset.name}.npz"), all_labels=labels, **answers)
-            if not self.keep_features:
-                shutil.rmtree(folder)
-        return {projection: probes[projection].metrics for projection in PROJECTIONS}
+            name = f"{dataset.name}, {projection} projection"
+            result = probe(parts, dataset.class_names, dataset.metric, self._validation_share, self._seed, name)
+            return {**vars(result), "C": result.c, "predictions": result.predictions.tolist()}
+
+        cost = float(len(dataset.splits["train"]) * len(dataset.class_names))
+        return {projection: Solve(cost, partial(solve, projection)) for projection in PROJECTIONS}
+
+    def measure(
+        self,
+        evaluation: Evaluation,
+        dataset: ClassificationDataset,
+        columns: Rows,
+    ) -> Metrics:
+        """Write the search for C to linear_probe/<dataset>.search.json, predictions to linear_probe/<dataset>.npz."""
+        solved = {projection: evaluation.solved[projection] for projection in PROJECTIONS}
+        for projection, result in solved.items():
+            if not result["converged"]:
+                say(
+                    f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at "
+                    f"C={result['C']:.3g} did not converge in {number_of(result['iterations'], 'iteration')}; its "
+                    "accuracy is approximate"
+                )
+
+        def write() -> None:
+            keys = ("metrics", "C", "converged", "search")
+            content = {projection: {key: result[key] for key in keys} for projection, result in solved.items()}
+            io.write_json(io.below(evaluation.output, f"{self.name}/{dataset.name}.search.json"), content)
+            answers = {f"all_{name}": np.array(result["predictions"], np.int64) for name, result in solved.items()}
+            labels = np.array(dataset.splits["test"].labels, np.int64)
+            write_arrays(io.below(evaluation.output, f"{self.name}/{dataset.name}.npz"), all_labels=labels, **answers)
+
+        evaluation.encoder.world.run_on_first(write)
+        return {projection: result["metrics"] for projection, result in solved.items()}
 
 
 class LabelledFeatures(NamedTuple):
@@ -97,99 +118,15 @@ class LabelledFeatures(NamedTuple):
         return LabelledFeatures(self.features[chosen], self.labels[chosen])
 
 
-def write_features(
-    model: Model,
-    images: LabelledSplit,
-    name: str,
-    split: str,
-    encoder: BatchEncoder,
-    resize: int,
-    folder: Path,
-    key: str,
-) -> None:
-    """Encode one split, unless `folder` has its features under the same key; the first rank writes. Collective.
-
-    Files: <split>.before.npy and <split>.after.npy [n, d], <split>.labels.npy [n], and last <split>.key.
-    name: of the dataset, for messages. resize, key: see `LinearProbe`.
-    """
-    world = encoder.world
-    key_file, paths = io.below(folder, f"{split}.key"), _paths(folder, split)
-
-    def is_written() -> bool:
-        matches = io.read_text(key_file, io.MB, REMEDY) == key
-        return matches and all(len(_load(path)) == len(images) for path in paths)
-
-    # Damaged files are named in the log.
-    if world.run_on_first(lambda: key_file.exists() and io.DamageLog().read(is_written, False)):
-        return
-
-    def compute(features: Features, labels: Tensor) -> list[Embedding]:
-        return [*(model.head.probe(features, projection).float() for projection in PROJECTIONS), labels]
-
-    files: list[IO[bytes]] = []
-    for batch in encoder.images(model, images, resize, compute, f"features of {name}, {split}"):
-        if not world.is_first:
-            continue
-        arrays = [part.cpu().numpy() for part in batch if isinstance(part, Tensor)]
-        if not files:
-            io.make_folder(folder)
-            key_file.unlink(missing_ok=True)
-            files = [_allocated(path, array, len(images)) for path, array in zip(paths, arrays, strict=True)]
-        for path, file, array in zip(paths, files, arrays, strict=True):
-            with io.explained(path):
-                file.write(array.tobytes())
-    for path, file in zip(paths, files, strict=False):
-        with io.explained(path):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-    world.run_on_first(lambda: io.write_whole(key_file, key))
-
-
-def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures:
-    """Read the files of `write_features`. projection: "before" or "after". Raises DamagedFileError."""
-    paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
-    return LabelledFeatures(*(torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels")))
-
-
-def _load(path: Path) -> np.ndarray:
-    """Map an .npy file to memory, so that a false shape allocates nothing. Raises DamagedFileError."""
-    try:
-        with io.readable(path, io.ANY_SIZE, REMEDY):
-            return np.load(path, "r")
-    except io.DamagedFileError:
-        raise
-    except (OSError, ValueError, EOFError):
-        raise io.DamagedFileError(path, "is not an intact .npy file", REMEDY) from None
-
-
-def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
-    """Open an .npy file for `count` rows like those of `batch`, and reserve its space. Raises WriteError."""
-    # A disk that is too small raises an error now, not after the last image.
-    header = {"descr": np.lib.format.dtype_to_descr(batch.dtype), "fortran_order": False,
-              "shape": (count, *batch.shape[1:])}  # fmt: skip
-    with io.explained(path):
-        file = path.open("wb")
-        np.lib.format.write_array_header_1_0(file, header)
-        file.flush()
-        os.posix_fallocate(file.fileno(), file.tell(), max(1, count * batch[0].nbytes))
-    return file
-
-
-def _paths(folder: Path, split: str) -> list[Path]:
-    return [io.below(folder, f"{split}.{part}.npy") for part in (*PROJECTIONS, "labels")]
-
-
 @dataclass(frozen=True)
 class Probe:
     """Result of a linear probe.
 
-    metrics: test metrics in percent. labels, predictions: [n], of the test samples. c: chosen C. search: validation
-    metric by C. converged, iterations: those of the final fit.
+    metrics: test metrics in percent. predictions: [n], of the test samples. c: chosen C. search: validation metric by
+    C. converged, iterations: those of the final fit.
     """
 
     metrics: dict[str, float]
-    labels: Tensor
     predictions: Tensor
     c: float
     search: dict[float, float]
@@ -230,9 +167,8 @@ def probe(
         both_splits = LabelledFeatures(*map(torch.cat, zip(train, validation, strict=True)))
         solution = LogisticRegression(both_splits.features, both_splits.labels, classes).solve(best)
         logits = solution.logits(test.features)
-    labels, predictions = test.labels.cpu(), logits.argmax(dim=1).cpu()
-    metrics = accuracies(logits, test.labels)
-    return Probe(metrics, labels, predictions, best, scores, solution.converged, solution.iterations)
+    predictions, metrics = logits.argmax(dim=1).cpu(), accuracies(logits, test.labels)
+    return Probe(metrics, predictions, best, scores, solution.converged, solution.iterations)
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.evaluation import scoring
-from clipzoo.evaluation.datasets.dataset import LabelledSplit, RetrievalDataset
-from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation import outputs, scoring
+from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
+from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, map_embedding
+from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey
+from clipzoo.types import Embedding, map_embedding
 
 CUTOFFS = (1, 5, 10)
 RETRIEVED = 10
@@ -38,46 +44,74 @@ class Retrieval:
     loss: dict[str, float] = field(default_factory=dict)
 
 
-def retrieval(
-    model: Model,
-    dataset: RetrievalDataset,
-    encoder: BatchEncoder,
-    draws: int,
-    paired: bool,
-    held_out: HeldOutLoss | None = None,
-) -> Retrieval:
-    """Measure recall at 1, 5 and 10, "image_to_text" and "text_to_image". Collective.
+class ImageTextRetrieval(Task[RetrievalDataset]):
+    """Recall at 1, 5 and 10, "image_to_text" and "text_to_image".
 
     An image retrieves its caption if any of its captions is among the first k; a caption has one image.
 
-    draws: number of draws, for heads with random features. paired: measure "paired_image_to_text" too, in galleries of
-    one caption per image, averaged over the galleries (KME-CLIP, table 1). held_out: loss to measure too, on a dataset
-    with one caption per image.
+    paired: measure "paired_image_to_text" too, in galleries of one caption per image, averaged over the galleries
+    (KME-CLIP, table 1). held_out: loss to measure too, on a dataset with one caption per image.
     """
-    draws = draws if model.head.stochastic else 1
-    scoring.check_captions(dataset, paired)
 
-    def embed_images(features: Features, _: Tensor) -> list[Embedding]:
-        return scoring.embed_draws(model, draws, model.head.embed_image, features)
+    name: ClassVar[str] = "retrieval"
 
-    def embed_captions(rows: Sequence[int]) -> list[Embedding]:
-        return encoder.embed_captions(model, [dataset.captions[row] for row in rows], draws)
+    def __init__(self, paired: bool, held_out: HeldOutLoss | None = None) -> None:
+        self._paired, self._held_out = paired, held_out
 
-    split = LabelledSplit(dataset.images, [0] * len(dataset.images))
-    images = joined(list(encoder.images(model, split, encoder.image_size, embed_images, f"retrieval {dataset.name}")))
-    world, count = encoder.world, len(dataset.captions)
-    captions = joined(list(gathered_batches(count, encoder.batch_size, embed_captions, world)))
-    caption_image = torch.as_tensor(dataset.caption_image).to(model.device)
-    results, losses = [], []
-    for image, text in zip(images, captions, strict=True):
-        results.append(_one_draw(model, image, text, caption_image, paired, world))
-        if held_out is not None:
-            losses.append({"loss": held_out(model, image, text, world)})
-    metrics = {
-        protocol: scoring.mean_over_draws([result.metrics[protocol] for result in results])
-        for protocol in results[0].metrics
-    }
-    return replace(results[0], metrics=metrics, loss=scoring.mean_over_draws(losses) if losses else {})
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self._paired, self._held_out and self._held_out.key
+
+    def check(self, dataset: EvaluationDataset) -> None:
+        if not isinstance(dataset, RetrievalDataset):
+            raise ConfigError(
+                f"{dataset.name} has classes and no captions: move it from eval.retrieval to eval.zero_shot"
+            )
+        scoring.check_captions(dataset, self._paired)
+
+    def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[View, Mapping[str, Column]]:
+        return {View("test", evaluation.encoder.image_size): evaluation.image_columns()}
+
+    def measure(self, evaluation: Evaluation, dataset: RetrievalDataset, columns: Rows) -> Metrics:
+        result = self.result(evaluation, dataset, columns[View("test", evaluation.encoder.image_size)])
+        path = io.below(evaluation.output, f"{self.name}/{dataset.name}.npz")
+        evaluation.encoder.world.run_on_first(lambda: outputs.write_retrieval(path, dataset, result))
+        return result.metrics | ({VALIDATION: result.loss} if result.loss else {})
+
+    def result(self, evaluation: Evaluation, dataset: RetrievalDataset, images: Mapping[str, Embedding]) -> Retrieval:
+        """Metrics and retrieved images from the columns "image.<draw>". Collective."""
+        model, world = evaluation.model, evaluation.encoder.world
+        caption_image = torch.as_tensor(dataset.caption_image).to(model.device)
+        results, losses = [], []
+        for draw, text in enumerate(evaluation.captions(dataset)):
+            image = map_embedding(lambda tensor: tensor.to(model.device), images[f"image.{draw}"])
+            results.append(_one_draw(model, image, text, caption_image, self._paired, world))
+            if self._held_out is not None:
+                losses.append({"loss": self._held_out(model, image, text, world)})
+        metrics = {
+            protocol: scoring.mean_over_draws([result.metrics[protocol] for result in results])
+            for protocol in results[0].metrics
+        }
+        return replace(results[0], metrics=metrics, loss=scoring.mean_over_draws(losses) if losses else {})
+
+    def key(self, dataset: RetrievalDataset, protocol: str, metric: str) -> MetricKey:
+        if protocol == VALIDATION:
+            return replace(VALIDATION_LOSS, metric=metric)
+        return super().key(dataset, protocol, metric)
+
+
+def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
+    """Measure the recall without files, as the task does. Collective.
+
+    draws: number of draws, for heads with random features. paired: see `ImageTextRetrieval`.
+    """
+    task, evaluation = (
+        ImageTextRetrieval(paired),
+        Evaluation(model, encoder, draws if model.head.stochastic else 1, Path()),
+    )
+    task.check(dataset)
+    (images,) = compute(evaluation, dataset, task.columns(evaluation, dataset)).values()
+    return task.result(evaluation, dataset, images)
 
 
 def _one_draw(

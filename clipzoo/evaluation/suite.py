@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -19,22 +20,24 @@ from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.evaluation import outputs, scoring
+from clipzoo.evaluation.columns import Clock, store
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
-from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
 from clipzoo.evaluation.probe import LinearProbe
-from clipzoo.evaluation.retrieval import retrieval
+from clipzoo.evaluation.retrieval import ImageTextRetrieval
+from clipzoo.evaluation.task import Column, Evaluation, Rows, Solve, Task, View
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
-from clipzoo.evaluation.zero_shot import zero_shot
+from clipzoo.evaluation.zero_shot import ZeroShotClassification
 from clipzoo.model import Model
-from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
+from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, parsed, written
 from clipzoo.types import Part, Progress, checked, evaluation_mode
 
 REMEDY = "the dataset is evaluated again"
-SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
-"""Splits that a task needs."""
+VALUE_BYTES = 256 * io.MB
+"""Largest size of a stored fit, which has the predictions of a test split."""
+Measurement = tuple[Task, EvaluationDataset]
 
 
 @checked
@@ -94,33 +97,32 @@ class Suite(Part):
         if validation is not None and VALIDATION in retrieval:
             raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}: this name is reserved for eval.validation")
         self.validation, self._of_shards = validation, (caption_key, index_folder)
-        names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
-        self._names = names if validation is None else {**names, "retrieval": [*retrieval, VALIDATION]}
+        self._tasks: list[tuple[Task, Names]] = [
+            (ZeroShotClassification(), zero_shot),
+            (LinearProbe(round(probe_resize * image_size), probe_validation, seed), linear_probe),
+            (ImageTextRetrieval(paired), retrieval),
+        ]
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision, resize_mode)
-        self._probe = LinearProbe(round(probe_resize * image_size), probe_validation, seed, keep_features)
-        self._draws, self._paired = draws, paired
+        self._draws, self._paired, self._keep_features = draws, paired, keep_features
         self._every_epochs, self._at_start = every_epochs, at_start
         self._prompts: Protocol = prompts
         self._missing_is_error = missing == "error"
-        # Settings that affect a result; their order is part of the cache key.
-        crop = probe_resize, probe_validation
-        resizing = () if resize_mode == "shortest" else (resize_mode,)
-        self._settings = (root, image_size, interpolation, prompts, crop, precision, draws, paired, seed, *resizing)
+        # Settings that affect all tasks.
+        self._settings = (root, image_size, interpolation, resize_mode, prompts, precision, draws)
         self._datasets: dict[str, EvaluationDataset] = {}
         self._missing: dict[str, str] = {}
 
     def open(self) -> None:
         """Open and check all datasets; the error for missing ones names each with the command that gets it."""
         self._missing = {}
-        for name in dict.fromkeys(name for names in self._names.values() for name in names):
-            if self.validation is not None and name == VALIDATION:
-                self._datasets[name] = open_validation(self.validation, *self._of_shards)
-                continue
+        for name in dict.fromkeys(name for _, names in self._tasks for name in names):
             try:
                 self._datasets[name] = open_benchmark(name, self._root, self._prompts)
                 self._check(self._datasets[name])
             except MissingDatasetError as error:
                 self._missing[name] = str(error)
+        if self.validation is not None:
+            self._datasets[VALIDATION] = open_validation(self.validation, *self._of_shards)
         if self._missing and self._missing_is_error:
             raise ConfigError("\n         ".join(self._missing.values()))
         for text in self._missing.values():
@@ -138,7 +140,7 @@ class Suite(Part):
                 f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than "
                 "the training loss and is lower"
             )
-        places = [f"{task}/{name}" for task in self._names for name in self._available(task)]
+        places = [f"{task.name}/{dataset.name}" for task, dataset in self._measurements(None)]
         is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
         is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in places)
         if not is_loss and not is_known:
@@ -163,81 +165,202 @@ class Suite(Part):
             self.open()
         # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.
         world.broadcast_(model.buffers())
-        key = model_key(model, self._settings)
-        metrics: dict[str, float] = {}
+        encoder, draws = replace(self._encoder, world=world), self._draws if model.head.stochastic else 1
         with evaluation_mode(model):
             if self._datasets or self._missing:
                 world.run_on_first(lambda: io.write_json(output / "missing.json", self._missing))
-            for task in self._names:
-                for name in self._available(task):
-                    dataset = self._datasets[name]
-                    loss = held_out if name == VALIDATION and self.validation is not None else None
-                    cache_key = dataset_key(key if loss is None else key + loss.key, dataset)
-                    measure = partial(self._measure, task, model, dataset, output, world, cache_key, loss)
-                    metrics |= cached(io.below(output, f"{task}/{name}.json"), cache_key, measure, world)
-        return metrics
+            evaluation, key = Evaluation(model, encoder, draws, output), model_key(model, self._settings)
+            return evaluate(evaluation, self._measurements(held_out), key, self._keep_features)
 
-    def _measure(
-        self,
-        task: str,
-        model: Model,
-        dataset: EvaluationDataset,
-        output: Path,
-        world: World,
-        key: str,
-        held_out: HeldOutLoss | None,
-    ) -> dict[str, float]:
-        """Metrics of one dataset by flat keys."""
-        encoder = replace(self._encoder, world=world)
-        loss: Mapping[str, float] = {}
-        path = io.below(output, f"{task}/{dataset.name}.npz")
-        metrics: Mapping[str, Mapping[str, float]]
-        if isinstance(dataset, RetrievalDataset):
-            retrieved = retrieval(model, dataset, encoder, self._draws, self._paired, held_out)
-            world.run_on_first(lambda: outputs.write_retrieval(path, dataset, retrieved))
-            metrics, loss = retrieved.metrics, retrieved.loss
-        elif task == "zero_shot":
-            classified = zero_shot(model, dataset, encoder, encoder.image_size, self._draws)
-            world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, classified))
-            metrics = {"": classified.metrics}
-        else:
-            metrics = self._probe.run(model, dataset, encoder, output, key)
-        return written(
-            {
-                MetricKey(task, dataset.name, protocol, metric): value
-                for protocol, values in metrics.items()
-                for metric, value in values.items()
-            }
-            | {replace(VALIDATION_LOSS, metric=metric): value for metric, value in loss.items()}
-        )
+    def _measurements(self, held_out: HeldOutLoss | None) -> list[Measurement]:
+        """Tasks with their available datasets, in the order of the metrics."""
+        tasks = [*self._tasks]
+        if self.validation is not None:
+            tasks.append((ImageTextRetrieval(self._paired, held_out), [VALIDATION]))
+        pairs = [(task, self._datasets[name]) for task, names in tasks for name in names if name in self._datasets]
+        return [(task, dataset) for task, dataset in pairs if not absent_splits(task, dataset)]
 
     def _check(self, dataset: EvaluationDataset) -> None:
         """Raise ConfigError if a task that lists the dataset cannot use it, MissingDatasetError if it lacks a split."""
         name, missing = dataset.name, []
-        for task in (task for task in SPLITS if name in self._names[task]):
-            if isinstance(dataset, RetrievalDataset):
-                raise ConfigError(f"{name} has captions and no classes: move it from eval.{task} to eval.retrieval")
-            absent = sorted(SPLITS[task] - set(dataset.splits))
-            if absent:
-                missing.append(f"{name} has no split {' and '.join(absent)}: add it, or remove {name} from eval.{task}")
-                continue
-            for split in sorted(SPLITS[task]):
-                labels = torch.tensor(dataset.splits[split].labels)
-                scoring.check_labels(labels, dataset.class_names, f"{name}, {split}", complete=True)
-        if name in self._names["retrieval"]:
-            if not isinstance(dataset, RetrievalDataset):
-                raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
-            scoring.check_captions(dataset, self._paired)
+        for task in (task for task, names in self._tasks if name in names):
+            if absent := absent_splits(task, dataset):
+                lacking = " and ".join(absent)
+                missing.append(f"{name} has no split {lacking}: add it, or remove {name} from eval.{task.name}")
+            else:
+                task.check(dataset)
         if missing:
             raise MissingDatasetError("; ".join(missing))
 
-    def _available(self, task: str) -> list[str]:
-        opened = {name: self._datasets[name] for name in self._names[task] if name in self._datasets}
-        return [
-            name
-            for name, dataset in opened.items()
-            if isinstance(dataset, RetrievalDataset) or SPLITS[task] <= set(dataset.splits)
-        ]
+
+def absent_splits(task: Task, dataset: EvaluationDataset) -> list[str]:
+    """Splits that a task needs and a dataset with classes lacks."""
+    return sorted(set(task.splits) - set(dataset.splits)) if isinstance(dataset, ClassificationDataset) else []
+
+
+@dataclass
+class Result:
+    """Metrics of a task on a dataset by flat keys, None before they are measured. path, key: their file, its key."""
+
+    task: Task
+    dataset: EvaluationDataset
+    path: Path
+    key: str
+    metrics: dict[str, float] | None = None
+
+    def stored(self) -> dict[str, float] | None:
+        """Metrics in the file; None for those of another key."""
+        content = io.read_json(self.path, io.MB, REMEDY) if self.path.exists() else {}
+        if content.get("key") != self.key:
+            return None
+        io.require_fields(self.path, content, {"metrics": dict}, REMEDY)
+        io.require_fields(self.path, content["metrics"], dict.fromkeys(content["metrics"], io.NUMBER), REMEDY)
+        return content["metrics"]
+
+    def measure(self, evaluation: Evaluation, columns: Rows) -> None:
+        """Turn columns into metrics, and store these. Collective."""
+        measured = self.task.measure(evaluation, self.dataset, columns)
+        metrics = {
+            self.task.key(self.dataset, protocol, metric): value
+            for protocol, values in measured.items()
+            for metric, value in values.items()
+        }
+        self.metrics = written(metrics)
+        content = {"key": self.key, "metrics": self.metrics}
+        evaluation.encoder.world.run_on_first(lambda: io.write_json(self.path, content))
+
+    def say(self, seconds: float) -> None:
+        headline = ", ".join(
+            f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.{key.decimals}f}"
+            for key, value in parsed(self.metrics or {}).items()
+            if key.metric in ("top1", "recall_at_1", "loss")
+        )
+        say(f"evaluation: {self.task.name} {self.dataset.name}: {headline} ({seconds:.1f} s)")
+
+
+@dataclass
+class Job:
+    """A long computation for a result, whose value is kept in a file."""
+
+    result: Result
+    name: str
+    solve: Solve
+    path: Path
+
+    def stored(self) -> Any:
+        """Value in the file; None for that of another key."""
+        content = io.read_json(self.path, VALUE_BYTES, REMEDY) if self.path.exists() else {}
+        return content.get("value") if content.get("key") == self.result.key else None
+
+
+def evaluate(
+    evaluation: Evaluation, measurements: Sequence[Measurement], key: str, keep_features: bool
+) -> dict[str, float]:
+    """Return the metrics of tasks on datasets by flat keys; those that an earlier call has stored are read. Collective.
+
+    Each view of a dataset is encoded once for all tasks. Long computations follow, those of all datasets together, so
+    that no rank waits for another's. key: cache key of the model and of settings that affect all tasks.
+    """
+    world, output = evaluation.encoder.world, evaluation.output
+    datasets = list({dataset.name: dataset for _, dataset in measurements}.values())
+    # The first rank looks at the files of the images: they may be millions.
+    keys = world.run_on_first(lambda: {dataset.name: dataset_key(key, dataset) for dataset in datasets})
+    results = []
+    for task, dataset in measurements:
+        result_key = hashlib.sha256(repr((keys[dataset.name], task.settings)).encode()).hexdigest()
+        results.append(Result(task, dataset, io.below(output, f"{task.name}/{dataset.name}.json"), result_key))
+    damage = io.DamageLog()
+    stored = world.run_on_first(lambda: [damage.read(result.stored, None) for result in results])
+    begin = time.perf_counter()
+    for result, metrics in zip(results, stored, strict=True):
+        result.metrics = metrics
+        if metrics is not None:
+            result.say(0)
+    waiting: dict[str, list[Result]] = {dataset.name: [] for dataset in datasets}
+    for result in results:
+        if result.metrics is None:
+            waiting[result.dataset.name].append(result)
+    expected = {
+        dataset.name: {view for result in waiting[dataset.name] for view in result.task.views(evaluation, dataset)}
+        for dataset in datasets
+    }
+    clock = Clock(sum(_images(dataset, expected[dataset.name]) for dataset in datasets))
+    columns_of: dict[str, Rows] = {}
+    jobs: list[Job] = []
+
+    def finish(result: Result, solved: Mapping[str, Any]) -> None:
+        nonlocal begin
+        result.measure(replace(evaluation, solved=solved), columns_of[result.dataset.name])
+        now = time.perf_counter()
+        result.say(now - begin)
+        begin = now
+        waiting[result.dataset.name].remove(result)
+        if not keep_features and not waiting[result.dataset.name]:
+            folder = io.below(output, f"features/{result.dataset.name}")
+            world.run_on_first(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    for dataset in datasets:
+        folder = io.below(output, f"features/{dataset.name}")
+        functions: dict[View, dict[str, Column]] = {}
+        for result in waiting[dataset.name]:
+            for view, by_name in result.task.columns(evaluation, dataset).items():
+                functions[view] = {**by_name, **functions.get(view, {})}
+        clock.images += _images(dataset, functions) - _images(dataset, expected[dataset.name])
+        columns_of[dataset.name] = {
+            view: store(evaluation, dataset, view, by_name, folder, keys[dataset.name], clock)
+            for view, by_name in functions.items()
+        }
+        del functions  # classifiers
+        for result in [*waiting[dataset.name]]:
+            solves = result.task.solves(evaluation, dataset, columns_of[dataset.name])
+            for name, solve in solves.items():
+                jobs.append(Job(result, name, solve, io.below(folder, f"{result.task.name}.{name}.json")))
+            if not solves:
+                finish(result, {})
+
+    _solve(jobs, world)
+    for result in [result for result in results if result.metrics is None]:
+        own = [job for job in jobs if job.result is result]
+        finish(result, world.run_on_first(partial(_values, own)))
+    return {name: value for result in results for name, value in (result.metrics or {}).items()}
+
+
+def _values(jobs: Sequence[Job]) -> dict[str, Any]:
+    return {job.name: job.stored() for job in jobs}
+
+
+def _images(dataset: EvaluationDataset, views: Iterable[View]) -> int:
+    return sum(len(dataset.split_images(view.split)) for view in views)
+
+
+def _solve(jobs: Sequence[Job], world: World) -> None:
+    """Run the jobs without a stored value, the longest first, each on the rank that is free next. Collective."""
+    damage = io.DamageLog()
+    done = world.run_on_first(lambda: [damage.read(job.stored, None) is not None for job in jobs])
+    todo = [job for job, is_done in zip(jobs, done, strict=True) if not is_done]
+    todo.sort(key=lambda job: -job.solve.cost)
+    costs = [job.solve.cost for job in todo]
+    begin = printed = time.perf_counter()
+
+    def work() -> None:
+        nonlocal printed
+        for number in world.deal(len(todo)):
+            job, now = todo[number], time.perf_counter()
+            if number and now - printed > SECONDS_BETWEEN_LINES:
+                printed, left = now, (now - begin) * sum(costs[number:]) / sum(costs[:number])
+                say(f"evaluation: {number} of {number_of(len(todo), 'fit')}, about {left:.0f} s remaining")
+            io.write_json(job.path, {"key": job.result.key, "value": job.solve.run()})
+
+    def work_and_wait() -> None:
+        # Ranks may be busy for longer than the timeout of collectives.
+        try:
+            work()
+        except Exception:
+            world.barrier()
+            raise
+        world.barrier()
+
+    world.run_on_all(work_and_wait)
 
 
 def model_key(model: Model, settings: tuple[object, ...]) -> str:
@@ -250,40 +373,19 @@ def model_key(model: Model, settings: tuple[object, ...]) -> str:
 
 
 def dataset_key(key: str, dataset: EvaluationDataset) -> str:
-    """Cache key over `key`, the decoding of images, and the dataset's names, prompts, labels and captions.
+    """Cache key over `key`, the decoding of images, the images, and the dataset's names, prompts, labels and captions.
 
-    Images are not read.
+    Images in files are not read, see `file_version`.
     """
-    facts: list[object]
-    splits: list[tuple[str, int, object]] = []
-    if isinstance(dataset, RetrievalDataset):
-        facts = [None, None, None, dataset.captions, dataset.caption_image]
+    if isinstance(dataset, ClassificationDataset):
+        facts: list[object] = [dataset.class_names, dataset.templates, dataset.metric, dataset.groups]
+        for split, samples in dataset.splits.items():
+            facts += [split, samples.labels, samples.groups, samples.all_labels]
+        images = {split: dataset.split_images(split).fingerprint() for split in dataset.splits}
     else:
-        facts = [dataset.class_names, dataset.templates, dataset.metric, None, None]
-        splits = [(split, len(samples), samples.labels) for split, samples in dataset.splits.items()]
-    return hashlib.sha256(repr((key, DECODING, facts, splits)).encode()).hexdigest()
-
-
-def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
-    """Return the metrics stored in `path` if their key is `key`; otherwise measure and store them. Collective."""
-    start = time.perf_counter()
-
-    def stored() -> dict[str, float] | None:
-        content = io.read_json(path, io.MB, REMEDY) if path.exists() else {}
-        if content.get("key") != key:
-            return None
-        io.require_fields(path, content, {"metrics": dict}, REMEDY)
-        io.require_fields(path, content["metrics"], dict.fromkeys(content["metrics"], io.NUMBER), REMEDY)
-        return content["metrics"]
-
-    metrics = world.run_on_first(lambda: io.DamageLog().read(stored, None))
-    if metrics is None:
-        metrics = measure()
-        world.run_on_first(lambda: io.write_json(path, {"key": key, "metrics": metrics}))
-    headline = ", ".join(
-        f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.{key.decimals}f}"
-        for key, value in parsed(metrics).items()
-        if key.metric in ("top1", "recall_at_1", "loss")
-    )
-    say(f"evaluation: {path.parent.name} {path.stem}: {headline} ({time.perf_counter() - start:.1f} s)")
-    return metrics
+        facts, images = [dataset.captions], {"": dataset.images.fingerprint()}
+        if isinstance(dataset, RetrievalDataset):
+            facts.append(dataset.caption_image)
+        else:
+            facts += [(each.images, each.captions, sorted(each.pairs), each.category) for each in dataset.examples]
+    return hashlib.sha256(repr((key, DECODING, facts, images)).encode()).hexdigest()

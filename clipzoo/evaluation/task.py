@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from clipzoo.evaluation.datasets.dataset import EvaluationDataset
-from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.dataset import (
+    ChoiceDataset,
+    ClassificationDataset,
+    EvaluationDataset,
+    RetrievalDataset,
+)
+from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features
+from clipzoo.runs.record import MetricKey
+from clipzoo.types import Embedding, Features, map_embedding
 
 Dataset = TypeVar("Dataset", bound=EvaluationDataset)
 Column = Callable[[Features, Tensor], Embedding]
 """Image features of b images and their indices in the split [b] int64 -> one row per image: [b, ...] or a PointSet."""
+PROJECTIONS = ("before", "after")
 
 
 class View(NamedTuple):
@@ -33,18 +42,66 @@ Metrics = Mapping[str, Mapping[str, float]]
 """Metrics in percent by protocol ("" for none) and name."""
 
 
+class Solve(NamedTuple):
+    """A computation on one rank. cost: estimate in any unit. run: returns a JSON value."""
+
+    cost: float
+    run: Callable[[], Any]
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What all tasks of an evaluation share.
 
     encoder: encodes images and captions on all ranks; its `world` and `image_size` are those of the evaluation. draws:
-    number of draws of random features, 1 for heads without. output: folder for files of the report.
+    number of draws of random features, 1 for heads without. output: folder for files of the report. solved: results of
+    the task's `solves` by name, for `measure`.
     """
 
     model: Model
     encoder: BatchEncoder
     draws: int
     output: Path
+    solved: Mapping[str, Any] = field(default_factory=dict)
+    _captions: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def feature_columns(self) -> dict[str, Column]:
+        """Columns of float32 features "before" and "after" the projection, [b, d]."""
+
+        def features_of(features: Features, _: Tensor, projection: str) -> Tensor:
+            return self.model.head.probe(features, projection).float()
+
+        return {projection: partial(features_of, projection=projection) for projection in PROJECTIONS}
+
+    def image_columns(self) -> dict[str, Column]:
+        """Columns of image embeddings: "image.0", "image.1", ... for the draws of random features."""
+        head = self.model.head
+
+        def embedding(features: Features, _: Tensor, draw: int) -> Embedding:
+            if self.draws == 1:
+                return head.embed_image(features)
+            head.resample(draw)
+            try:
+                return head.embed_image(features)
+            finally:
+                head.resample(0)
+
+        return {f"image.{draw}": partial(embedding, draw=draw) for draw in range(self.draws)}
+
+    def captions(self, dataset: RetrievalDataset | ChoiceDataset) -> list[Embedding]:
+        """Embed all captions for each draw, [k, ...] on the device of every rank. Collective.
+
+        Embeddings of the latest dataset are kept for the next task.
+        """
+        if self._captions.get("dataset") is not dataset:
+
+            def embed(rows: Sequence[int]) -> list[Embedding]:
+                return self.encoder.embed_captions(self.model, [dataset.captions[row] for row in rows], self.draws)
+
+            count, size = len(dataset.captions), self.encoder.batch_size
+            embeddings = joined(list(gathered_batches(count, size, embed, self.encoder.world)))
+            self._captions.update(dataset=dataset, embeddings=embeddings)
+        return self._captions["embeddings"]
 
 
 class Task(ABC, Generic[Dataset]):
@@ -62,16 +119,55 @@ class Task(ABC, Generic[Dataset]):
     @property
     @abstractmethod
     def settings(self) -> tuple[object, ...]:
-        """Settings that affect the metrics, for the cache key."""
+        """Settings that affect the metrics, for the cache key. The name of a column states those that affect it."""
 
     @abstractmethod
     def check(self, dataset: EvaluationDataset) -> None:
         """Raise ConfigError if the dataset cannot be measured."""
 
+    def views(self, evaluation: Evaluation, dataset: Dataset) -> Sequence[View]:
+        """Views of `columns`, without computing anything, for the estimate of the time that is left."""
+        return [View(split, evaluation.encoder.image_size) for split in self.splits]
+
     @abstractmethod
     def columns(self, evaluation: Evaluation, dataset: Dataset) -> Mapping[View, Mapping[str, Column]]:
         """Columns by name for each view. Collective: classifiers are embedded here."""
 
+    def solves(self, evaluation: Evaluation, dataset: Dataset, columns: Rows) -> Mapping[str, Solve]:
+        """Long computations by name, which do not depend on each other or on the rank.
+
+        The suite shares those of all datasets among the ranks, stores the results, and passes them to `measure` in
+        `evaluation.solved`. Columns are read when they are used, so a computation should look them up itself.
+        """
+        return {}
+
     @abstractmethod
     def measure(self, evaluation: Evaluation, dataset: Dataset, columns: Rows) -> Metrics:
         """Turn columns into metrics. Collective. Writes the files of the report on the first rank."""
+
+    def key(self, dataset: Dataset, protocol: str, metric: str) -> MetricKey:
+        """Name of a metric in results.json."""
+        return MetricKey(self.name, dataset.name, protocol, metric)
+
+
+def compute(
+    evaluation: Evaluation, dataset: EvaluationDataset, columns: Mapping[View, Mapping[str, Column]]
+) -> dict[View, dict[str, Embedding]]:
+    """Compute columns in memory: the twin of `clipzoo.evaluation.columns.stored`. Collective."""
+    result: dict[View, dict[str, Embedding]] = {}
+    for view, by_name in columns.items():
+        images, functions = dataset.split_images(view.split), list(by_name.values())
+        batches = evaluation.encoder.images(evaluation.model, images, view.size, functions)
+        result[view] = dict(zip(by_name, joined([[on_cpu(part) for part in batch] for batch in batches]), strict=True))
+    return result
+
+
+def on_cpu(embedding: Embedding) -> Embedding:
+    return map_embedding(Tensor.cpu, embedding)
+
+
+def require_classes(task: str, dataset: EvaluationDataset) -> ClassificationDataset:
+    """Return a dataset with classes. Raises ConfigError for another kind. task: key of `eval` that names it."""
+    if not isinstance(dataset, ClassificationDataset):
+        raise ConfigError(f"{dataset.name} has captions and no classes: move it from eval.{task} to eval.retrieval")
+    return dataset

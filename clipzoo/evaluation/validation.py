@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from PIL.Image import Image
@@ -14,12 +15,12 @@ from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import decode
 from clipzoo.data.index import ShardIndex, index_folders, load_or_build
-from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.locations import ShardCache, is_remote, parse_sources
 from clipzoo.data.reader import ShardReader
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset, file_version
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.heads.pairs import Scope
 from clipzoo.heads.scores import automatic_tile
@@ -139,3 +140,10 @@ class _Images(Images):
                 f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]} cannot be used: "
                 f"{error.reason}; `clipzoo shards make` leaves such images out"
             ) from error
+
+    def fingerprint(self) -> str:
+        indexes = {id(index): index for index, _, _ in self._pairs}.values()
+        local = [place for index in indexes for place in index.locations if not is_remote(place)]
+        states = [file_version(Path(place)) for place in local if Path(place).is_file()]
+        places = [(shard, position) for _, shard, position in self._pairs]
+        return hashlib.sha256(repr(([index.fingerprint for index in indexes], states, places)).encode()).hexdigest()

@@ -14,6 +14,7 @@ from clipzoo.build import build_part
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import benchmarks
+from clipzoo.evaluation.datasets.dataset import Images, LabelledSplit
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import gathered_batches
 from clipzoo.evaluation.suite import Suite
@@ -104,13 +105,13 @@ def test_metric_keys_and_output_files(root, tmp_path):
     assert not (tmp_path / "features" / "colours").exists()
 
 
-class Counting:
-    """A split that counts how often it is read."""
+class Counting(Images):
+    """Images that count how often they are read."""
 
     reads = 0
 
     def __init__(self, inner) -> None:
-        self.inner, self.labels = inner, inner.labels
+        self.inner, self.fingerprint = inner, inner.fingerprint
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -129,7 +130,8 @@ def counted(monkeypatch):
         dataset = plain(root, name)
         if name != "colours":
             return dataset
-        return replace(dataset, splits={split: Counting(samples) for split, samples in dataset.splits.items()})
+        splits = {split: LabelledSplit(Counting(part.images), part.labels) for split, part in dataset.splits.items()}
+        return replace(dataset, splits=splits)
 
     monkeypatch.setattr(benchmarks, "open_tar_dataset", open_counting)
     return Counting

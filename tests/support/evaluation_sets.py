@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.build import build_model, build_part
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Images, LabelledSplit, RetrievalDataset
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.model import Model
@@ -28,8 +28,8 @@ TEMPLATES = ("a photo of a {c} thing.", "{c}", "a rather long description of som
 
 
 @dataclass
-class NoisyColours:
-    """Noise around a class's colour: (image, label), the same at each access."""
+class NoisyColours(Images):
+    """Noise around a class's colour, the same at each access."""
 
     labels: list[int]
     seed: int
@@ -37,9 +37,8 @@ class NoisyColours:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        colour = list(COLOURS.values())[self.labels[index]]
-        return picture(colour, self.seed * 10_000 + index), self.labels[index]
+    def __getitem__(self, index: int) -> Image.Image:
+        return picture(list(COLOURS.values())[self.labels[index]], self.seed * 10_000 + index)
 
 
 def picture(colour: tuple[int, int, int], seed: int) -> Image.Image:
@@ -52,9 +51,13 @@ def picture(colour: tuple[int, int, int], seed: int) -> Image.Image:
 
 def classes(train: int = 6, test: int = 5) -> ClassificationDataset:
     count = len(COLOURS)
+    labels = {
+        split: [index % count for index in range(size)]
+        for split, size in (("train", train * count), ("test", test * count - 2))
+    }
     splits = {
-        "train": NoisyColours([index % count for index in range(train * count)], seed=1),
-        "test": NoisyColours([index % count for index in range(test * count - 2)], seed=2),
+        split: LabelledSplit(NoisyColours(rows, seed), rows)
+        for seed, (split, rows) in enumerate(labels.items(), start=1)
     }
     return ClassificationDataset("colours", list(COLOURS), TEMPLATES, "top1", splits)
 

@@ -5,8 +5,10 @@ Needs no torch.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +45,14 @@ class Images(ABC):
     def encoded(self, index: int) -> bytes:
         """JPEG, PNG or WebP file with exactly these pixels; the original file if it has one of these formats."""
         return png(self[index])
+
+    def fingerprint(self) -> str:
+        """Digest that changes with the images, for the cache of results; by default of all pixels, decoded."""
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            image = self[index]
+            digest.update(repr(image.size).encode() + image.tobytes())
+        return digest.hexdigest()
 
 
 class LabelledSplit:
@@ -174,6 +184,12 @@ class ImageFiles(Images):
         content = self._read(index)
         return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
 
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self._members.tobytes())
+        for path in self._paths:
+            digest.update(file_version(path).encode())
+        return digest.hexdigest()
+
     def _read(self, index: int) -> bytes:
         _, offset, size = self._members[index].tolist()
         return read_range(self.path(index), offset, size)
@@ -190,6 +206,18 @@ class PixelArrays(Images):
 
     def __getitem__(self, index: int) -> Image:
         return fromarray(self._pixels[index])
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self._pixels).data).hexdigest()
+
+
+def file_version(path: Path) -> str:
+    """Text that changes with every write to a file, without reading it. Raises DamagedFileError."""
+    # The kernel sets ctime at each change of the content or of the other times, and no program can set it: a changed
+    # byte is noticed even if size and mtime are restored. A copied dataset counts as changed.
+    with readable(path, ANY_SIZE) as file:
+        state = os.fstat(file.fileno())
+    return f"{path.name} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino}"
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
