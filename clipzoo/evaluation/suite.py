@@ -375,7 +375,7 @@ def model_key(model: Model, settings: tuple[object, ...]) -> str:
 def dataset_key(key: str, dataset: EvaluationDataset) -> str:
     """Cache key over `key`, the decoding of images, the images, and the dataset's names, prompts, labels and captions.
 
-    Images in files are not read, see `file_version`.
+    Images in files are not read, see `version_of`.
     """
     if isinstance(dataset, ClassificationDataset):
         facts: list[object] = [dataset.class_names, dataset.templates, dataset.metric, dataset.groups]

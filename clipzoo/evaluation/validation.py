@@ -20,7 +20,7 @@ from clipzoo.data.reader import ShardReader
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset, file_version
+from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset, version_of
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.heads.pairs import Scope
 from clipzoo.heads.scores import automatic_tile
@@ -143,7 +143,6 @@ class _Images(Images):
 
     def fingerprint(self) -> str:
         indexes = {id(index): index for index, _, _ in self._pairs}.values()
-        local = [place for index in indexes for place in index.locations if not is_remote(place)]
-        states = [file_version(Path(place)) for place in local if Path(place).is_file()]
+        local = [Path(place) for index in indexes for place in index.locations if not is_remote(place)]
         places = [(shard, position) for _, shard, position in self._pairs]
-        return hashlib.sha256(repr(([index.fingerprint for index in indexes], states, places)).encode()).hexdigest()
+        return version_of(local, [index.fingerprint for index in indexes], places)

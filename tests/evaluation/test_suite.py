@@ -126,8 +126,8 @@ def counted(monkeypatch):
     Counting.reads = 0
     plain = benchmarks.open_tar_dataset
 
-    def open_counting(root, name):
-        dataset = plain(root, name)
+    def open_counting(root, name, *column):
+        dataset = plain(root, name, *column)
         if name != "colours":
             return dataset
         splits = {split: LabelledSplit(Counting(part.images), part.labels) for split, part in dataset.splits.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -185,10 +184,7 @@ class ImageFiles(Images):
         return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self._members.tobytes())
-        for path in self._paths:
-            digest.update(file_version(path).encode())
-        return digest.hexdigest()
+        return version_of(self._paths, self._members.tobytes())
 
     def _read(self, index: int) -> bytes:
         _, offset, size = self._members[index].tolist()
@@ -211,13 +207,15 @@ class PixelArrays(Images):
         return hashlib.sha256(np.ascontiguousarray(self._pixels).data).hexdigest()
 
 
-def file_version(path: Path) -> str:
-    """Text that changes with every write to a file, without reading it. Raises DamagedFileError."""
+def version_of(paths: Sequence[Path], *facts: object) -> str:
+    """Digest that changes with every write to the files, which are not read, and with other facts."""
     # The kernel sets ctime at each change of the content or of the other times, and no program can set it: a changed
     # byte is noticed even if size and mtime are restored. A copied dataset counts as changed.
-    with readable(path, ANY_SIZE) as file:
-        state = os.fstat(file.fileno())
-    return f"{path.name} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns} {state.st_ino}"
+    digest = hashlib.sha256(repr(facts).encode())
+    for path in paths:
+        state = path.stat()
+        digest.update(repr((path.name, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)).encode())
+    return digest.hexdigest()
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:

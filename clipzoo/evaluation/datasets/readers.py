@@ -28,6 +28,7 @@ from clipzoo.evaluation.datasets.dataset import (
     Images,
     LabelledSplit,
     PixelArrays,
+    version_of,
 )
 from clipzoo.evaluation.datasets.tar import MEMBER_EXTENSIONS, tar_samples
 from clipzoo.io import MB, below, read_lines
@@ -274,6 +275,9 @@ class _Crops(Images):
 
     def __getitem__(self, index: int) -> Image:
         return self._images[index].crop(tuple(self._boxes[index].tolist()))
+
+    def fingerprint(self) -> str:
+        return version_of((), self._images.fingerprint(), self._boxes.tolist())
 
 
 def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:

@@ -23,6 +23,7 @@ from clipzoo.evaluation.datasets.dataset import (
     LabelledSplit,
     RetrievalDataset,
     png,
+    version_of,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class TableImages(Images):
     def encoded(self, index: int) -> bytes:
         content = self._read(index)
         return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
+
+    def fingerprint(self) -> str:
+        return version_of([path for path, _ in self._groups], self._column)
 
     def _read(self, index: int) -> bytes:
         if not 0 <= index < len(self):
