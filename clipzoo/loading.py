@@ -96,6 +96,10 @@ class LoadedModel(Model):
             )
         return super().encode_text(text)
 
+    @property
+    def pair_scale(self) -> float:
+        return math.exp(self.config[PAIR]["log_scale"]) if PAIR in self.config else 1.0
+
     def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
         """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.
 
@@ -104,7 +108,7 @@ class LoadedModel(Model):
         """
         logits = self.similarity(image, text)
         pair = self.config.get(PAIR)
-        return logits if pair is None else math.exp(pair["log_scale"]) * logits + pair["bias"]
+        return logits if pair is None else self.pair_scale * logits + pair["bias"]
 
 
 def load(

@@ -39,6 +39,11 @@ class Model(nn.Module):
         return next(iter((*self.head.parameters(), *self.encoder.parameters()))).dtype
 
     @property
+    def pair_scale(self) -> float:
+        """Factor of the scores in the logits of pairs: the scale of SigLIP's objective if it is known, or 1."""
+        return 1.0
+
+    @property
     def needs_padding(self) -> bool:
         """True if scores depend on the padding of captions; padding is then not trimmed."""
         return self.head.needs_padding or self.encoder.needs_padding

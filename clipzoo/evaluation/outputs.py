@@ -22,11 +22,17 @@ CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
 
 
 def write_zero_shot(path: Path, dataset: ClassificationDataset, result: ZeroShot) -> None:
-    """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
+    """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes.
+
+    With groups: their names and top-1, "groups" and "group_top1" [groups].
+    """
     mistakes = (result.labels != result.predictions).nonzero().flatten()
     worst = mistakes[result.margins[mistakes].argsort(descending=True, stable=True)][:MISTAKES]
     classes = len(dataset.class_names)
     cells = torch.bincount(result.labels * classes + result.predictions, minlength=classes**2)
+    groups = {}
+    if result.group_top1 is not None:
+        groups = {"groups": np.array(dataset.groups), "group_top1": result.group_top1.numpy()}
     write_arrays(
         path,
         confusion=cells.view(classes, classes).numpy(),
@@ -37,6 +43,7 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, result: ZeroShot
         margins=result.margins[worst].float().numpy(),
         all_labels=result.labels.numpy(),
         all_predictions=result.predictions.numpy(),
+        **groups,
     )
 
 

@@ -28,64 +28,77 @@ GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
 STRIDES = (16, 8, 4, 2, 1)
 
 
-class LinearProbe(Task[ClassificationDataset]):
-    """Linear probes on features "before" and "after" the projection.
+class FeatureTask(Task[ClassificationDataset]):
+    """Base class of tasks on image features "before" and "after" the projection.
 
-    resize: shorter side in pixels before the central crop. validation_share: share of train held out if a dataset has
-    no validation split. seed: seeds the draw of held-out samples.
+    resize: shorter side in pixels before the central crop.
     """
 
-    name: ClassVar[str] = "linear_probe"
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    reads: ClassVar[tuple[str, ...]] = splits
+    """Splits that are encoded if the dataset has them."""
 
-    def __init__(self, resize: int, validation_share: float, seed: int) -> None:
-        self._resize, self._validation_share, self._seed = resize, validation_share, seed
-
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self._resize, self._validation_share, self._seed
+    def __init__(self, resize: int) -> None:
+        self.resize = resize
 
     def check(self, dataset: EvaluationDataset) -> None:
         dataset = require_classes(self.name, dataset)
         for split in self.splits:
+            if dataset.splits[split].all_labels is not None:
+                raise ConfigError(f"{dataset.name} has several labels for an image: remove it from eval.{self.name}")
             labels = torch.tensor(dataset.splits[split].labels)
             scoring.check_labels(labels, dataset.class_names, f"{dataset.name}, {split}", complete=True)
 
     def views(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Sequence[View]:
-        return [View(split, self._resize) for split in ("train", "val", "test") if split in dataset.splits]
+        return [View(split, self.resize) for split in self.reads if split in dataset.splits]
 
     def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
         return dict.fromkeys(self.views(evaluation, dataset), evaluation.feature_columns())
 
-    def solves(
-        self,
-        evaluation: Evaluation,
-        dataset: ClassificationDataset,
-        columns: Rows,
-    ) -> Mapping[str, Solve]:
+    def features(
+        self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows, name: str
+    ) -> dict[str, LabelledFeatures]:
+        """Rows of a column and labels by split, on the model's device."""
+        parts, device = {}, evaluation.model.device
+        for view in self.views(evaluation, dataset):
+            features, labels = columns[view][name], torch.tensor(dataset.splits[view.split].labels)
+            assert isinstance(features, Tensor)
+            parts[view.split] = LabelledFeatures(features.to(device), labels.to(device))
+        return parts
+
+
+class LinearProbe(FeatureTask):
+    """Linear probes on features "before" and "after" the projection.
+
+    resize: see `FeatureTask`. validation_share: share of train held out if a dataset has no validation split. seed:
+    seeds the draw of held-out samples.
+    """
+
+    name: ClassVar[str] = "linear_probe"
+    reads = ("train", "val", "test")
+
+    def __init__(self, resize: int, validation_share: float, seed: int) -> None:
+        super().__init__(resize)
+        self._validation_share, self._seed = validation_share, seed
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self.resize, self._validation_share, self._seed
+
+    def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
         # Values of C are not shared among ranks: each starts from the solutions of earlier ones.
         def solve(projection: str) -> dict[str, Any]:
-            parts = {}
-            for split, size in self.views(evaluation, dataset):
-                features = columns[View(split, size)][projection]
-                assert isinstance(features, Tensor)
-                labels = torch.tensor(dataset.splits[split].labels)
-                parts[split] = LabelledFeatures(
-                    features.to(evaluation.model.device), labels.to(evaluation.model.device)
-                )
-            name = f"{dataset.name}, {projection} projection"
+            parts, name = (
+                self.features(evaluation, dataset, columns, projection),
+                f"{dataset.name}, {projection} projection",
+            )
             result = probe(parts, dataset.class_names, dataset.metric, self._validation_share, self._seed, name)
             return {**vars(result), "C": result.c, "predictions": result.predictions.tolist()}
 
         cost = float(len(dataset.splits["train"]) * len(dataset.class_names))
         return {projection: Solve(cost, partial(solve, projection)) for projection in PROJECTIONS}
 
-    def measure(
-        self,
-        evaluation: Evaluation,
-        dataset: ClassificationDataset,
-        columns: Rows,
-    ) -> Metrics:
+    def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
         """Write the search for C to linear_probe/<dataset>.search.json, predictions to linear_probe/<dataset>.npz."""
         solved = {projection: evaluation.solved[projection] for projection in PROJECTIONS}
         for projection, result in solved.items():
@@ -173,8 +186,6 @@ def probe(
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
     """Draw a mask [n] of int(share n) samples, equally many of every class (largest remainders), from labels [n]."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
     sizes = torch.bincount(labels.cpu())
     shares = sizes.double() * share
     quotas = shares.long()
@@ -182,13 +193,17 @@ def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
     # A class of one sample stays in train.
     remainders = torch.where(sizes > 1, shares - quotas, -1.0)
     quotas[remainders.argsort(descending=True, stable=True)[:remaining]] += 1
-    shuffled = labels.cpu()[order]
-    by_class = shuffled.argsort(stable=True)
-    starts = sizes.cumsum(0) - sizes
-    rank_in_class = torch.arange(len(labels)) - starts[shuffled[by_class]]
-    mask = torch.zeros(len(labels), dtype=torch.bool)
-    mask[order[by_class[rank_in_class < quotas[shuffled[by_class]]]]] = True
-    return mask.to(labels.device)
+    return (ranks_in_classes(labels.cpu(), seed) < quotas[labels.cpu()]).to(labels.device)
+
+
+def ranks_in_classes(labels: Tensor, seed: int) -> Tensor:
+    """Labels [n] -> [n]: place of each sample among those of its class, in a random order."""
+    order = torch.randperm(len(labels), generator=torch.Generator("cpu").manual_seed(seed))
+    by_class = order[labels[order].argsort(stable=True)]
+    sizes = torch.bincount(labels)
+    ranks = torch.empty_like(labels)
+    ranks[by_class] = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[by_class]]
+    return ranks
 
 
 def search(

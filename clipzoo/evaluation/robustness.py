@@ -9,8 +9,9 @@ from clipzoo.runs.record import MetricKey
 
 TASK, SOURCE = "robustness", "imagenet"
 BASELINES = {
-    "imagenet_a": (1.099454, -1.056111), "imagenet_r": (1.173557, 0.602570), "imagenet_sketch": (1.074670, -0.669807),
-    "imagenet_o": (0.313384, -0.683894), "objectnet": (0.873276, -0.380831), "imagenet_v2": None,
+    "imagenet_v2": None, "imagenet_v2_matched": (0.958306, -0.303915), "imagenet_a": (1.099454, -1.056111),
+    "imagenet_r": (1.173557, 0.602570), "imagenet_sketch": (1.074670, -0.669807), "imagenet_o": (0.313384, -0.683894),
+    "objectnet": (0.873276, -0.380831),
 }  # fmt: skip
 """By shift, slope and intercept of logit(accuracy on the shift) over logit(accuracy on ImageNet): least squares over
 the 121 zero-shot models of report/open_clip/openclip_results.csv. None: the table has another test set."""

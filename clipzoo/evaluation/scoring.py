@@ -101,10 +101,10 @@ def macro_f1(predictions: Tensor, labels: Tensor, classes: int) -> float:
 
 
 def group_accuracies(position: Tensor, groups: Tensor, count: int, classes: int) -> tuple[dict[str, float], Tensor]:
-    """Compare groups of samples -> metrics in percent, and the top-1 accuracy of each group [count], NaN if it is empty.
+    """Compare groups -> metrics in percent, and the top-1 accuracy of each group [count], NaN for an empty group.
 
-    position, groups: [n]; samples of group -1 are in no group. Metrics: worst_group_top1, worst_group_top5 for more than
-    five classes, and group_gap, top-1 of the best group minus that of the worst.
+    Metrics: worst_group_top1, worst_group_top5 for more than five classes, and group_gap, top-1 of the best group minus
+    that of the worst. position, groups: [n]; samples of group -1 are in no group.
     """
     sizes = torch.bincount(groups[groups >= 0], minlength=count).double()
     top1, top5 = (100 * torch.bincount(groups[(groups >= 0) & (position < k)], minlength=count) / sizes for k in (1, 5))
@@ -132,14 +132,12 @@ def log_confidences(scores: Tensor, scale: float) -> Tensor:
 
 
 def calibration(log_confidence: Tensor, margin: Tensor, right: Tensor) -> dict[str, float]:
-    """Return the calibration of predicted probabilities: ece, fitted_ece, temperature.
+    """Return ece, fitted_ece and temperature.
 
-    ece: expected calibration error in percent of the softmax of the logits, with BINS bins (Guo et al. 2017, eq. 3).
-    fitted_ece: with a temperature that minimises the likelihood loss of held-out images: those with even indices have the
-    temperature of those with odd ones, and the reverse. temperature: geometric mean of these two.
-
-    log_confidence: [n, T], see `log_confidences`. margin: [n], logit of the best class minus that of the label. right:
-    [n], whether the prediction is the label.
+    ece: expected calibration error of the softmax in percent, with BINS bins (Guo et al. 2017, eq. 3). fitted_ece: each
+    half of the images, with even and odd indices, has the temperature of the highest likelihood of the other half.
+    temperature: geometric mean of these two. log_confidence: [n, T], see `log_confidences`. margin: [n], logit of the
+    best class minus that of the label. right: [n], whether the prediction is right.
     """
     confidence, margin = log_confidence.double(), margin.double()
     even = torch.arange(len(margin)) % 2 == 0

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from clipzoo import io
-from clipzoo.config.vocabulary import CaptionKeys, Count, Epochs, Names, Range, Seed, Side, Workers
+from clipzoo.config.vocabulary import CaptionKeys, Count, Distinct, Epochs, Names, Range, Seed, Side, Widths, Workers
 from clipzoo.data.images import DECODING
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.launch import say
@@ -25,8 +25,10 @@ from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_ben
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
+from clipzoo.evaluation.frozen import FewShot, Neighbours
 from clipzoo.evaluation.probe import LinearProbe
 from clipzoo.evaluation.retrieval import ImageTextRetrieval
+from clipzoo.evaluation.robustness import robustness
 from clipzoo.evaluation.task import Column, Evaluation, Rows, Solve, Task, View
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import ZeroShotClassification
@@ -64,6 +66,10 @@ class Suite(Part):
     validation: shards of held-out pairs, on which recall is measured, and during training also the objective's
         loss, validation/loss.
     caption_key, index_folder: as data.caption_key and data.index_folder, for the validation shards.
+    knn, few_shot: names of the datasets for nearest neighbours and few-shot probes, with the probe's crop.
+    neighbours: number of nearest neighbours.
+    shots, shot_seeds: train images of each class in a few-shot probe, and number of draws.
+    calibration: measure the calibration of zero-shot probabilities.
     """
 
     def __init__(
@@ -92,18 +98,27 @@ class Suite(Part):
         validation: str | list[str] | None = None,
         caption_key: CaptionKeys | None = None,
         index_folder: str | None = None,
+        knn: Annotated[Sequence[str], Distinct()] = (),
+        few_shot: Annotated[Sequence[str], Distinct()] = (),
+        neighbours: Count = 20,
+        shots: Widths = (1, 2, 4, 8, 16),
+        shot_seeds: Count = 5,
+        calibration: bool = False,
     ) -> None:
         self._root = Path(root)
         if validation is not None and VALIDATION in retrieval:
             raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}: this name is reserved for eval.validation")
         self.validation, self._of_shards = validation, (caption_key, index_folder)
-        self._tasks: list[tuple[Task, Names]] = [
-            (ZeroShotClassification(), zero_shot),
-            (LinearProbe(round(probe_resize * image_size), probe_validation, seed), linear_probe),
+        resize = round(probe_resize * image_size)
+        self._tasks: list[tuple[Task, Sequence[str]]] = [
+            (ZeroShotClassification(calibration), zero_shot),
+            (LinearProbe(resize, probe_validation, seed), linear_probe),
+            (Neighbours(resize, neighbours), knn),
+            (FewShot(resize, shots, shot_seeds), few_shot),
             (ImageTextRetrieval(paired), retrieval),
         ]
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision, resize_mode)
-        self._draws, self._paired, self._keep_features = draws, paired, keep_features
+        self._draws, self._paired, self._keep_features, self._calibrated = draws, paired, keep_features, calibration
         self._every_epochs, self._at_start = every_epochs, at_start
         self._prompts: Protocol = prompts
         self._missing_is_error = missing == "error"
@@ -169,8 +184,11 @@ class Suite(Part):
         with evaluation_mode(model):
             if self._datasets or self._missing:
                 world.run_on_first(lambda: io.write_json(output / "missing.json", self._missing))
-            evaluation, key = Evaluation(model, encoder, draws, output), model_key(model, self._settings)
-            return evaluate(evaluation, self._measurements(held_out), key, self._keep_features)
+            # A run knows the scale of SigLIP's probabilities only after its training.
+            scale = (model.pair_scale,) if self._calibrated else ()
+            evaluation, key = Evaluation(model, encoder, draws, output), model_key(model, (*self._settings, *scale))
+            metrics = evaluate(evaluation, self._measurements(held_out), key, self._keep_features)
+        return metrics | written(robustness(parsed(metrics)))
 
     def _measurements(self, held_out: HeldOutLoss | None) -> list[Measurement]:
         """Tasks with their available datasets, in the order of the metrics."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
@@ -24,42 +25,60 @@ from clipzoo.types import Embedding, Features, concatenate, map_embedding
 class ZeroShot:
     """Metrics in percent, and the predictions of the first draw.
 
-    labels, predictions: [n]. margins: [n], score of the predicted class minus score of the label.
+    labels, predictions: [n]; the label of a right prediction is the predicted class, if an image has several labels.
+    margins: [n], score of the predicted class minus score of the label. group_top1: [groups] in percent.
     """
 
     metrics: dict[str, float]
     labels: Tensor
     predictions: Tensor
     margins: Tensor
+    group_top1: Tensor | None = None
 
 
 class ZeroShotClassification(Task[ClassificationDataset]):
-    """Zero-shot classification of the test images: top1, mean_per_class, and top5 for more than five classes."""
+    """Zero-shot classification of the test images: top1, mean_per_class, and top5 for more than five classes.
+
+    With several labels for an image any of them is right, and there is no mean_per_class. Datasets whose metric is
+    mean_average_precision have only this one. calibrated: see `scoring.calibration`.
+    """
 
     name: ClassVar[str] = "zero_shot"
 
+    def __init__(self, calibrated: bool = False) -> None:
+        self._calibrated = calibrated
+
     @property
     def settings(self) -> tuple[object, ...]:
-        return ()
+        return (self._calibrated,)
 
     def check(self, dataset: EvaluationDataset) -> None:
         dataset = require_classes(self.name, dataset)
-        labels = torch.tensor(dataset.splits["test"].labels)
-        scoring.check_labels(labels, dataset.class_names, f"{dataset.name}, test", complete=True)
+        test, ranked = dataset.splits["test"], _is_ranked(dataset)
+        labels = test.labels if test.all_labels is None else [label for part in test.all_labels for label in part]
+        # WILDS's macro F1 is the mean over the classes that have samples.
+        complete = ranked or (test.all_labels is None and dataset.metric != "macro_f1")
+        for part in [labels] if ranked else [labels, test.labels]:
+            scoring.check_labels(torch.tensor(part), dataset.class_names, f"{dataset.name}, test", complete=complete)
 
     def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
-        return {View("test", evaluation.encoder.image_size): {self.name: _classification(evaluation, dataset)}}
+        column = _classification(evaluation, dataset, self._calibrated)
+        return {View("test", evaluation.encoder.image_size): {self._column: column}}
 
-    def measure(
-        self,
-        evaluation: Evaluation,
-        dataset: ClassificationDataset,
-        columns: Rows,
-    ) -> Metrics:
-        result = _result(evaluation, dataset, columns[View("test", evaluation.encoder.image_size)][self.name])
+    def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
+        rows = columns[View("test", evaluation.encoder.image_size)][self._column]
+        if _is_ranked(dataset):
+            assert isinstance(rows, Tensor)
+            precisions = [scoring.average_precision(scores, _members(dataset)).mean() for scores in rows.unbind(dim=1)]
+            return {"": scoring.mean_over_draws([{dataset.metric: 100 * value.item()} for value in precisions])}
+        result = _result(evaluation, dataset, rows)
         path = io.below(evaluation.output, f"{self.name}/{dataset.name}.npz")
         evaluation.encoder.world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, result))
         return {"": result.metrics}
+
+    @property
+    def _column(self) -> str:
+        return f"{self.name}.calibrated" if self._calibrated else self.name
 
 
 def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, resize: int, draws: int) -> ZeroShot:
@@ -73,32 +92,84 @@ def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncode
     return _result(evaluation, dataset, compute(evaluation, dataset, {view: column})[view][ZeroShotClassification.name])
 
 
-def _classification(evaluation: Evaluation, dataset: ClassificationDataset) -> Column:
-    """Column [b, draws, 3] float64: position of the label, predicted class, and the margin of its score."""
-    model, draws = evaluation.model, evaluation.draws
+def _is_ranked(dataset: ClassificationDataset) -> bool:
+    return dataset.metric == "mean_average_precision"
+
+
+def _members(dataset: ClassificationDataset) -> Tensor:
+    """[n, k]: whether a class is one of the labels of a test image."""
+    test = dataset.splits["test"]
+    members = torch.zeros(len(test), len(dataset.class_names), dtype=torch.bool)
+    for index, labels in enumerate(test.all_labels or [[label] for label in test.labels]):
+        members[index, list(labels)] = True
+    return members
+
+
+def _classification(evaluation: Evaluation, dataset: ClassificationDataset, calibrated: bool = False) -> Column:
+    """Column [b, draws, 3] float64: position of the label, predicted class, and the margin of its score.
+
+    calibrated: log-confidences follow, [b, draws, 3 + T]. For a mean average precision: scores [b, draws, k].
+    """
+    model, draws, test = evaluation.model, evaluation.draws, dataset.splits["test"]
     classifiers = build_classifiers(model, dataset.class_names, dataset.templates, evaluation.encoder, draws)
-    labels = torch.tensor(dataset.splits["test"].labels, device=model.device)
+    labels = torch.tensor(test.labels, device=model.device)
+    members = None if test.all_labels is None else _members(dataset).to(model.device)
+
+    def answer(scores: Tensor, indices: Tensor) -> Tensor:
+        if _is_ranked(dataset):
+            return scores
+        label, best = labels[indices], scores.amax(dim=1, keepdim=True)
+        if members is not None:
+            of_labels = scores.masked_fill(~members[indices], -math.inf)
+            label = _first(of_labels == of_labels.amax(dim=1, keepdim=True))
+        # Not the index of max, which differs among devices: the first of equal scores counts.
+        parts = [
+            scoring.positions(scores, label),
+            _first(scores == best),
+            best[:, 0] - scores.gather(1, label[:, None])[:, 0],
+        ]
+        rows = torch.stack([part.double() for part in parts], dim=1)
+        return torch.cat([rows, scoring.log_confidences(scores, model.pair_scale).double()], 1) if calibrated else rows
+
+    def answers(image: Embedding, classifier: Embedding, indices: Tensor) -> Tensor:
+        blocks = scoring.score_blocks(model, image, classifier)
+        return torch.cat([answer(scores, indices[start : start + len(scores)]) for start, scores in blocks])
 
     def classify(features: Features, indices: Tensor) -> Tensor:
         images = scoring.embed_draws(model, draws, model.head.embed_image, features)
-        rows = [_classify(model, *pair, labels[indices]) for pair in zip(images, classifiers, strict=True)]
-        return torch.stack(rows, dim=1)
+        return torch.stack([answers(*pair, indices) for pair in zip(images, classifiers, strict=True)], dim=1)
 
     return classify
+
+
+def _first(mask: Tensor) -> Tensor:
+    """[b, k] -> [b]: the first column that is True."""
+    return mask.int().argmax(dim=1)
 
 
 def _result(evaluation: Evaluation, dataset: ClassificationDataset, rows: Embedding) -> ZeroShot:
     """Metrics and predictions from the column of all images."""
     assert isinstance(rows, Tensor)
-    position, predictions, margins = rows.unbind(dim=2)  # [n, draws] ...
-    labels, world = torch.tensor(dataset.splits["test"].labels), evaluation.encoder.world
-    device = evaluation.model.device
-    local = slice(world.rank, None, world.size)
-    metrics = [
-        scoring.accuracy(positions.to(device), labels[local].to(device), len(dataset.class_names), world)
-        for positions in position[local].unbind(dim=1)
-    ]
-    return ZeroShot(scoring.mean_over_draws(metrics), labels, predictions[:, 0].long(), margins[:, 0])
+    test, world, classes = dataset.splits["test"], evaluation.encoder.world, len(dataset.class_names)
+    device, local, results = evaluation.model.device, slice(world.rank, None, world.size), []
+    for draw in rows.unbind(dim=1):
+        position, predictions, margins = draw[:, 0], draw[:, 1].long(), draw[:, 2]
+        labels, group_top1 = torch.tensor(test.labels), None
+        if test.all_labels is not None:
+            labels = torch.where(position == 0, predictions, labels)
+        metrics = scoring.accuracy(position[local].to(device), labels[local].to(device), classes, world)
+        if test.all_labels is not None:
+            del metrics["mean_per_class"]
+        if dataset.metric == "macro_f1":
+            metrics["macro_f1"] = scoring.macro_f1(predictions, labels, classes)
+        if test.groups:
+            groups = torch.tensor(test.groups)
+            compared, group_top1 = scoring.group_accuracies(position, groups, len(dataset.groups), classes)
+            metrics |= compared
+        if draw.shape[1] > 3:
+            metrics |= scoring.calibration(draw[:, 3:], evaluation.model.pair_scale * margins, position == 0)
+        results.append(ZeroShot(metrics, labels, predictions, margins, group_top1))
+    return replace(results[0], metrics=scoring.mean_over_draws([result.metrics for result in results]))
 
 
 def build_classifiers(
@@ -117,18 +188,3 @@ def build_classifiers(
 
     block = max(1, encoder.batch_size // count)
     return joined(list(gathered_batches(len(class_names), block, embed, encoder.world)))
-
-
-def _classify(model: Model, image: Embedding, classifier: Embedding, labels: Tensor) -> Tensor:
-    """Return [b, 3]: positions of the labels, predicted classes, and the predictions' scores above the labels'."""
-    rows = []
-    for start, scores in scoring.score_blocks(model, image, classifier):
-        block_labels = labels[start : start + len(scores)]
-        best = scores.max(dim=1).values
-        # Not the index of max, which differs among devices: the first of equal scores counts.
-        predicted = (scores == best[:, None]).int().argmax(dim=1)
-        margin = best - scores.gather(1, block_labels[:, None])[:, 0]
-        rows.append(
-            torch.stack([scoring.positions(scores, block_labels).double(), predicted.double(), margin.double()], 1)
-        )
-    return torch.cat(rows)

@@ -56,6 +56,8 @@ SETTINGS = {
     "zero_shot": ("prompts", "interpolation", "resize_mode"),
     "linear_probe": ("interpolation", "resize_mode", "probe_resize", "probe_validation"),
     "retrieval": ("interpolation", "resize_mode"),
+    "knn": ("interpolation", "resize_mode", "probe_resize", "neighbours"),
+    "few_shot": ("interpolation", "resize_mode", "probe_resize", "shot_seeds", "prompts"),
 }
 """By task, the settings of `eval` that change a dataset's numbers: its protocol."""
 TWO_LISTS = (
@@ -106,13 +108,13 @@ class MetricKey:
 
     @property
     def lower_is_better(self) -> bool:
-        """True for a loss."""
-        return self.metric == "loss"
+        """True for a loss, a calibration error, or a gap."""
+        return self.metric in ("loss", "ece", "fitted_ece", "gap", "group_gap")
 
     @property
     def decimals(self) -> int:
         """Number of decimals that are shown."""
-        return 4 if self.lower_is_better else 2
+        return 4 if self.metric == "loss" else 2
 
     def is_better(self, value: float, other: float) -> bool:
         """Return True if `value` of this metric is better than `other`."""

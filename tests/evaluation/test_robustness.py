@@ -11,7 +11,7 @@ from clipzoo.runs.record import parsed
 
 COLUMNS = {
     "imagenet_a": "ImageNet-A", "imagenet_r": "ImageNet-R", "imagenet_sketch": "ImageNet Sketch",
-    "imagenet_o": "ImageNet-O", "objectnet": "ObjectNet",
+    "imagenet_o": "ImageNet-O", "objectnet": "ObjectNet", "imagenet_v2_matched": "ImageNet v2",
 }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_calibration_error_equals_a_loop_over_bins_and_the_fitted_temperature_is
     halves = [scores[0::2], scores[1::2]]
     fitted = [
         min(
-            np.geomspace(0.2, 0.5, 400), key=lambda t, h=half, l=own: torch.nn.functional.cross_entropy(h / t, l).item()
+            np.geomspace(0.2, 0.5, 400), key=lambda t, h=half, y=own: torch.nn.functional.cross_entropy(h / t, y).item()
         )
         for half, own in zip(halves, (labels[0::2], labels[1::2]), strict=True)
     ]
@@ -102,3 +102,12 @@ def test_the_temperature_of_two_classes_with_equal_margins_has_a_closed_form():
     assert metrics["temperature"] == pytest.approx(2 / math.log(3), rel=0.01)
     assert metrics["ece"] == pytest.approx(100 * (1 / (1 + math.exp(-2)) - 3 / 4))
     assert metrics["fitted_ece"] == pytest.approx(0, abs=0.5)
+
+
+def test_average_precision_equals_clip_benchmarks():
+    peer = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(400, 20, generator=generator)
+    member = torch.rand(400, 20, generator=generator) < 0.1
+    expected = peer.average_precision_per_class(scores, member.long())
+    torch.testing.assert_close(average_precision(scores, member).float(), expected)

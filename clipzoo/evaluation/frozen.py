@@ -1,0 +1,225 @@
+"""Classification of frozen features without a search: nearest neighbours, and probes on a few images of each class."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from scipy.stats import t as student
+from torch import Tensor
+from torch.nn import functional
+
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation import scoring
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
+from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.probe import GRID, FeatureTask, LabelledFeatures, accuracies, ranks_in_classes
+from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, View, require_classes
+from clipzoo.evaluation.zero_shot import build_classifiers
+from clipzoo.runs.record import DEVIATION
+from clipzoo.types import Embedding
+
+QUERIES, TRAIN_ROWS = 1024, 16384
+"""Test and train images whose cosines are in memory at a time: 128 MiB."""
+VALIDATION_SHOTS = 4
+"""Largest number of validation images of a class, on which C is chosen; at most as many as shots (as in CoOp)."""
+PENALTIES = GRID[::8]
+"""Values of C of few-shot probes: the powers of 10 from 1e-6 to 1e6."""
+ITERATIONS, MOMENTUM, BLEND_EVERY, BLEND = 300, 0.9, 10, 250.0
+"""LP++'s released code: iterations, momentum of w, iterations between steps of alpha, factor of the initial alpha."""
+
+
+class Neighbours(FeatureTask):
+    """Top-1 and mean per class of a majority vote of the `count` nearest train images, before and after projection."""
+
+    name: ClassVar[str] = "knn"
+
+    def __init__(self, resize: int, count: int) -> None:
+        super().__init__(resize)
+        self._count = count
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self.resize, self._count
+
+    def check(self, dataset: EvaluationDataset) -> None:
+        super().check(dataset)
+        images = len(require_classes(self.name, dataset).splits["train"])
+        if images < self._count:
+            raise ConfigError(f"{dataset.name} has {images} train images, fewer than eval.neighbours={self._count}")
+
+    def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
+        def solve(projection: str) -> list[int]:
+            parts = self.features(evaluation, dataset, columns, projection)
+            return positions_by_vote(parts["train"], parts["test"], self._count, len(dataset.class_names)).tolist()
+
+        cost = 1e-3 * len(dataset.splits["train"]) * len(dataset.splits["test"])
+        return {projection: Solve(cost, partial(solve, projection)) for projection in PROJECTIONS}
+
+    def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
+        labels, classes, metrics = torch.tensor(dataset.splits["test"].labels), len(dataset.class_names), {}
+        for projection in PROJECTIONS:
+            position = torch.tensor(evaluation.solved[projection])
+            metrics[projection] = scoring.accuracy(position, labels, classes, World())
+            metrics[projection].pop("top5", None)  # classes without a vote have no order
+        return metrics
+
+
+def positions_by_vote(train: LabelledFeatures, test: LabelledFeatures, count: int, classes: int) -> Tensor:
+    """Return [n]: positions of the labels of the test images among the classes by number of votes.
+
+    Equal numbers of votes: the first class comes before the others, as in scikit-learn's KNeighborsClassifier.
+    """
+    parts = []
+    for queries, labels in zip(test.features.split(QUERIES), test.labels.split(QUERIES), strict=True):
+        nearest = nearest_labels(train, queries, count)
+        votes = nearest.new_zeros(len(nearest), classes).scatter_add(1, nearest, torch.ones_like(nearest))
+        parts.append(scoring.positions(votes, labels))
+    return torch.cat(parts)
+
+
+def nearest_labels(train: LabelledFeatures, queries: Tensor, count: int) -> Tensor:
+    """Queries [m, d] -> [m, k]: labels of the `count` train images with the highest cosines, in float64.
+
+    Equal cosines: the earlier train image is nearer. Train features are read in blocks.
+    """
+    queries = functional.normalize(queries.double(), dim=1)
+    best, nearest = queries.new_empty(len(queries), 0), train.labels.new_empty(len(queries), 0)
+    for rows, labels in zip(train.features.split(TRAIN_ROWS), train.labels.split(TRAIN_ROWS), strict=True):
+        cosines = torch.cat([best, queries @ functional.normalize(rows.double(), dim=1).mT], dim=1)
+        candidates = torch.cat([nearest, labels.expand(len(queries), -1)], dim=1)
+        kept = min(count, cosines.shape[1])
+        # Not the indices of topk, which are undefined for equal values.
+        lowest = cosines.topk(kept, dim=1).values[:, -1:]
+        above, level = cosines > lowest, cosines == lowest
+        chosen = above | (level & (level.cumsum(dim=1) <= kept - above.sum(dim=1, keepdim=True)))
+        best, nearest = cosines[chosen].view(-1, kept), candidates[chosen].view(-1, kept)
+    return nearest
+
+
+class FewShot(FeatureTask):
+    """Top-1 of probes on k images of each class: mean, deviation and 95 % interval over draws.
+
+    Protocols: "before" and "after" (projection) are logistic regression. "lp_plus_plus" is LP++; heads with points have
+    no vector f in f . w and are not measured with it. shots: numbers k. seeds: number of draws; each draw holds the
+    images of smaller k.
+    """
+
+    name: ClassVar[str] = "few_shot"
+
+    def __init__(self, resize: int, shots: Sequence[int], seeds: int) -> None:
+        super().__init__(resize)
+        self._shots, self._seeds = tuple(shots), seeds
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self.resize, self._shots, self._seeds
+
+    def check(self, dataset: EvaluationDataset) -> None:
+        super().check(dataset)
+        labels, shots = require_classes(self.name, dataset).splits["train"].labels, max(self._shots)
+        if (largest := int(torch.bincount(torch.tensor(labels)).max())) <= shots:
+            raise ConfigError(
+                f"{dataset.name} has at most {largest} train images of a class, none to choose C for {shots} shots: "
+                "lower eval.shots"
+            )
+
+    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
+        embedding = {} if _has_points(evaluation) else {"image.0": evaluation.image_columns()["image.0"]}
+        return dict.fromkeys(self.views(evaluation, dataset), evaluation.feature_columns() | embedding)
+
+    def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
+        model, classes = evaluation.model, len(dataset.class_names)
+        classifier: Embedding | None = None
+        if not _has_points(evaluation):
+            classifier = build_classifiers(model, dataset.class_names, dataset.templates, evaluation.encoder, 1)[0]
+
+        def scores(images: LabelledFeatures) -> Tensor:
+            assert classifier is not None
+            return torch.cat([block for _, block in scoring.score_blocks(model, images.features, classifier)])
+
+        def solve(shots: int, seed: int) -> dict[str, float]:
+            ranks, top1 = ranks_in_classes(torch.tensor(dataset.splits["train"].labels), seed), {}
+            is_drawn, is_validation = ranks < shots, (ranks >= shots) & (ranks < shots + min(shots, VALIDATION_SHOTS))
+            for projection in PROJECTIONS:
+                images, test = self.features(evaluation, dataset, columns, projection).values()
+                logits = fit(images.rows(is_drawn), images.rows(is_validation), classes).logits(test.features)
+                top1[projection] = accuracies(logits, test.labels)["top1"]
+            if classifier is not None:
+                train, log_scale = images.rows(is_drawn), model.head.log_cosine_scale()
+                embedded, test_embedded = self.features(evaluation, dataset, columns, "image.0").values()
+                weight, blend = lp_plus_plus(train.features, scores(embedded.rows(is_drawn)), train.labels, log_scale)
+                logits = functional.normalize(test.features.double(), dim=1) @ weight.mT + blend * scores(test_embedded)
+                top1["lp_plus_plus"] = accuracies(logits, test.labels)["top1"]
+            return top1
+
+        return {
+            f"{shots}_{seed}": Solve(float(shots * classes**2), partial(solve, shots, seed))
+            for shots in self._shots
+            for seed in range(self._seeds)
+        }
+
+    def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
+        metrics: dict[str, dict[str, float]] = {}
+        for shots in self._shots:
+            draws = [evaluation.solved[f"{shots}_{seed}"] for seed in range(self._seeds)]
+            for protocol in draws[0]:
+                values = over_seeds(f"top1_{shots}_shot", [draw[protocol] for draw in draws])
+                metrics.setdefault(protocol, {}).update(values)
+        return metrics
+
+
+def _has_points(evaluation: Evaluation) -> bool:
+    return not isinstance(evaluation.encoder.embed_captions(evaluation.model, [""], 1)[0], Tensor)
+
+
+def over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean of a metric, its sample deviation, and NAME_interval, half the length of Student's 95 % interval."""
+    if len(values) == 1:
+        return {name: values[0]}
+    deviation = statistics.stdev(values)
+    half = float(student.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
+    return {name: statistics.fmean(values), f"{name}{DEVIATION}": deviation, f"{name}_interval": half}
+
+
+def fit(train: LabelledFeatures, validation: LabelledFeatures, classes: int) -> Solution:
+    """Return the logistic regression whose C has the highest top-1 on validation; the smallest C wins a tie."""
+    with scoring.exact_products():
+        regression = LogisticRegression(train.features, train.labels, classes)
+        solutions = [regression.solve(c) for c in PENALTIES]
+    return max(solutions, key=lambda one: accuracies(one.logits(validation.features), validation.labels)["top1"])
+
+
+def lp_plus_plus(features: Tensor, scores: Tensor, labels: Tensor, log_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Fit LP++ (Huang et al., CVPR 2024) to features [n, d], zero-shot scores s [n, k] and labels [n].
+
+    Returns w [k, d] and alpha [k]; logits are f . w_k + alpha_k s_k for unit features f. In the paper s_k is f . t_k;
+    the head's score generalises it. Blocks w and alpha take gradient steps in turn; their sizes are inverse bounds of
+    the curvature, 4 n / lambda_max(F^T F) and n / (4 max_k sum_i s_ik^2) (eq. 11). w_k starts as the sum of the
+    features of class k, alpha as 250 times the mean cosine of an image and its class. Constants and schedule are the
+    released code's. Departures from it: no bias, as in the paper; alpha follows its current gradient, not the sum of
+    earlier ones; the last iterate is returned, not the best on validation.
+
+    log_scale: log t for scores t * cosine. If it is None or the mean cosine is negative, alpha starts at 1, that of the
+    zero-shot classifier.
+    """
+    features, scores = functional.normalize(features.double(), dim=1), scores.double()
+    count, is_class = len(labels), functional.one_hot(labels, scores.shape[1]).double()
+    weight, velocity = is_class.mT @ features, features.new_zeros(scores.shape[1], features.shape[1])
+    score = ((is_class * scores).sum(0) / is_class.sum(0)).mean().item()
+    start = 1.0 if log_scale is None or score <= 0 else BLEND * score * math.exp(-2 * log_scale.item())
+    blend = scores.new_full((scores.shape[1],), start)
+    weight_step = 4 * count / torch.linalg.matrix_norm(features, 2).square()
+    blend_step = count / (4 * scores.square().sum(0).max())
+    for iteration in range(1, ITERATIONS + 1):
+        residual = ((features @ weight.mT + blend * scores).softmax(dim=1) - is_class) / count
+        velocity = MOMENTUM * velocity + residual.mT @ features
+        weight = weight - weight_step * velocity
+        if iteration % BLEND_EVERY == 0:
+            blend = blend - blend_step * (residual * scores).sum(0)
+    return weight, blend
