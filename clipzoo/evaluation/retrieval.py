@@ -13,11 +13,10 @@ from torch import Tensor
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
 from clipzoo.evaluation import outputs, scoring
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.encoder import BatchEncoder
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_kind
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey
@@ -63,10 +62,7 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
         return self._paired, self._held_out and self._held_out.key
 
     def check(self, dataset: EvaluationDataset) -> None:
-        if not isinstance(dataset, RetrievalDataset):
-            raise ConfigError(
-                f"{dataset.name} has classes and no captions: move it from eval.retrieval to eval.zero_shot"
-            )
+        dataset = require_kind(RetrievalDataset, self.name, dataset)
         scoring.check_captions(dataset, self._paired)
 
     def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[View, Mapping[str, Column]]:

@@ -195,8 +195,9 @@ class Suite(Part):
         tasks = [*self._tasks]
         if self.validation is not None:
             tasks.append((ImageTextRetrieval(self._paired, held_out), [VALIDATION]))
-        pairs = [(task, self._datasets[name]) for task, names in tasks for name in names if name in self._datasets]
-        return [(task, dataset) for task, dataset in pairs if not absent_splits(task, dataset)]
+        pairs = [(task, name) for task, names in tasks for name in dict.fromkeys(names) if name in self._datasets]
+        measurements = [(task, self._datasets[name]) for task, name in pairs]
+        return [(task, dataset) for task, dataset in measurements if not absent_splits(task, dataset)]
 
     def _check(self, dataset: EvaluationDataset) -> None:
         """Raise ConfigError if a task that lists the dataset cannot use it, MissingDatasetError if it lacks a split."""
@@ -216,7 +217,7 @@ def absent_splits(task: Task, dataset: EvaluationDataset) -> list[str]:
     return sorted(set(task.splits) - set(dataset.splits)) if isinstance(dataset, ClassificationDataset) else []
 
 
-@dataclass
+@dataclass(eq=False)
 class Result:
     """Metrics of a task on a dataset by flat keys, None before they are measured. path, key: their file, its key."""
 
@@ -256,7 +257,7 @@ class Result:
         say(f"evaluation: {self.task.name} {self.dataset.name}: {headline} ({seconds:.1f} s)")
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A long computation for a result, whose value is kept in a file."""
 
@@ -313,9 +314,16 @@ def evaluate(
         result.say(now - begin)
         begin = now
         waiting[result.dataset.name].remove(result)
-        if not keep_features and not waiting[result.dataset.name]:
-            folder = io.below(output, f"features/{result.dataset.name}")
-            world.run_on_first(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    def finish_jobs() -> None:
+        _solve(jobs, world)
+        for result in dict.fromkeys(job.result for job in jobs):
+            finish(result, world.run_on_first(partial(_values, result, jobs)))
+        jobs.clear()
+
+    def remove_columns() -> None:
+        for name in () if keep_features else [name for name, results in waiting.items() if not results]:
+            shutil.rmtree(io.below(output, f"features/{name}"), ignore_errors=True)
 
     for dataset in datasets:
         folder = io.below(output, f"features/{dataset.name}")
@@ -335,16 +343,16 @@ def evaluate(
                 jobs.append(Job(result, name, solve, io.below(folder, f"{result.task.name}.{name}.json")))
             if not solves:
                 finish(result, {})
-
-    _solve(jobs, world)
-    for result in [result for result in results if result.metrics is None]:
-        own = [job for job in jobs if job.result is result]
-        finish(result, world.run_on_first(partial(_values, own)))
+        if world.size == 1:  # others wait for the jobs of all datasets
+            finish_jobs()
+        world.run_on_first(remove_columns)
+    finish_jobs()
+    world.run_on_first(remove_columns)
     return {name: value for result in results for name, value in (result.metrics or {}).items()}
 
 
-def _values(jobs: Sequence[Job]) -> dict[str, Any]:
-    return {job.name: job.stored() for job in jobs}
+def _values(result: Result, jobs: Sequence[Job]) -> dict[str, Any]:
+    return {job.name: job.stored() for job in jobs if job.result is result}
 
 
 def _images(dataset: EvaluationDataset, views: Iterable[View]) -> int:

@@ -166,8 +166,22 @@ def on_cpu(embedding: Embedding) -> Embedding:
     return map_embedding(Tensor.cpu, embedding)
 
 
-def require_classes(task: str, dataset: EvaluationDataset) -> ClassificationDataset:
-    """Return a dataset with classes. Raises ConfigError for another kind. task: key of `eval` that names it."""
-    if not isinstance(dataset, ClassificationDataset):
-        raise ConfigError(f"{dataset.name} has captions and no classes: move it from eval.{task} to eval.retrieval")
+_KINDS = {
+    ClassificationDataset: ("classes", "zero_shot"),
+    RetrievalDataset: ("captions", "retrieval"),
+    ChoiceDataset: ("choices of captions", "choice"),
+}
+Kind = TypeVar("Kind")
+
+
+def require_kind(kind: type[Kind], task: str, dataset: EvaluationDataset) -> Kind:
+    """Return a dataset of this class. Raises ConfigError for another one. task: key of `eval` that names it."""
+    if not isinstance(dataset, kind):
+        content, other = _KINDS[type(dataset)]
+        raise ConfigError(f"{dataset.name} has {content} and does not fit: move it from eval.{task} to eval.{other}")
     return dataset
+
+
+def require_classes(task: str, dataset: EvaluationDataset) -> ClassificationDataset:
+    """Return a dataset with classes, see `require_kind`."""
+    return require_kind(ClassificationDataset, task, dataset)

@@ -33,7 +33,7 @@ from torch.utils.data import Subset
 from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import dataset_key
 from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_gallery
@@ -191,6 +191,8 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
         prompts = [dataset.templates[0].replace("{c}", name) for name in dataset.class_names]
         labels = [dataset.splits["test"].labels[row] for row in rows]
         return Collection(dataset.name, gallery, count, {}, prompts, labels, dataset.class_names)
+    if not isinstance(dataset, RetrievalDataset):
+        return Collection(dataset.name, gallery, count)
     places = {row: place for place, row in enumerate(rows)}
     captions: dict[int, list[str]] = {}
     for caption, row in zip(dataset.captions, map(int, dataset.caption_image), strict=True):

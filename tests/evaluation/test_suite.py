@@ -17,9 +17,8 @@ from clipzoo.evaluation.datasets import benchmarks
 from clipzoo.evaluation.datasets.dataset import Images, LabelledSplit
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import gathered_batches
-from clipzoo.evaluation.suite import Suite
 from clipzoo.types import Progress
-from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, picture, png, write_sets
+from tests.support.evaluation_sets import config_of, model_of, picture, png, suite_of, write_sets
 from tests.support.ranks import run_ranks
 
 
@@ -28,17 +27,6 @@ def root(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("datasets")
     write_sets(folder)
     return folder
-
-
-def suite_of(root: Path, **changes) -> Suite:
-    facts = {
-        "root": str(root), "zero_shot": ["colours"], "linear_probe": ["colours"], "retrieval": ["things"],
-        "tokenizer": build_part(config_of("clip")["encoder"]["tokenizer"]), "image_size": IMAGE_SIZE,
-        "interpolation": "bicubic", "prompts": "slip", "missing": "error", "probe_resize": 1.15,
-        "probe_validation": 0.1, "batch_size": 8, "workers": 0, "precision": "float32", "draws": 2, "paired": True,
-        "every_epochs": None, "seed": 0, "keep_features": False,
-    }  # fmt: skip
-    return Suite(**{**facts, **changes})
 
 
 HEADS = ["wpse", "kme"]

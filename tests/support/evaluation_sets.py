@@ -14,6 +14,7 @@ from clipzoo.build import build_model, build_part
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Images, LabelledSplit, RetrievalDataset
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.suite import Suite
 from clipzoo.model import Model
 from tests.support.experiments import composed_once
 
@@ -105,3 +106,14 @@ def model_of(head: str, *overrides: str) -> Model:
 def batch_encoder(batch_size: int = 8) -> BatchEncoder:
     tokenizer = build_part(config_of("clip")["encoder"]["tokenizer"])
     return BatchEncoder(tokenizer, IMAGE_SIZE, "bicubic", batch_size, 0, "float32")
+
+
+def suite_of(root: Path, **changes) -> Suite:
+    facts = {
+        "root": str(root), "zero_shot": ["colours"], "linear_probe": ["colours"], "retrieval": ["things"],
+        "tokenizer": build_part(config_of("clip")["encoder"]["tokenizer"]), "image_size": IMAGE_SIZE,
+        "interpolation": "bicubic", "prompts": "slip", "missing": "error", "probe_resize": 1.15,
+        "probe_validation": 0.1, "batch_size": 8, "workers": 0, "precision": "float32", "draws": 2, "paired": True,
+        "every_epochs": None, "seed": 0, "keep_features": False,
+    }  # fmt: skip
+    return Suite(**{**facts, **changes})
