@@ -180,7 +180,7 @@ def _state(location: str) -> State | None:
             info = repeated(location, lambda: filesystem.info(path), KEY)
             if info.get("size") is None:
                 return None
-            return int(info["size"]), int(hashlib.sha256(version(info).encode()).hexdigest()[:12], 16)
+            return int(info["size"]), int(hashlib.sha256(_version(info).encode()).hexdigest()[:12], 16)
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
@@ -194,7 +194,7 @@ def _state(location: str) -> State | None:
         raise ConfigError(f"data.shards: {location} cannot be read: {error.strerror or error}") from error
 
 
-def version(facts: Mapping[str, Any]) -> str:
+def _version(facts: Mapping[str, Any]) -> str:
     """Return the version tag or modification time that a store gives for a file."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
     return "".join(str(facts[name]) for name in names if name in facts)
@@ -302,11 +302,14 @@ def _held(file: TextIO) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def copy_location(location: str, target: IO[bytes]) -> None:
-    """Copy a remote shard into an open file. Raises OSError; TrainingError if its server does not answer."""
+def copy_location(location: str, target: IO[bytes], key: str = KEY) -> None:
+    """Copy a remote file into an open file. Raises OSError; TrainingError if its server does not answer.
+
+    key: configuration key for the message.
+    """
     if location.startswith("pipe:"):
         return copy_output(location.removeprefix("pipe:"), target)
-    filesystem, path = open_filesystem(location, KEY)
+    filesystem, path = open_filesystem(location, key)
 
     def download() -> None:
         target.seek(0)
@@ -316,12 +319,12 @@ def copy_location(location: str, target: IO[bytes]) -> None:
             with filesystem.open(path, "rb") as source:
                 shutil.copyfileobj(source, target, 1 << 20)
             return
-        for content in read_ranges(location, filesystem, path, int(info["size"]), KEY):
+        for content in read_ranges(location, filesystem, path, int(info["size"]), key):
             target.write(content)
-        if int(info["size"]) > RANGE_BYTES and version(filesystem.info(path)) != version(info):
+        if int(info["size"]) > RANGE_BYTES and _version(filesystem.info(path)) != _version(info):
             raise TruncatedError("the shard has changed while it was read")
 
-    repeated(location, download, KEY)
+    repeated(location, download, key)
 
 
 def copy_output(command: str, target: IO[bytes]) -> None:

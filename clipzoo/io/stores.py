@@ -87,13 +87,10 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
         raise ConfigError(f"{key}: {url} cannot be read: {error}{remedy}") from error
 
 
-def read_ranges(
-    url: str, filesystem: AbstractFileSystem, path: str, size: int, key: str, first_byte: int = 0
-) -> Iterator[bytes]:
+def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, key: str) -> Iterator[bytes]:
     """Yield the content of a file of `size` bytes in requests of at most RANGE_BYTES bytes; each is retried separately.
 
-    first_byte: where to begin, such as the size of an interrupted copy. A server without ranges answers the first
-    request with the whole file. Raises as `repeated` does.
+    A server without ranges answers the first request with the whole file. Raises as `repeated` does.
     """
 
     def read(start: int) -> bytes:
@@ -107,14 +104,14 @@ def read_ranges(
             raise TruncatedError(f"{len(content)} bytes in place of {end - start}")
         return content
 
-    first = repeated(url, lambda: read(first_byte), key) if size > first_byte else b""
+    first = repeated(url, lambda: read(0), key) if size else b""
     yield first
     if len(first) == size:
         return
     with ThreadPoolExecutor(PARALLEL_RANGES) as pool:
         # A window of requests: memory stays bounded where the reader is slower than the store.
         pending = deque[Future[bytes]]()
-        for start in range(first_byte + RANGE_BYTES, size, RANGE_BYTES):
+        for start in range(RANGE_BYTES, size, RANGE_BYTES):
             if len(pending) == PARALLEL_RANGES:
                 yield pending.popleft().result()
             pending.append(pool.submit(repeated, url, partial(read, start), key))

@@ -40,14 +40,16 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def folders(root: Path, splits: dict[str, str], names: list[str], counts: tuple[int, ...] = (2, 1)) -> Expected:
+def folders(
+    root: Path, splits: dict[str, str], names: list[str], counts: tuple[int, ...] = (2, 1), ending: str = ".jpg"
+) -> Expected:
     """splits: name of a split -> its folder; counts: images of each class."""
     expected: Expected = {}
     for split, folder in splits.items():
         expected[split] = []
         for place, (name, count) in enumerate(zip(names, counts, strict=True)):
             for index in range(count):
-                draw(root / folder / name / f"{index}.jpg", place)
+                draw(root / folder / name / f"{index}{ending}", place)
             expected[split] += [name] * count
     return expected
 
@@ -62,8 +64,8 @@ def imagenet_r(root: Path) -> Expected:
 
 def imagenet_v2(root: Path) -> Expected:
     for variant in ("matched-frequency", "threshold0.7", "top-images"):
-        folders(root, {"test": f"imagenetv2-{variant}-format-val"}, ["0", "3"], (1, 1))
-    return {"test": ["0", "3"] * 3}
+        folders(root, {"test": f"imagenetv2-{variant}-format-val"}, ["3", "10"], (1, 1), ".jpeg")
+    return {"test": [name for _ in range(3) for name in ("10", "3")]}
 
 
 def birdsnap(root: Path) -> Expected:

@@ -20,7 +20,7 @@ from clipzoo.evaluation.datasets.dataset import (
     check_size,
 )
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_dataset, write_retrieval
+from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
 from clipzoo.io import below, folder_name
 from clipzoo.io.stores import is_url
 
@@ -71,7 +71,7 @@ def open_benchmark(
         check_size(dataset, facts)
     if not isinstance(dataset, ClassificationDataset):
         return dataset
-    return _with_prompts(dataset, facts, protocol, folder, own=bool(place or in_tables))
+    return _with_prompts(dataset, facts, protocol, folder, own=bool(place))
 
 
 def _tar_folders(name: str, facts: Benchmark, root: Path | str, splits: Collection[str], cache: Path) -> Iterator[Path]:
@@ -119,11 +119,21 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
         examples = zip(map(dataset.images.encoded, range(len(captions))), captions, strict=True)
         write_retrieval(folder, recipe=benchmark.get("recipe", "the official split"), examples=examples)
         return open_benchmark(name, root, protocol)
-    if not isinstance(dataset, ClassificationDataset):
-        raise ConfigError(f"{name} has examples of images and captions: the tar layout does not hold these")
+    if not isinstance(dataset, ClassificationDataset) or dataset.groups or dataset.splits["test"].all_labels:
+        raise ConfigError(f"{name} has groups, several labels or choices, which the written layout does not hold")
     check_size(dataset, benchmark)
     dataset = _with_prompts(dataset, benchmark, protocol, source, own=False)
-    write_dataset(folder, dataset, benchmark.get("recipe", "the official splits"))
+    write_classification(
+        folder,
+        class_names=dataset.class_names,
+        templates=dataset.templates,
+        metric=dataset.metric,
+        recipe=benchmark.get("recipe", "the official splits"),
+        splits={
+            split: zip(map(part.images.encoded, range(len(part))), part.labels, strict=True)
+            for split, part in dataset.splits.items()
+        },
+    )
     return open_benchmark(name, root, protocol)
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import groupby, islice
 from operator import itemgetter
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL.Image import Image
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
@@ -28,7 +26,6 @@ from clipzoo.evaluation.datasets.dataset import (
     Images,
     LabelledSplit,
     PixelArrays,
-    version_of,
 )
 from clipzoo.evaluation.datasets.tar import MEMBER_EXTENSIONS, tar_samples
 from clipzoo.io import MB, below, read_lines
@@ -97,38 +94,37 @@ def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
 
     facts["splits"]: for each split a `file` (.csv, .tsv, .json, .jsonl), a text `file` whose lines match `pattern`,
     `lines` (a text file for each column), or `paths`, a pattern of the images' paths; `where` selects rows by a
-    column, `first` the first of them. `image`, `caption` or `label`, and `group` are columns, or formats of columns.
-    `labels` gives the names of the labels in their order, otherwise they are sorted.
+    column, `first` the first of them. `image`, `caption` or `label`, and `group` are columns, or formats of columns;
+    `caption_file` names a text file whose first line is the caption. `labels`: class name of each label, in order;
+    rows with other labels are left out. Otherwise labels are class names, and sorted.
     """
-    files, parts = dict[str, list[ImageFile]](), dict[str, list[Row]]()
-    for split, source in facts["splits"].items():
-        parts[split] = list(_rows(folder, source))
-        files[split] = [ImageFile(below(folder, _value(row, facts["image"]), links=True)) for row in parts[split]]
-        for file in files[split][:1]:
-            _existing(file.path)
-    if "caption" in facts:
-        captions: dict[ImageFile, list[str]] = {}
-        for file, row in zip(files["test"], parts["test"], strict=True):
-            captions.setdefault(file, []).append(" ".join(_value(row, facts["caption"]).split()))
-        return ImageFiles(list(captions)), list(captions.values())
-    labels, groups = (
-        {split: [_value(row, facts[key]) for row in part] for split, part in parts.items()} if key in facts else {}
-        for key in ("label", "group")
-    )
-    names = facts.get("labels") or {name: name for name in sorted({name for part in labels.values() for name in part})}
-    order = {str(name): label for label, name in enumerate(names)}
-    if unknown := {name for part in labels.values() for name in part} - order.keys():
-        raise ConfigError(f"{folder}: {min(unknown)!r} is not a label; its labels are {', '.join(order)}")
-    group_names = sorted({name for part in groups.values() for name in part})
-    splits = {
-        split: LabelledSplit(
-            ImageFiles(files[split]),
-            [order[name] for name in labels[split]],
-            [group_names.index(name) for name in groups.get(split, ())],
-        )
-        for split in parts
+    parts = {split: list(_rows(folder, source)) for split, source in facts["splits"].items()}
+    if "label" not in facts:
+        captions: dict[Path, list[str]] = {}
+        for row in parts["test"]:
+            caption = _value(row, facts.get("caption") or facts["caption_file"])
+            if "caption_file" in facts:
+                caption = read_lines(_existing(below(folder, caption)), MB, REMEDY)[0]
+            path = below(folder, _value(row, facts["image"]), links=True)
+            captions.setdefault(path, []).append(" ".join(caption.split()))
+        return _files(map(_existing, captions), ()).images, list(captions.values())
+
+    def column(part: Iterable[Row], key: str) -> list[str]:
+        return [_value(row, facts[key]) for row in part] if key in facts else []
+
+    own = {name for part in parts.values() for name in column(part, "label")}
+    names = facts.get("labels") or {
+        name: name for name in sorted(own, key=lambda name: (len(name) * name.isdigit(), name))
     }
-    return list(names.values()), splits, group_names
+    order = {str(name): label for label, name in enumerate(names)}
+    parts = {split: [row for row in part if _value(row, facts["label"]) in order] for split, part in parts.items()}
+    groups = sorted({name for part in parts.values() for name in column(part, "group")})
+    splits = {}
+    for split, part in parts.items():
+        files = [ImageFile(_existing(below(folder, path, links=True))) for path in column(part, "image")]
+        labels = [order[name] for name in column(part, "label")]
+        splits[split] = LabelledSplit(ImageFiles(files), labels, [groups.index(name) for name in column(part, "group")])
+    return list(names.values()), splits, groups
 
 
 def _rows(folder: Path, source: Mapping[str, Any]) -> Iterator[Row]:
@@ -164,7 +160,7 @@ def _rows(folder: Path, source: Mapping[str, Any]) -> Iterator[Row]:
 
 def _value(row: Row, column: str) -> str:
     try:
-        return str(row[column]) if column in row else column.format_map(row)
+        return column.format_map(row) if "{" in column else str(row[column])
     except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"a row of the list has no {column}: {io.shortened(row, 200)}; {REMEDY}") from error
 
@@ -173,45 +169,12 @@ def _matches(pattern: str, texts: Iterable[str]) -> Iterator[re.Match[str]]:
     return filter(None, (re.fullmatch(pattern, text) for text in texts))
 
 
-def imagenet_v2(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """The `variants` together, each with one folder per label."""
-    variants = [f"imagenetv2-{variant}-format-val" for variant in facts["variants"]]
-    paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
-    test = _files(paths, [int(path.parent.name) for path in paths])
-    return [str(label) for label in range(1000)], {"test": test}
-
-
 def pets(folder: Path, facts: Benchmark) -> ClassificationSource:
     _, splits = torchvision(folder, facts)
     # torchvision capitalises all names; in the files only cats are capitalised.
     labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
     names = {label: path.stem.rsplit("_", 1)[0] for path, label in labelled}
     return [names[label] for label in sorted(names)], splits
-
-
-def eurosat(folder: Path, facts: Benchmark) -> ClassificationSource:
-    names, whole = torchvision(folder, facts)
-    return names, _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
-
-
-def sun397(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """All images as the split test, or those of each class in three splits."""
-    names, whole = torchvision(folder, facts)
-    names = [name.replace("/", " ") for name in names]
-    if "all" not in whole:
-        return names, whole
-
-    def ranges(count: int) -> dict[str, range]:
-        first, second = int(0.7 * count), int(0.8 * count)
-        return {"train": range(first), "val": range(first, second), "test": range(second, count)}
-
-    return names, _cut(whole, ranges)
-
-
-def caltech101(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """With the background class, which torchvision's reader leaves out."""
-    names, whole = class_folders(folder, facts)
-    return names, _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
 
 
 def ucf101(folder: Path, facts: Benchmark) -> ClassificationSource:
@@ -227,18 +190,6 @@ def ucf101(folder: Path, facts: Benchmark) -> ClassificationSource:
     paths = [below(_existing(folder / "frames"), video, links=True).with_suffix(".jpg") for video in videos]
     test = _files(paths, [names.index(path.parent.name) for path in paths])
     return [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test}
-
-
-def objectnet(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """ObjectNet's images of the classes that are in ImageNet; mappings/ has the folder of each class."""
-    base = folder / "objectnet-1.0"
-    of_folder, of_imagenet = (
-        io.read_json(_existing(base / "mappings" / f"{name}.json"), MB, REMEDY)
-        for name in ("folder_to_objectnet_label", "objectnet_to_imagenet_1k")
-    )
-    places = sorted(place for place, name in of_folder.items() if name in of_imagenet)
-    paths = [path for path in _image_paths(_existing(base / "images")) if path.parent.name in places]
-    return [of_folder[place] for place in places], {"test": _files(paths, [places.index(p.parent.name) for p in paths])}
 
 
 def imagenet_real(folder: Path, facts: Benchmark) -> ClassificationSource:
@@ -264,42 +215,19 @@ def babel_imagenet(folder: Path, facts: Benchmark) -> ClassificationSource:
     return names, {"test": _files(*zip(*samples, strict=True))}
 
 
-class _Crops(Images):
-    """Parts of images. boxes: [n, 4], left, top, right and bottom in pixels."""
-
-    def __init__(self, images: Images, boxes: Sequence[Sequence[int]]) -> None:
-        self._images, self._boxes = images, np.array(boxes).reshape(-1, 4)
-
-    def __len__(self) -> int:
-        return len(self._boxes)
-
-    def __getitem__(self, index: int) -> Image:
-        return self._images[index].crop(tuple(self._boxes[index].tolist()))
-
-    def fingerprint(self) -> str:
-        return version_of((), self._images.fingerprint(), self._boxes.tolist())
-
-
 def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """VOC2007: whole images with the classes of their objects, or, with `crops`, every object cut out."""
-    base, names = folder / "VOCdevkit" / "VOC2007", facts["labels"]
-    splits = {}
+    """Images of VOC2007 with the classes of all their objects, difficult ones too, as in CLIP_benchmark."""
+    base, splits = folder / "VOCdevkit" / "VOC2007", {}
     for split in facts["splits"]:
-        lines = read_lines(_existing(base / "ImageSets" / "Main" / f"{names[0]}_{split}.txt"), MB, REMEDY)
-        files, labels, boxes = list[ImageFile](), list[list[int]](), list[list[int]]()
-        for number in (line.split()[0] for line in lines):
-            annotation = ElementTree.fromstring(io.read_text(below(base / "Annotations", f"{number}.xml"), MB, REMEDY))
-            objects = annotation.findall("object")
-            classes = [names.index(item.findtext("name", "")) for item in objects]
-            labels += [[label] for label in classes] if facts["crops"] else [sorted(set(classes))]
-            file = ImageFile(below(base / "JPEGImages", f"{number}.jpg"))
-            files += [file] * (len(objects) if facts["crops"] else 1)
-            edges = ("xmin", "ymin", "xmax", "ymax")
-            boxes += [[int(item.findtext(f"bndbox/{edge}", "0")) for edge in edges] for item in objects]
-        images = _Crops(ImageFiles(files), boxes) if facts["crops"] else ImageFiles(files)
-        every = None if facts["crops"] else labels
-        splits[split] = LabelledSplit(images, [row[0] if row else -1 for row in labels], all_labels=every)
-    return names, splits
+        classes: dict[str, list[int]] = {}
+        for label, name in enumerate(facts["labels"]):
+            for line in read_lines(_existing(base / "ImageSets" / "Main" / f"{name}_{split}.txt"), MB, REMEDY):
+                number, flag = line.split()
+                classes.setdefault(number, []).extend([label] if flag != "-1" else [])
+        every = list(classes.values())
+        images = ImageFiles([ImageFile(below(base / "JPEGImages", f"{number}.jpg")) for number in classes])
+        splits[split] = LabelledSplit(images, [own[0] if own else -1 for own in every], all_labels=every)
+    return facts["labels"], splits
 
 
 def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
@@ -346,26 +274,21 @@ def pairs(folder: Path, facts: Benchmark) -> RetrievalSource:
     return ImageFiles([sample.image for sample in samples]), texts
 
 
-def captioned_files(folder: Path, facts: Benchmark) -> RetrievalSource:
-    """<images>/NAME.jpg with the caption in the first line of <captions>/NAME.txt."""
-    places = facts["splits"]["test"]
-    paths = sorted(_existing(below(folder, places["images"])).glob("*.jpg"))
-    lists = [below(folder, f"{places['captions']}/{path.stem}.txt") for path in paths]
-    return ImageFiles([ImageFile(path) for path in paths]), [[read_lines(_existing(of), MB, REMEDY)[0]] for of in lists]
+def cut(folder: Path, facts: Benchmark) -> ClassificationSource:
+    """Splits by position: each class's files in the order of their names, from `cut[0]` to `cut[1]` of its files.
 
-
-def _cut(
-    whole: Mapping[str, LabelledSplit], ranges: Callable[[int], Mapping[str, range]]
-) -> Mapping[str, LabelledSplit]:
-    """Splits by position: each class's files in the order of their names, cut by `ranges(number of files)`."""
-    source = whole["all"]
+    Numbers with a point are shares of the class.
+    """
+    names, whole = (torchvision if "class" in facts else class_folders)(folder, facts)
+    source, parts = whole["all"], dict[str, list[tuple[int, Path]]]()
     samples = sorted(zip(source.labels, _paths(source), strict=True), key=lambda sample: (sample[0], sample[1].name))
-    parts: dict[str, list[tuple[int, Path]]] = {}
     for _, group in groupby(samples, key=itemgetter(0)):
-        of_class = list(group)
-        for split, rows in ranges(len(of_class)).items():
-            parts.setdefault(split, []).extend(of_class[rows.start : rows.stop])
-    return {split: _files([path for _, path in part], [label for label, _ in part]) for split, part in parts.items()}
+        files = list(group)
+        for split, limits in facts["cut"].items():
+            first, end = (int(limit * len(files)) if isinstance(limit, float) else limit for limit in limits)
+            parts.setdefault(split, []).extend(files[first:end])
+    splits = {split: _files([path for _, path in part], [label for label, _ in part]) for split, part in parts.items()}
+    return [name.replace("/", " ") for name in names], splits
 
 
 def _files(paths: Iterable[Path | str], labels: Sequence[int]) -> LabelledSplit:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from clipzoo import io
-from clipzoo.data.locations import version
+from clipzoo.data.locations import copy_location
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.tar import NAMES_FILE, TEMPLATES_FILE
-from clipzoo.io.stores import is_missing, open_filesystem, read_ranges, repeated
+from clipzoo.io.stores import is_missing
 
 KEY = "eval.root"
 CACHE = Path("data/downstream_cache")
@@ -27,14 +26,14 @@ MARK = "sizes.json"
 def local_copy(url: str, splits: Collection[str], cache: Path) -> Path | None:
     """Return a folder in `cache` with the lists and these splits of the dataset; None if the URL has none of them.
 
-    A complete copy is used without a request, and an interrupted one is continued; a split that the dataset lacks is
-    left out. Raises ConfigError for a copy of a wrong size, TrainingError if the server does not recover in time.
+    Complete files are not requested again, also after an interruption. Raises ConfigError for a copy of a wrong size,
+    TrainingError if the server does not recover in time.
     """
     # A page of the hub that lists files, as CLIP_benchmark takes it, becomes the address of the files.
     url = re.sub(r"^(https://huggingface\.co/datasets/[^/]+/[^/]+)/tree/", r"\1/resolve/", url.rstrip("/"))
     name = re.sub(r"/(resolve/)?main$", "", url).rpartition("/")[2]
     folder = io.below(cache, f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{io.folder_name(name, KEY)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock, ThreadPoolExecutor(PARALLEL_FILES) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         mark = folder / MARK
@@ -62,28 +61,14 @@ def local_copy(url: str, splits: Collection[str], cache: Path) -> Path | None:
 
 
 def download(url: str, file: str, folder: Path) -> int | None:
-    """Copy <url>/<file> into `folder`; return its size in bytes, or None if the URL has no such file.
-
-    A file appears when it is complete; an interrupted copy is continued if the server still has the same file.
-    """
-    location, target = f"{url}/{file}", io.below(folder, file)
-    filesystem, path = open_filesystem(location, KEY)
+    """Copy <url>/<file> into `folder`; return its size in bytes, or None if the URL has no such file."""
+    target = io.below(folder, file)
     try:
-        facts = repeated(location, lambda: filesystem.info(path), KEY)
-        size = facts.get("size")
-        state = hashlib.sha256(f"{size} {version(facts)}".encode()).hexdigest()[:8]
-        partial = target.with_name(f".{target.name}.{state}.part")
-        partial.parent.mkdir(exist_ok=True)
-        with io.explained(partial, only_full_disks=True), open(partial, "ab") as output:
-            if size is None:
-                output.truncate(0)
-                output.write(repeated(location, lambda: filesystem.cat_file(path), KEY))
-            else:
-                for content in read_ranges(location, filesystem, path, size, KEY, output.tell()):
-                    output.write(content)
-        os.replace(partial, target)
+        if not target.exists():
+            with io.whole(target, only_full_disks=True) as output:
+                copy_location(f"{url}/{file}", output, KEY)
         return target.stat().st_size
     except OSError as error:
         if is_missing(error):
             return None
-        raise ConfigError(f"{KEY}: {location} cannot be read: {error}") from error
+        raise ConfigError(f"{KEY}: {url}/{file} cannot be read: {error}") from error

@@ -50,36 +50,28 @@ def open_tables(folder: Path, name: str) -> EvaluationDataset:
     """Open a dataset with labels, whose type may name the classes, or with captions. Raises ConfigError."""
     files = table_files(folder)
     schema = next(_groups(next(iter(files.values()))[0], ()))[2]
-    image, label, caption = (
-        next((column for column in columns if column in schema.names), None) for columns in (IMAGE, LABEL, CAPTION)
-    )
-    if image is None or (label is None and (caption is None or "test" not in files)):
-        raise ConfigError(
-            f"{folder} has the columns {', '.join(schema.names)}: an image and a label or caption are needed"
-        )
-
-    def values(split: str, column: str) -> list[Any]:
-        return [
-            value
-            for path in files[split]
-            for _, part, _ in _groups(path, [column])
-            for value in part[column].to_pylist()
-        ]
-
+    image, label, caption = (next((key for key in keys if key in schema.names), "") for keys in (IMAGE, LABEL, CAPTION))
+    if not image or not (label or (caption and "test" in files)):
+        raise ConfigError(f"{folder} has no column of images and of labels or captions, only {', '.join(schema.names)}")
     images = {split: TableImages(paths, image) for split, paths in files.items()}
-    if label is None:
-        assert caption is not None
-        captions = [[texts] if isinstance(texts, str) else list(texts) for texts in values("test", caption)]
+    parts = {
+        split: [part for path in paths for _, part, _ in _groups(path, [label or caption])]
+        for split, paths in files.items()
+    }
+    values = {split: [value for part in of for value in part[0].to_pylist()] for split, of in parts.items()}
+    if not label:
+        captions = [[texts] if isinstance(texts, str) else texts for texts in values["test"]]
         caption_image = [index for index, texts in enumerate(captions) for _ in texts]
-        texts = [" ".join(text.split()) for texts in captions for text in texts]
-        return RetrievalDataset(name, images["test"], texts, caption_image)
-    labels = {split: values(split, label) for split in files}
-    info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
-    names = info.get("features", {}).get(label, {}).get("names")
+        flat = [" ".join(text.split()) for texts in captions for text in texts]
+        return RetrievalDataset(name, images["test"], flat, caption_image)
+    # The package `datasets` stores the names of the classes with the schema, and writes labels as numbers.
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    names = features.get(label, {}).get("names")
+    number: Any = range(len(names)) if names else None
     if names is None:
-        names = sorted({value for part in labels.values() for value in part})
-        labels = {split: [names.index(value) for value in part] for split, part in labels.items()}
-    splits = {split: LabelledSplit(images[split], part) for split, part in labels.items()}
+        names = sorted({value for part in values.values() for value in part})
+        number = {value: index for index, value in enumerate(names)}
+    splits = {split: LabelledSplit(images[split], [number[value] for value in part]) for split, part in values.items()}
     return ClassificationDataset(name, [str(value) for value in names], (), "top1", splits)
 
 
@@ -87,14 +79,13 @@ class TableImages(Images):
     """Embedded images of a column. One row group of a Parquet file is in memory at a time; Arrow files are mapped."""
 
     def __init__(self, paths: Sequence[Path], column: str) -> None:
-        self._column = column
         groups = [(path, group, part.num_rows) for path in paths for group, part, _ in _groups(path, ())]
-        self._groups = [(path, group) for path, group, _ in groups]
+        self._groups = [(path, [column], group) for path, group, _ in groups]
         self._ends = list(accumulate(count for _, _, count in groups))
-        self._current: tuple[int, pyarrow.Table] | None = None
+        self._current: tuple[int, Any] = -1, None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_current": None}
+        return {**self.__dict__, "_current": (-1, None)}
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -103,7 +94,7 @@ class TableImages(Images):
         try:
             return decode(self._read(index))
         except (BadSampleError, OSError) as error:
-            path, _ = self._groups[bisect_right(self._ends, index)]
+            path = self._groups[bisect_right(self._ends, index)][0]
             raise ConfigError(f"{path}: row {index} cannot be decoded: {error}") from error
 
     def encoded(self, index: int) -> bytes:
@@ -111,21 +102,17 @@ class TableImages(Images):
         return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
 
     def fingerprint(self) -> str:
-        return version_of([path for path, _ in self._groups], self._column)
+        return version_of([path for path, _, _ in self._groups], self._groups[0][1])
 
     def _read(self, index: int) -> bytes:
         if not 0 <= index < len(self):
             raise IndexError(index)
         position = bisect_right(self._ends, index)
-        if self._current is None or self._current[0] != position:
-            path, group = self._groups[position]
-            self._current = position, next(_groups(path, [self._column], group))[1]
-        table = self._current[1]
-        value = table[self._column][index - (self._ends[position] - table.num_rows)].as_py()
-        value = value.get("bytes") if isinstance(value, dict) else value
-        if not value:
-            raise BadSampleError("no_image_file", "the table has no bytes of the image")
-        return value
+        if self._current[0] != position:
+            self._current = position, next(_groups(*self._groups[position]))[1][0]
+        column = self._current[1]
+        value = column[index - (self._ends[position] - len(column))].as_py()
+        return (value.get("bytes") if isinstance(value, dict) else value) or b""
 
 
 def _groups(
@@ -141,13 +128,13 @@ def _groups(
         if path.suffix == ".parquet":
             with parquet.ParquetFile(path) as file:
                 for group in range(file.num_row_groups) if only is None else [only]:
-                    yield group, file.read_row_group(group, columns), file.schema_arrow
+                    yield group, file.read_row_group(group, list(columns)), file.schema_arrow
         else:
             source = pyarrow.memory_map(str(path))
-            try:
-                table = ipc.open_stream(source).read_all()
-            except pyarrow.ArrowInvalid:
-                table = ipc.open_file(source).read_all()
-            yield 0, table, table.schema
-    except (pyarrow.ArrowException, OSError) as error:
+            # A file of the format for random access begins with its name.
+            table = (ipc.open_file if source.read(6) == b"ARROW1" else ipc.open_stream)(
+                source.seek(0) or source
+            ).read_all()
+            yield 0, table.select(list(columns)), table.schema
+    except (pyarrow.ArrowException, OSError, KeyError) as error:
         raise ConfigError(f"{path} is damaged: {error}; download it again") from error

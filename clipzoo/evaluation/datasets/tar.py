@@ -7,8 +7,7 @@
     <root>/<dataset>/<split>/{0..k-1}.tar                    images with .cls (label) or .txt (captions, one per line);
                                                              .npy: zeros and ones for all classes, or, next to .cls,
                                                              numbers of groups
-    <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests,
-                                                             names of the groups
+    <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests
 
 Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens the datasets written here.
 """
@@ -19,7 +18,7 @@ import hashlib
 import io as streams
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ class TarSample:
 def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> EvaluationDataset:
     """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json.
 
-    group_column: position of the group's number in the .npy; None for no groups, or those of meta.json.
+    group_column: position of the group's number in the .npy; None for no groups.
     """
     folder = io.below(Path(root), name, links=True)
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
@@ -128,7 +127,6 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
     if kind == "retrieval":
         return _retrieval(name, folder, samples)
     if kind in ("classification", "multilabel"):
-        group_column = 0 if "groups" in meta else group_column
         return _classification(name, folder, meta, samples, kind == "multilabel", group_column)
     raise ConfigError(
         f"{type_file} says {kind!r}: only classification, multilabel and retrieval datasets can be evaluated"
@@ -171,34 +169,29 @@ def _classification(
     metric = meta.get("metric", "mean_average_precision" if multilabel else "top1")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")
-    splits, last_group = {}, 0
+    splits, group_names = {}, set[int]()
     for split, part in samples.items():
-        images, labels, every, groups = ImageFiles([sample.image for sample in part]), [], [], []
+        labels, every, groups = list[int](), list[list[int]](), list[int]()
         for sample in part:
             if multilabel:
                 flags = sample.numbers()
-                if len(flags) != len(class_names):
-                    raise ConfigError(
-                        f"{sample.path}: {sample.key} has {number_of(len(flags), 'flag')}, but {NAMES_FILE} names "
-                        f"{number_of(len(class_names), 'class', 'es')}"
-                    )
                 every.append([label for label, flag in enumerate(flags) if flag])
                 labels.append(every[-1][0] if every[-1] else -1)
-                continue
-            label = sample.text("cls").strip()
-            if not label.isdecimal() or int(label) >= len(class_names):
-                raise ConfigError(
-                    f"{sample.path}: {sample.key} has the label {label!r}, but {NAMES_FILE} names "
-                    f"{number_of(len(class_names), 'class', 'es')}"
-                )
-            labels.append(int(label))
+                given = f"{len(flags)} flags" if len(flags) != len(class_names) else ""
+            else:
+                label = sample.text("cls").strip()
+                given = f"the label {label!r}" if not label.isdecimal() or int(label) >= len(class_names) else ""
+                labels.append(-1 if given else int(label))
+            if given:
+                count = number_of(len(class_names), "class", "es")
+                raise ConfigError(f"{sample.path}: {sample.key} has {given}, but {NAMES_FILE} names {count}")
             if group_column is not None:
                 groups.append(sample.numbers()[group_column])
-        last_group = max([last_group, *groups])
+        group_names.update(groups)
+        images = ImageFiles([sample.image for sample in part])
         splits[split] = LabelledSplit(images, labels, groups, every if multilabel else None)
-    numbers = range(last_group + 1) if group_column is not None else ()
-    group_names = meta.get("groups", [str(number) for number in numbers])
-    return ClassificationDataset(name, class_names, templates, metric, splits, group_names)
+    names = [str(number) for number in range(max(group_names, default=-1) + 1)]
+    return ClassificationDataset(name, class_names, templates, metric, splits, names)
 
 
 def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample]]) -> RetrievalDataset:
@@ -227,58 +220,33 @@ def write_classification(
 ) -> None:
     """Write a classification dataset; the encoded images are stored unchanged.
 
-    folder: of the dataset; it appears only when it is complete. metric: one of METRICS. recipe: a sentence on how the
-    splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
+    folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class". recipe: a sentence
+    on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
     """
     lists = {NAMES_FILE: class_names, TEMPLATES_FILE: templates}
-    rows = {
-        split: ((image, {"cls": str(label).encode()}) for image, label in examples)
-        for split, examples in splits.items()
-    }
+    rows = {split: ((image, "cls", str(label)) for image, label in examples) for split, examples in splits.items()}
     _write_dataset(folder, "classification", {"metric": metric, "recipe": recipe}, lists, rows, shard_size)
-
-
-def write_dataset(folder: Path, dataset: ClassificationDataset, recipe: str) -> None:
-    """Write a classification dataset with its groups, or with all labels of its images."""
-    is_multilabel = dataset.splits["test"].all_labels is not None
-
-    def rows(split: LabelledSplit) -> Iterator[tuple[bytes, dict[str, bytes]]]:
-        for index, label in enumerate(split.labels):
-            annotations = {"cls": str(label).encode()}
-            if split.all_labels is not None:
-                annotations = {
-                    "npy": _npy([name in split.all_labels[index] for name in range(len(dataset.class_names))])
-                }
-            elif split.groups:
-                annotations["npy"] = _npy([split.groups[index]])
-            yield split.images.encoded(index), annotations
-
-    meta: dict[str, object] = {"metric": dataset.metric, "recipe": recipe}
-    meta |= {"groups": list(dataset.groups)} if dataset.groups else {}
-    lists = {NAMES_FILE: dataset.class_names, TEMPLATES_FILE: dataset.templates}
-    splits = {name: rows(split) for name, split in dataset.splits.items()}
-    _write_dataset(folder, "multilabel" if is_multilabel else "classification", meta, lists, splits, 1000)
 
 
 def write_retrieval(
     folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, Sequence[str]]], shard_size: int = 1000
 ) -> None:
     """Write a retrieval dataset with the split "test". examples: encoded images with their captions."""
-    rows = ((image, {"txt": _joined(captions).encode()}) for image, captions in examples)
+    rows = ((image, "txt", _joined(captions)) for image, captions in examples)
     _write_dataset(folder, "retrieval", {"recipe": recipe}, {}, {"test": rows}, shard_size)
 
 
 def _write_dataset(
     folder: Path,
     kind: str,
-    meta: Mapping[str, object],
+    meta: Mapping[str, str],
     lists: Mapping[str, Sequence[str]],
-    splits: Mapping[str, Iterable[tuple[bytes, dict[str, bytes]]]],
+    splits: Mapping[str, Iterable[tuple[bytes, str, str]]],
     shard_size: int,
 ) -> None:
     """Write a dataset; its folder appears only when all is written, and is removed after an error.
 
-    lists: lines of text by file name. splits: (image, annotations by extension) rows.
+    lists: lines of text by file name. splits: (image, extension of the annotation, annotation) rows.
     """
     from webdataset.writer import ShardWriter  # imports torch
 
@@ -293,28 +261,21 @@ def _write_dataset(
             place.mkdir()
             digest, count = hashlib.sha256(), 0
             with ShardWriter(f"{place}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
-                for image, annotations in rows:
+                for image, extension, annotation in rows:
                     encoding = next((name for start, name in SIGNATURES.items() if image.startswith(start)), None)
                     if encoding is None:
                         raise ConfigError(
                             f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}"
                         )
-                    digest.update(hashlib.sha256(image).digest())
-                    members = {"__key__": f"s{count:07d}", encoding: image}
-                    for annotation in annotations.values():
-                        digest.update(hashlib.sha256(annotation).digest())
-                    writer.write(members | annotations)
+                    encoded = annotation.encode("utf-8")
+                    digest.update(hashlib.sha256(image).digest() + hashlib.sha256(encoded).digest())
+                    writer.write({"__key__": f"s{count:07d}", encoding: image, extension: encoded})
                     count += 1
                 shards = writer.shard
             io.write_whole(place / "nshards.txt", f"{shards}\n")
             facts[split] = {"samples": count, "digest": digest.hexdigest()}
         io.write_whole(new / "dataset_type.txt", kind + "\n")
         io.write_json(new / "meta.json", {**meta, "splits": facts})
-
-
-def _npy(numbers: Sequence[int]) -> bytes:
-    np.save(stream := streams.BytesIO(), np.array(numbers, np.int64), allow_pickle=False)
-    return stream.getvalue()
 
 
 def _joined(lines: Sequence[str]) -> str:
