@@ -269,6 +269,8 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
                 f"not {count} with {count * benchmark['captions']}"
             )
         return
+    if not isinstance(dataset, ClassificationDataset):
+        return
     classes = len(dataset.class_names)
     if benchmark["classes"] not in (None, classes):
         raise ConfigError(f"{name} has the wrong number of classes: {classes} (not {benchmark['classes']})")

@@ -53,7 +53,7 @@ def local_copy(url: str, splits: Collection[str], cache: Path) -> Path | None:
                 *(LISTS if LISTS[0] not in sizes else ()),
                 *(f"{split}/{shard}.tar" for shard in range(int(count))),
             ]
-            sizes |= zip(files, pool.map(lambda file: download(url, file, folder), files), strict=True)
+            sizes |= dict(zip(files, pool.map(lambda file: download(url, file, folder), files), strict=True))
             if missing := [file for file in files if file.endswith(".tar") and sizes[file] is None]:
                 raise ConfigError(f"{url}/{missing[0]} is missing, but {counter} counts it")
             io.write_json(mark, sizes)
