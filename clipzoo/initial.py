@@ -24,9 +24,10 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower
 from clipzoo.errors import ConfigError, first_names, number_of
-from clipzoo.exports.open_clip import weights_of_open_clip, with_plain_towers
+from clipzoo.exports.names import load
+from clipzoo.exports.open_clip import with_plain_towers
 from clipzoo.io import weights as files
-from clipzoo.loading import PAIR, load
+from clipzoo.loading import PAIR
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import LENGTH, config_of, run_at
@@ -126,7 +127,8 @@ class InitialWeights(Part):
     """Initial weights of the model.
 
     weights: source for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported
-        folder, "open_clip:NAME/TAG", "timm" or "huggingface" (the pretrained weights of the encoder, or "timm:NAME").
+        folder, "open_clip:NAME/TAG", "transformers:NAME", "timm" or "huggingface" (the pretrained weights of the
+        encoder, or "timm:NAME").
     image, text, head: source for one part, in place of `weights`; "random" keeps the random initial values. The
         objective's learned scale and bias come with the head.
     leave_out: patterns of names of tensors to ignore, such as "logit_bias"; the run does not start if another tensor
@@ -304,8 +306,8 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
     """Read the weights of a model of open_clip, timm or transformers."""
     registry, model_name = files.registry_of(name), name.partition(":")[2]
     trunk: Any = getattr(tower, "trunk", None)
-    if registry == "open_clip":
-        loaded = weights_of_open_clip(model_name)
+    if registry in ("open_clip", "transformers"):
+        loaded = load(name)
         state = loaded.state_dict()
         if PAIR in loaded.config:
             state["logit_bias"] = torch.tensor(loaded.config[PAIR]["bias"])

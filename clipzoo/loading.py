@@ -22,12 +22,11 @@ from clipzoo.encoders.tuning import merged
 from clipzoo.errors import ConfigError, cause, number_of
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.io import DamagedFileError
-from clipzoo.io.weights import from_hub, read_tensors, run_of
+from clipzoo.io.weights import read_tensors, run_of
 from clipzoo.model import Model
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.identity import uses_variables, with_variables
 from clipzoo.runs.record import AVERAGE
-from clipzoo.runs.remote import local_copy
 from clipzoo.training import checkpoint_files
 from clipzoo.training.tuned import read_frozen
 from clipzoo.types import Embedding, as_captions
@@ -35,8 +34,6 @@ from clipzoo.types import Embedding, as_captions
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
 HUB = "hf-hub:"
 VERSION = 1
-FILES = ("*.json", "*.safetensors")
-"""Files that are downloaded from a repository on the hub."""
 REMEDY = "export the model again"
 FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
 PREPROCESSING, PAIR_FIELDS = ("interpolation", "resize_mode"), ("log_scale", "bias")
@@ -54,6 +51,7 @@ class LoadedModel(Model):
     transform: PIL image or path -> uint8 [3, S, S], as in zero-shot evaluation.
     tokenizer: one caption or several -> [n, L] int64.
     config["pair"]: scale and bias of SigLIP's objective, see `pair_logits`.
+    stored_dtype: precision of the weights in their file; that of `dtype` may be higher.
     """
 
     def __init__(
@@ -67,6 +65,7 @@ class LoadedModel(Model):
         self.config = config
         self.folder = folder
         self.averaged = averaged
+        self.stored_dtype = self.dtype
         self.tokenizer = model.encoder.tokenizer
         encoder, evaluation = config["encoder"], config.get("eval", config["data"])
         size, interpolation = encoder["image_size"], evaluation.get("interpolation", "bicubic")
@@ -111,39 +110,11 @@ class LoadedModel(Model):
         return logits if pair is None else self.pair_scale * logits + pair["bias"]
 
 
-def load(
-    path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = (), average: bool = False
-) -> LoadedModel:
-    """Load a trained model.
-
-    path: a run directory (its newest valid checkpoint), one checkpoint of a run, the URL of one of these in a store
-        ("s3://bucket/runs/demo", as text), a directory written by `clipzoo.export(..., to="hub")`, or
-        "hf-hub:USER/NAME" for one on the Hugging Face hub.
-    average: load the averaged weights of a run that was trained with `average=...`.
-
-    The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
-    trust="oc.env" resolves its environment variables, ${oc.env:NAME}. Raises ConfigError if no run or checkpoint exists
-    there, its config.yaml names an untrusted class, or it has no average.
-    """
-    trust = (trust,) if isinstance(trust, str) else trust
-    if str(path).startswith(HUB):
-        from huggingface_hub import snapshot_download
-
-        name = str(path)
-        repository, _, revision = name.removeprefix(HUB).partition("@")
-        with from_hub(name, f"{name} cannot be downloaded"):
-            path = snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES))
-    path = local_copy(str(path), "path")
-    if (path / CONFIG).exists():
-        if average:
-            raise ConfigError(f"{path} holds one model and no average: export that of a run")
-        config, weights = _published(path, trust)
-        dtype = next((value.dtype for value in weights.values()), None)
-        model = build_trained(config, weights, path / WEIGHTS, REMEDY, trust, dtype)
-        return LoadedModel(model, config).to(device).eval()
+def load_run(path: Path, trust: Collection[str] = (), average: bool = False) -> LoadedModel:
+    """Return the model of a run, or of one of its checkpoints; average: its averaged weights. Raises ConfigError."""
     folder = run_of(path)
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{path} is not a run: there is no {folder / 'config.yaml'}")
+        raise ConfigError(f"{path} is not a run: there is no {folder / 'config.yaml'}, nor an exported model")
     config = config_of(folder)
     nodes = {part: config[part] for part in ("encoder", "head")}
     require_trusted(nodes, trust)
@@ -181,7 +152,7 @@ def load(
         with suppress(ConfigError, AttributeError):
             pair = part_class(config.get("objective", {}).get("_target_", ""), trust).pair(learned)
             config |= {} if pair is None else {PAIR: {"log_scale": pair[0], "bias": pair[1]}}
-    return LoadedModel(model, config, folder, average).to(device).eval()
+    return LoadedModel(model, config, folder, average)
 
 
 # WiSE-FT: interpolate the weights of a model before and after fine-tuning (Wortsman et al. 2022).
@@ -210,13 +181,37 @@ def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedMo
 # Published models: directories with clipzoo.json and model.safetensors. Their content is never executed.
 
 
-def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return configuration and weights of a directory.
+def load_published(folder: Path, trust: Collection[str] = ()) -> LoadedModel:
+    """Return the model of a directory with clipzoo.json.
 
     Raises ConfigError if the directory names code, untrusted classes or files outside it, or its weights are not a
     safetensors file.
     """
     path = folder / CONFIG
+    require_data_only(folder)
+    content = io.read_json(path, io.MB, REMEDY, fields=FIELDS)
+    if content["version"] > VERSION:
+        raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
+    nodes = {"encoder": content["encoder"], "head": content["head"]}
+    require_trusted(nodes, trust)
+    if fault := next(value_faults(nodes), None):
+        raise ConfigError(f"{path}: {fault}")
+    tokenizer = nodes["encoder"].get("tokenizer")
+    if isinstance(tokenizer, dict) and tokenizer.get("name") == TOKENIZER_IN_FOLDER:
+        tokenizer["name"] = str(folder)
+    data = {key: content[key] for key in PREPROCESSING if key in content}
+    config: dict[str, Any] = {**nodes, "seed": 0, "data": data}
+    if PAIR in content:
+        io.require_fields(path, content, {PAIR: dict}, REMEDY)
+        config[PAIR] = {key: content[PAIR].get(key) for key in PAIR_FIELDS}
+        io.require_fields(path, config[PAIR], dict.fromkeys(config[PAIR], io.NUMBER), REMEDY)
+    weights = read_weights(folder / WEIGHTS)
+    dtype = next((value.dtype for value in weights.values()), None)
+    return LoadedModel(build_trained(config, weights, folder / WEIGHTS, REMEDY, trust, dtype), config)
+
+
+def require_data_only(folder: Path) -> None:
+    """Raise ConfigError if a model's directory has links that lead out of it, or a JSON file that names code."""
     # Files of the hub's cache are links to its blobs.
     blobs = [folder.resolve().parent.parent / "blobs"] if folder.resolve().parent.name == "snapshots" else []
     io.require_no_links(folder, *blobs)
@@ -229,22 +224,6 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
         # transformers would import the code that auto_map names.
         if isinstance(settings, Mapping) and "auto_map" in settings:
             raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
-    content = io.read_json(path, io.MB, REMEDY, fields=FIELDS)
-    if content["version"] > VERSION:
-        raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
-    nodes = {"encoder": content["encoder"], "head": content["head"]}
-    require_trusted(nodes, trust)
-    if fault := next(value_faults(nodes), None):
-        raise ConfigError(f"{path}: {fault}")
-    tokenizer = nodes["encoder"].get("tokenizer")
-    if isinstance(tokenizer, dict) and tokenizer.get("name") == TOKENIZER_IN_FOLDER:
-        tokenizer["name"] = str(folder)
-    config = {**nodes, "seed": 0, "data": {key: content[key] for key in PREPROCESSING if key in content}}
-    if PAIR in content:
-        io.require_fields(path, content, {PAIR: dict}, REMEDY)
-        config[PAIR] = {key: content[PAIR].get(key) for key in PAIR_FIELDS}
-        io.require_fields(path, config[PAIR], dict.fromkeys(config[PAIR], io.NUMBER), REMEDY)
-    return config, read_weights(folder / WEIGHTS)
 
 
 def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
@@ -260,10 +239,10 @@ def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}={value} names a place outside the directory"
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file. Raises DamagedFileError."""
+def read_weights(path: Path, remedy: str = REMEDY) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. remedy: for messages. Raises DamagedFileError."""
     if not path.exists():
         pickles = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
         note = f"{', '.join(pickles)} may execute code and is not read; " if pickles else ""
-        raise io.DamagedFileError(path, "is missing", note + REMEDY)
-    return read_tensors(path, REMEDY)
+        raise io.DamagedFileError(path, "is missing", note + remedy)
+    return read_tensors(path, remedy)

@@ -33,12 +33,11 @@ from clipzoo.evaluation.encoder import PRECISIONS, PREFETCH, BatchEncoder, Preci
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
-from clipzoo.exports.open_clip import weights_of_open_clip
-from clipzoo.exports.transformers import from_transformers
+from clipzoo.exports.names import load
 from clipzoo.heads.base import Head
 from clipzoo.heads.pairs import Scope
 from clipzoo.io.weights import read_tensors
-from clipzoo.loading import LoadedModel, load
+from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 from clipzoo.runs.directory import FEATURES
 from clipzoo.training.averaging import WeightAverage
@@ -53,16 +52,6 @@ PROBES = (
     "東京 🎉", "<s> </s> <pad> [SEP] <eos> <end_of_text>",
 )  # fmt: skip
 """Captions on which the tokenizers of teacher and student are compared."""
-
-
-def load_model(name: str, trust: Collection[str] = (), average: bool = False) -> LoadedModel:
-    """Load "open_clip:NAME/TAG", "transformers:FOLDER", or a model as `clipzoo.load` names it, with its arguments."""
-    library, _, place = name.partition(":")
-    if library == "transformers":
-        return from_transformers(place)
-    if library == "open_clip":
-        return weights_of_open_clip(place)
-    return load(name, trust=tuple(trust), average=average)
 
 
 class FrozenTeacher(Teacher):
@@ -143,7 +132,7 @@ class LoadedTeacher(FrozenTeacher):
         digest: str | None = None,
     ) -> None:
         name = path if library == "clipzoo" else f"{library}:{path}"
-        super().__init__(lambda trust: load_model(name, trust, average), cache_gigabytes)
+        super().__init__(lambda trust: load(name, trust=tuple(trust), average=average), cache_gigabytes)
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Evaluate a run, a checkpoint or an open_clip model.
+"""Evaluate a run, a checkpoint or a model of another library.
 
 clipzoo evaluate run=runs/demo eval=demo
 clipzoo evaluate run=runs/demo/checkpoints/step_00001000.pt eval=demo eval.draws=5
@@ -6,6 +6,8 @@ clipzoo evaluate run=runs/demo averaged=true eval=demo                       the
 clipzoo evaluate run=runs/tuned mix_with=runs/demo mix=[0,0.5,1] eval=demo      WiSE-FT: the weights between two runs
 clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper
 clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper eval.prompts=clip --expect      as published?
+clipzoo evaluate model=transformers:google/siglip-base-patch16-224 eval=paper
+clipzoo evaluate model=hf-hub:OWNER/MODEL eval=demo                          a folder on disk works, too
 torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=paper
 """
 
@@ -70,7 +72,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         local_paths = {key: plain[key] and str(local_copy(plain[key], key)) for key in ("run", "mix_with")}
         plain |= local_paths
         if (plain["run"] is None) == (plain["model"] is None):
-            raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
+            raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=NAME")
         if plain["mix_with"] is not None and not plain["mix"]:
             raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
         if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
@@ -82,7 +84,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         for key in ("mix_with", "run"):
             if plain[key] is not None:
                 config_of(run_at(Path(plain[key]), f"{key}={plain[key]}"))
-        own_name = f"{str(plain['model']).replace('/', '-')}/{plain['pretrained']}"
+        name, pretrained = str(plain["run"] or plain["model"]), plain["pretrained"]
+        is_of_open_clip = pretrained or not (plain["run"] or ":" in name or Path(name).exists())
+        own_name = f"{name.replace('/', '-')}/{pretrained}" if pretrained else name.removeprefix("open_clip:")
         numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
         if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
             raise ConfigError("published= and --expect compare one model: leave mix_with= out")
@@ -92,29 +96,34 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         folder = _output_folder(plain)
         if is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
-    from clipzoo import loading
     from clipzoo.build import build_part
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
+    from clipzoo.exports.names import load
+    from clipzoo.exports.open_clip import from_open_clip
     from clipzoo.report.statistics import compare_with_published
 
     world = World.join(plain["device"], plain["timeout"], key="device")
     watchdog = Watchdog()
     Preemption(watchdog, signals)
     with watchdog.guard(world, plain["timeout"], folder):
-        if plain["run"] is not None:
-            model = loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
+        if is_of_open_clip:
+            model = from_open_clip(name, pretrained)
         else:
-            from clipzoo.exports.open_clip import from_open_clip
-
-            model = from_open_clip(plain["model"], plain["pretrained"])
-        plain = _composed(overrides, model.config["encoder"]) | local_paths
+            model = load(name, trust=tuple(trust), average=plain["averaged"])
+        resizing = {} if plain["run"] else vars(model.transform)
+        plain = _composed(overrides, {**resizing, **model.config["encoder"]}) | local_paths
+        stored = str(model.stored_dtype).partition(".")[2]
+        plain["precision"] = {"weights": stored, "encoders": plain["eval"]["precision"]}
+        say(f"evaluation: weights stored in {stored}, encoders compute in {plain['eval']['precision']}")
+        if model.dtype.itemsize == 2:
+            model = model.float()  # heads and scores never compute in half precision
         suite = build_part(plain["eval"], trust, Suite)
         suite.open()
         if plain["mix_with"] is not None:
-            first = loading.load(plain["mix_with"], trust=tuple(trust))
+            first = load(plain["mix_with"], trust=tuple(trust))
             metrics = evaluate_mixes(first, model, plain["mix"], suite, folder, world)
         else:
             output = folder / "evaluation"
@@ -163,7 +172,7 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
         # The results of one checkpoint are not the results of the run.
         return run_of(path) / path.stem if is_checkpoint(path) else path
     parts = [plain["model"], plain["pretrained"] and Path(plain["pretrained"]).stem]
-    name = "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
+    name = "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part).strip("-.")
     return Path("runs") / folder_name(name, "model")
 
 
@@ -182,7 +191,7 @@ def _write(
         row = plain["row"] if plain["run"] is None else config_of(run_of(Path(plain["run"])))["row"]
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
         record = results(folder, facts, None, overrides, {"steps": 0}, metrics)
-    record = record and replace(record, published={**record.published, **compared})
+    record = record and replace(record, published={**record.published, **compared}, precision=plain["precision"])
     io.write_json(folder / "evaluation" / "metrics.json", metrics)
     page = write_report(folder, record)
     if record is not None:

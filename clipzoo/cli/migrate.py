@@ -231,8 +231,13 @@ def training(given: Given) -> None:
     is_resnet = isinstance(vision.get("layers"), list)
     if not weights and text.get("hf_model_pretrained", True) and "hf_model_name" in text:
         text_weights = f"huggingface:{text['hf_model_name']}"
-    if "/" not in weights and not Path(weights).suffix and (weights or ":" in model):
-        weights = f"open_clip:{model}" + f"/{weights}" * bool(weights)
+    if ":" in model:
+        # open_clip ignores --pretrained for these models, and starts from random weights if a folder has none.
+        files = [file.suffix for file in Path(model.removeprefix("local-dir:")).glob("*")]
+        has_weights = model.startswith("hf-hub:") or {".safetensors", ".bin", ".pth"} & {*files}
+        weights = f"open_clip:{model}" if has_weights else ""
+    elif weights and "/" not in weights and not Path(weights).suffix:
+        weights = f"open_clip:{model}/{weights}"
     if resume not in (None, "latest"):
         weights = text_weights = None
     if "multimodal_cfg" in config:
@@ -320,7 +325,8 @@ def training(given: Given) -> None:
         given.commands.append(given.command("train"))
     else:
         given.overrides = {key: reason for key, reason in given.overrides.items() if key.startswith("eval.")}
-        words = [f"model={model}", f"pretrained={values['pretrained'] or 'null'}", "eval=none"]
+        pretrained = None if ":" in model else values["pretrained"] or None
+        words = [f"model={in_hydra(model)}", f"pretrained={in_hydra(pretrained)}", "eval=none"]
         given.commands.append(given.command("evaluate", *words))
 
 
@@ -382,5 +388,6 @@ def evaluation(given: Given) -> None:
     for model, pretrained in models or product(values["model"], values["pretrained"]):
         if not pretrained:
             raise ConfigError(f"--pretrained_model {model} is a collection or a file: give MODEL,PRETRAINED")
-        words = [f"model={in_hydra(model)}", f"pretrained={in_hydra(pretrained)}", "eval=none"]
+        weights = [] if ":" in model else [f"pretrained={in_hydra(pretrained)}"]
+        words = [f"model={in_hydra(model)}", *weights, "eval=none"]
         given.commands.append(given.command("evaluate", *words))

@@ -50,7 +50,7 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace) -> None:
     from clipzoo.exports import hub
-    from clipzoo.loading import load
+    from clipzoo.exports.names import load
 
     if options.upload is not None:
         hub.require_token()
@@ -81,7 +81,7 @@ def index(options: argparse.Namespace) -> None:
     from clipzoo.distributed.launch import say
     from clipzoo.distributed.world import World
     from clipzoo.explore.index import build_index
-    from clipzoo.loading import load
+    from clipzoo.exports.names import load
 
     world = World.join("cpu", TIMEOUT, key="--device")
     model = load(options.model, trust=options.trust)
@@ -128,11 +128,12 @@ def features(options: argparse.Namespace) -> None:
     from clipzoo.data.dataset import ShardDataset
     from clipzoo.distributed.launch import loader_workers, say
     from clipzoo.distributed.world import World
-    from clipzoo.teachers import load_model, write_features
+    from clipzoo.exports.names import load
+    from clipzoo.teachers import write_features
 
     dataset = build_part(node, trust, ShardDataset)
     world = World.join(options.device, DAY, key="--device")
-    model = load_model(options.model, trust, options.average).to(world.device)
+    model = load(options.model, trust=trust, average=options.average).to(world.device)
     dataset.open(options.output, world)
     progress = Progress("features", "samples")
     written = write_features(

@@ -1,9 +1,9 @@
-"""Text models of transformers as text towers, and their tokenizers. Needs the extra `hf`."""
+"""Text models of transformers as text towers, their tokenizers, and models of both views. Needs the extra `hf`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.config.trust import values_of
-from clipzoo.encoders.base import TextTower, longest_list, on_meta, require_as_large
+from clipzoo.encoders.base import Encoder, TextTower, longest_list, on_meta, require_as_large
 from clipzoo.encoders.text import end_positions
+from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
 from clipzoo.io.weights import from_hub, read_tensors
-from clipzoo.types import Count, Features, NonNegativeCount, Part, Range, as_captions, checked
+from clipzoo.types import Count, Features, NonNegativeCount, Part, Probability, Range, Scale, Side, as_captions, checked
 
 LONGEST = 512
 """Largest default number of tokens: captions are short, and every row is stored at full length."""
@@ -74,12 +75,7 @@ class HuggingFaceText(TextTower):
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
         self.description = f"transformers' {name}"
 
-        # RoBERTa and related models count positions from the padding id + 1.
-        limit = getattr(self.trunk.config, "max_position_embeddings", None)
-        table = getattr(getattr(self.trunk, "embeddings", None), "position_embeddings", None)
-        padding = getattr(table, "padding_idx", None)
-        if limit is not None and padding is not None:
-            limit -= padding + 1
+        limit = number_of_positions(self.trunk, self.trunk.config)
         if context_length is not None and limit is not None and context_length > limit:
             raise ConfigError(
                 f"encoder.context_length={context_length}: {name} has positions for {number_of(limit, 'token')}"
@@ -234,6 +230,73 @@ def require_transformers(what: str) -> Any:
     return transformers
 
 
+PROJECTIONS = {"image": "visual_projection", "text": "text_projection"}
+OF_HEAD = ("logit_scale", "logit_bias", "temperature")
+"""Last linear maps and parameters of models of transformers, which belong to the head."""
+
+
+@checked
+class HuggingFaceModel(TwoTowers):
+    """A model of transformers that embeds images and text, such as ALIGN, without its last linear maps and its scale.
+
+    settings: its config.json. image_width, text_width: widths of the features. image_size: side of the images, whose
+    central square of side `crop` the model takes. context_length, tokenizer, mean, std: as in `TwoTowers`.
+    has_mask: True if the model takes a mask of padding; False if features depend on padding.
+    """
+
+    trunk: Any
+    relations = {"tokenizer.context_length == context_length": "both must be the same"}
+
+    def __init__(
+        self, settings: dict[str, Any], image_width: Count, text_width: Count, image_size: Side, crop: Side,
+        context_length: Count, tokenizer: Callable[[list[str]], Tensor], has_mask: bool,
+        mean: tuple[Probability, Probability, Probability], std: tuple[Scale, Scale, Scale],
+    ) -> None:  # fmt: skip
+        nn.Module.__init__(self)
+        auto, config = require_transformers("this encoder").AutoModel, stored_configuration(Path("encoder"), settings)
+        self.trunk = auto.from_config(config, trust_remote_code=False)
+        for name, module in self.trunk.named_children():
+            if name in PROJECTIONS.values() and isinstance(module, nn.Linear):
+                setattr(self.trunk, name, nn.Identity())
+        for name in [name for name, _ in self.trunk.named_parameters(recurse=False) if name in OF_HEAD]:
+            delattr(self.trunk, name)
+        self.image_width, self.text_width, self.image_size, self.crop = image_width, text_width, image_size, crop
+        self.context_length, self.tokenizer, self.needs_padding = context_length, tokenizer, not has_mask
+        self._set_normalisation(mean, std)
+
+    def pixels(self, image: Tensor) -> dict[str, Tensor]:
+        """[b, 3, S, S] uint8 -> the model's argument: normalised central squares."""
+        start = (self.image_size - self.crop) // 2
+        return {"pixel_values": self.normalised(image[..., start : start + self.crop, start : start + self.crop])}
+
+    def tokens(self, text: Tensor) -> dict[str, Tensor]:
+        """[b, L] int64 -> the model's arguments: ids, and the mask of padding."""
+        if self.needs_padding:
+            return {"input_ids": text}
+        ends = end_positions(text, self.tokenizer.end_token)  # type: ignore[attr-defined]
+        mask = torch.arange(text.shape[1], device=text.device) <= ends[:, None]  # [b, L]
+        return {"input_ids": text, "attention_mask": mask.long()}
+
+    def image(self, image: Tensor) -> Features:
+        output = self.trunk.get_image_features(**self.pixels(image))
+        # A tensor before transformers 5.
+        return Features(getattr(output, "pooler_output", output))
+
+    def text(self, text: Tensor) -> Features:
+        output = self.trunk.get_text_features(**self.tokens(text))
+        return Features(getattr(output, "pooler_output", output))
+
+    pooled_image, pooled_text = Encoder.pooled_image, Encoder.pooled_text
+
+
+def number_of_positions(model: nn.Module, config: Any) -> int | None:
+    """Return the longest text of a model; RoBERTa and related models count positions from the padding id + 1."""
+    limit = getattr(config, "max_position_embeddings", None)
+    tables = [module for name, module in model.named_modules() if name.endswith("embeddings.position_embeddings")]
+    padding = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
+    return limit if limit is None or padding is None else limit - padding - 1
+
+
 def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
     """Return a configuration, and its text encoder with initial weights, without pooling layer or decoder."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING, AutoConfig
@@ -246,7 +309,7 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
             f"model{nearest(name, list(CONFIG_MAPPING), most=3)}, and the Hugging Face hub does not give it"
         )
         with from_hub(name, unknown):
-            config = stored_configuration(_folder(name, ["config.json"]))
+            config = stored_configuration(stored_folder(name, ["config.json"]))
     config = getattr(config, "text_config", config)
     allowed = _own_settings(config)
     for key, value in options.items():
@@ -273,19 +336,19 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
     return config, model.get_encoder() if has_decoder else model
 
 
-def stored_configuration(folder: Path) -> Any:
+def stored_configuration(folder: Path, content: Mapping[str, Any] | None = None) -> Any:
     """Return the configuration in a folder of transformers, with the settings of the model's own class only.
 
     Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
-    Raises ConfigError if config.json is missing or damaged, or transformers lacks its model_type.
+    content: of its config.json; None to read it. Raises ConfigError if it is damaged, or its model_type unknown.
     """
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
-    content = read_json(path, MB)
+    content = read_json(path, MB) if content is None else content
     if content.get("model_type") not in CONFIG_MAPPING:
         raise ConfigError(f"{path}: transformers has no model_type {content.get('model_type')}; no code is imported")
-    return _listed(CONFIG_MAPPING[content["model_type"]].from_dict(content))
+    return _listed(CONFIG_MAPPING[content["model_type"]].from_dict(dict(content)))
 
 
 def require_own_code(name: str) -> None:
@@ -293,7 +356,7 @@ def require_own_code(name: str) -> None:
 
     These libraries read config.json themselves: settings that fetch code are refused, not left out.
     """
-    folder = _folder(name, ["config.json"])
+    folder = stored_folder(name, ["config.json"])
     stored_configuration(folder)
     for key, value in values_of(read_json(folder / "config.json", MB)):
         if "implementation" in key and value not in (None, "eager", "sdpa"):
@@ -316,11 +379,14 @@ def _own_settings(config: Any) -> list[str]:
     return sorted(key for key in {*own, *shared} - ({*general, "kwargs"} - shared) if hasattr(config, key))
 
 
-def _folder(name: str, patterns: list[str]) -> Path:
-    """Return a folder, or the folder in the hub's cache with the files of a model on the hub."""
+def stored_folder(name: str, patterns: list[str]) -> Path:
+    """Return a folder, or that in the hub's cache with the files of OWNER/MODEL or OWNER/MODEL@REVISION."""
     from huggingface_hub import snapshot_download
 
-    return Path(name) if Path(name).is_dir() else Path(snapshot_download(name, allow_patterns=patterns))
+    repository, _, revision = name.partition("@")
+    if Path(name).is_dir():
+        return Path(name)
+    return Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
 
 
 def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
@@ -331,7 +397,7 @@ def pretrained_model(name: str) -> tuple[nn.Module, set[str]]:
     """
     from transformers import AutoModel
 
-    folder = _folder(name, ["config.json", "*.safetensors", "*.safetensors.index.json"])
+    folder = stored_folder(name, ["config.json", "*.safetensors", "*.safetensors.index.json"])
     config = stored_configuration(folder)
     stored = [value for file in sorted(folder.glob("*.safetensors")) for value in read_tensors(file).values()]
     with on_meta(len(stored)):

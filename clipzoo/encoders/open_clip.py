@@ -244,7 +244,8 @@ def describe(name: str) -> Description:
         registered = name.replace("/", "-")
         model_config = open_clip.get_model_config(registered)
         if model_config is None:
-            raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
+            near = nearest(name, open_clip.list_models(), most=3)
+            raise ConfigError(f"open_clip has no model {name}{near or ', and there is no such folder'}")
         tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
         common = {
             key: tags[0].get(key)

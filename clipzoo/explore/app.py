@@ -37,9 +37,10 @@ from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Evaluatio
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import dataset_key
 from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_gallery
+from clipzoo.exports.names import load
 from clipzoo.io import below, write_whole
 from clipzoo.io.weights import checkpoints_in, mark_of, step_of
-from clipzoo.loading import LoadedModel, load
+from clipzoo.loading import LoadedModel
 from clipzoo.report.figures import FIRST, Curve, evaluation_curves, objective_constant, training_curves
 from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished

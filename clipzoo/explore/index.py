@@ -34,8 +34,9 @@ from clipzoo.evaluation.datasets.tar import tar_samples
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
+from clipzoo.exports.names import load
 from clipzoo.heads.base import Head
-from clipzoo.loading import LoadedModel, load, read_weights
+from clipzoo.loading import LoadedModel, read_weights
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 
 FILE, NAMES = "index.json", "names.json"

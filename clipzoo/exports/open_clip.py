@@ -261,18 +261,8 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
 # Convert models of open_clip with their weights to our encoder and head.
 
 
-def weights_of_open_clip(place: str) -> LoadedModel:
-    """Return the model NAME/TAG or NAME/FILE, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER". Raises ConfigError."""
-    if place.startswith((FOLDER, HUB)):
-        return from_open_clip(place)
-    name, _, tag = place.partition("/")
-    if not tag:
-        raise ConfigError(f"open_clip:{place} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
-    return from_open_clip(name, tag)
-
-
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
-    """Return an open_clip model by name and tag or checkpoint file, or from an exported folder "local-dir:FOLDER".
+    """Return an open_clip model by name and tag or checkpoint file, NAME/TAG, or from a folder "local-dir:FOLDER".
 
     The weights must be on this machine, or open_clip downloads them. Raises ConfigError if open_clip has no such model
     or weights, or no encoder here can represent it.
@@ -280,14 +270,14 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
     import open_clip
     from open_clip import factory
 
-    model_name, _, tag = name.rpartition("/")
-    if tag in open_clip.list_pretrained_tags_by_model(model_name):
-        raise ConfigError(f"{name} is a model with the tag of its weights: give model={model_name} pretrained={tag}")
-    describe(name)
+    head, _, tag = name.partition("/")
+    if pretrained is None and (tag in open_clip.list_pretrained_tags_by_model(head) or Path(tag).is_file()):
+        name, pretrained = head, tag
     if pretrained is not None and ":" in name:
         raise ConfigError(
             f"pretrained={pretrained}: {name} has its own weights, and open_clip ignores others: leave pretrained out"
         )
+    describe(name)
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is not None and not Path(pretrained).exists() and pretrained not in tags:
         raise ConfigError(
@@ -318,8 +308,10 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
         peer = open_clip.create_model(
             name, pretrained=pretrained, pretrained_text=False, load_weights=weights, require_pretrained=weights
         )
-    model, config = as_ours(name, peer)
-    return LoadedModel(model, config).to(device).eval()
+    loaded = LoadedModel(*as_ours(name, peer)).to(device).eval()
+    if file:
+        loaded.stored_dtype = max(stored, key=Tensor.numel).dtype
+    return loaded
 
 
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:

@@ -15,7 +15,7 @@ from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.open_clip import OpenClipText
 from clipzoo.encoders.text import ClipTextTower
-from clipzoo.errors import ConfigError, first_names
+from clipzoo.errors import first_names
 from clipzoo.exports.open_clip import is_identity
 from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
@@ -52,9 +52,9 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes `encoder` and `head` of a model. Raises ConfigError if no encoder here can represent it.
+        """Return the nodes `encoder` and `head` of a model; none if our towers cannot represent it.
 
-        path: of its config.json, for messages.
+        path: of its config.json.
         """
 
     @abstractmethod
@@ -104,13 +104,13 @@ class ClipModel(TransformersModel):
 
         clip: Any = transformers.CLIPConfig.from_dict(dict(content))
         vision, text = clip.vision_config, clip.text_config
-        for name, part in (("vision_config", vision), ("text_config", text)):
-            if part.hidden_act not in CLIP_ACTIVATIONS:
-                raise ConfigError(f"{path}: {name}.hidden_act {part.hidden_act} is neither gelu nor quick_gelu")
-            if part.intermediate_size != 4 * part.hidden_size:
-                raise ConfigError(f"{path}: {name}.intermediate_size is not 4 hidden_size, as our towers have")
+        parts = (vision, text)
+        if any(
+            part.hidden_act not in CLIP_ACTIVATIONS or part.intermediate_size != 4 * part.hidden_size for part in parts
+        ):
+            return {}
         if vision.layer_norm_eps != CLIP_EPSILON:
-            raise ConfigError(f"{path}: vision_config.layer_norm_eps is {vision.layer_norm_eps}, not 1e-5")
+            return {}
         context = text.max_position_embeddings
         encoder = {
             "_target_": "clipzoo.encoders.towers.TwoTowers",
@@ -220,18 +220,10 @@ class SiglipModel(TransformersModel):
 
         siglip: Any = transformers.SiglipConfig.from_dict(dict(content))
         vision, text = siglip.vision_config, siglip.text_config
-        if not vision.vision_use_head:
-            raise ConfigError(
-                f"{path}: vision_config.vision_use_head is false: this model has no pooled image features"
-            )
-        if vision.layer_norm_eps != TIMM_EPSILON:
-            raise ConfigError(f"{path}: vision_config.layer_norm_eps is {vision.layer_norm_eps}, not {TIMM_EPSILON}")
-        for name, part, known in (
-            ("vision_config", vision, tuple(TIMM_ACTIVATIONS)),
-            ("text_config", text, ("gelu", "gelu_pytorch_tanh")),
-        ):
-            if part.hidden_act not in known:
-                raise ConfigError(f"{path}: {name}.hidden_act {part.hidden_act} is not one of {', '.join(known)}")
+        has_our_layers = vision.vision_use_head and vision.layer_norm_eps == TIMM_EPSILON
+        has_our_layers &= vision.hidden_act in TIMM_ACTIVATIONS and text.hidden_act in ("gelu", "gelu_pytorch_tanh")
+        if not has_our_layers:
+            return {}
         context, folder = text.max_position_embeddings, str(path.parent)
         encoder = {
             "_target_": "clipzoo.encoders.towers.Towers",

@@ -27,7 +27,7 @@ from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_jso
 
 _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 """Opcodes of pickles that name a class or a function."""
-REGISTRIES = ("open_clip", "timm", "huggingface")
+REGISTRIES = ("open_clip", "transformers", "timm", "huggingface")
 RANDOM = "random"
 """Name of the random initial weights, which the seed determines."""
 CONNECT_SECONDS = 5.0
@@ -43,7 +43,7 @@ _STORED_CLASSES = re.compile(
 )
 """Names that torch.save writes for tensors in a .pt file. None allocates memory of a size given in the file."""
 FORMS_ON_DISK = "a run directory, one of its checkpoints or a .safetensors file"
-FORMS = f"{FORMS_ON_DISK}, open_clip:NAME/TAG, timm or huggingface"
+FORMS = f"{FORMS_ON_DISK}, open_clip:NAME/TAG, transformers:NAME, timm or huggingface"
 
 
 def registry_of(name: str) -> str | None:
@@ -80,7 +80,7 @@ def weights_digest(name: str, key: str, forms: str = FORMS) -> str:
     """Return the SHA-256 of weights on the disk, or the name of weights of a registry. Raises ConfigError."""
     location = name
     if registry := registry_of(name):
-        # These names refer to the disk: open_clip:local-dir:FOLDER, open_clip:NAME/FILE and huggingface:FOLDER.
+        # These refer to the disk: open_clip:local-dir:FOLDER, open_clip:NAME/FILE and FOLDER of transformers.
         reference = name.partition(":")[2]
         location = reference.partition("/")[2] if registry == "open_clip" else reference
         if reference.startswith("local-dir:"):

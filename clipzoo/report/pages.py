@@ -122,6 +122,7 @@ def _facts(
         "Epochs": trainer.get("epochs"),
         "Ended early": record.training.get(ENDED_EARLY),
         "Precision": trainer.get("precision"),
+        "Evaluated in": ", ".join(f"{part} {kind}" for part, kind in record.precision.items()) or None,
         "Seed": record.seed,
     }
 

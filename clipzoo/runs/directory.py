@@ -215,7 +215,7 @@ def _with_teacher_digests(node: Mapping[str, Any]) -> dict[str, Any]:
     if (path := with_variables(node.get("path"))) is None:
         return dict(node)
     if "library" in node:
-        registry = {"open_clip": "open_clip:", "transformers": "huggingface:"}.get(node["library"], "")
+        registry = "" if node["library"] == "clipzoo" else f"{node['library']}:"
         forms = "a run directory, one of its checkpoints, or a folder that clipzoo export has written"
         return {**node, "digest": weights_digest(f"{registry}{path}", "teacher.path", forms)}
     if not (features := Path(path) / FEATURES).exists():

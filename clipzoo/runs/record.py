@@ -30,12 +30,12 @@ FIELDS = {
     "experiment": "str", "row": "str", "overrides": "list[str]", "config_dir": "str", "seed": "int",
     "versions": "dict[str, str | None]", "revision": "str", "training": "dict[str, AnyNumber | str]",
     "protocol": "dict[str, dict]", "metrics": "dict", "not_converged": "list[str]",
-    "published": "dict[str, dict]",
+    "published": "dict[str, dict]", "precision": "dict[str, str]",
 }  # fmt: skip
 """Annotations of the values in results.json; all but the metrics may be absent."""
 PUBLISHED = {**dict.fromkeys(("value", "difference", "low", "high"), "AnyNumber"), "source": "str"}
 """Annotations of a comparison with a published number, see `compare_with_published`."""
-OPTIONAL = ("config_dir", "not_converged", "published")
+OPTIONAL = ("config_dir", "not_converged", "published", "precision")
 """Keys that results.json leaves out if they are empty."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 LOG_BYTES = 64 * io.MB
@@ -175,6 +175,7 @@ class RunRecord:
     metrics: results of the evaluation, in percent but for losses.
     not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before").
     published: by written metric, the published number and the comparison with it: see PUBLISHED.
+    precision: of an evaluation: of the stored "weights" and of the "encoders", such as "float16" and "bf16".
     """
 
     experiment: str | None = None
@@ -189,6 +190,7 @@ class RunRecord:
     metrics: Mapping[MetricKey, float] = field(default_factory=dict)
     not_converged: tuple[str, ...] = ()
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    precision: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:

@@ -103,7 +103,8 @@ def test_a_resnet_whose_pooling_has_an_output_bias_keeps_its_embeddings(tmp_path
     [
         ("ViT-B32", None, "open_clip has no model ViT-B32; did you mean ViT-B-32"),
         ("RN50", "opnai", "pretrained=opnai is neither a file nor a tag of open_clip's RN50 .its tags: openai"),
-        ("ViT-B-32/laion2b_s34b_b79k", None, "give model=ViT-B-32 pretrained=laion2b_s34b_b79k"),
+        ("ViT-B-32/laion2b_s34b_b79k", None, "weights laion2b_s34b_b79k of open_clip's ViT-B-32 cannot be downloaded"),
+        ("models/missing", None, "open_clip has no model models/missing, and there is no such folder"),
     ],
 )
 def test_unknown_open_clip_names_are_reported(name, pretrained, expected):
