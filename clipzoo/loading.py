@@ -206,7 +206,7 @@ def load_published(folder: Path, trust: Collection[str] = ()) -> LoadedModel:
         config[PAIR] = {key: content[PAIR].get(key) for key in PAIR_FIELDS}
         io.require_fields(path, config[PAIR], dict.fromkeys(config[PAIR], io.NUMBER), REMEDY)
     weights = read_weights(folder / WEIGHTS)
-    dtype = next((value.dtype for value in weights.values()), None)
+    dtype = next((value.dtype for value in weights.values() if value.is_floating_point()), None)
     return LoadedModel(build_trained(config, weights, folder / WEIGHTS, REMEDY, trust, dtype), config)
 
 

@@ -20,6 +20,7 @@ from clipzoo.runs.record import MetricKey, RunRecord
 from clipzoo.training import checkpoint_files
 from tests.support.evaluation_sets import config_of, model_of, write_sets
 from tests.support.processes import start_script
+from tests.support.two_view_models import write_two_view_model
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,23 @@ def test_measured_numbers_are_compared_with_published_ones_and_a_difference_abov
     _require_agreement(again.published)
     with pytest.raises(ConfigError, match="no evaluated dataset has a published number"):
         _require_agreement({})
+
+
+@pytest.mark.medium
+def test_a_model_of_transformers_in_half_precision_is_evaluated_in_float32_and_both_are_stated(
+    settings, tmp_path, capsys
+):
+    pytest.importorskip("transformers")
+    write_two_view_model("metaclip_2", tmp_path / "model", torch.float16)
+    plain = [*settings, "eval.retrieval=[things]"]
+    half = evaluate([f"model={tmp_path / 'model'}", *plain, f"output={tmp_path / 'half'}"])
+    assert "evaluation: weights stored in float16, encoders compute in float32" in capsys.readouterr().err
+    results = json.loads((tmp_path / "half" / "results.json").read_text())
+    assert results["precision"] == {"weights": "float16", "encoders": "float32"} and results["metrics"] == half
+    assert "weights float16, encoders float32" in (tmp_path / "half" / "report.md").read_text()
+    # The same weights, stored in float32.
+    clipzoo.export(clipzoo.load(f"transformers:{tmp_path / 'model'}"), tmp_path / "published", "hub")
+    assert evaluate([f"model={tmp_path / 'published'}", *plain, f"output={tmp_path / 'float'}"]) == half
 
 
 @pytest.mark.parametrize(

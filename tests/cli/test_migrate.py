@@ -271,6 +271,17 @@ def test_a_command_without_training_data_is_an_evaluation(capsys):
     )
 
 
+def test_weights_of_a_folder_are_given_only_if_it_has_some(capsys, tmp_path):
+    (tmp_path / "open_clip_config.json").write_text('{"model_cfg": {"vision_cfg": {}, "text_cfg": {}}}')
+    train, assess = f"{START}{DATA}--model local-dir:{tmp_path} --pretrained openai", "eval --dataset cifar10"
+    assert "init.weights" not in printed(train, capsys, command=True)
+    (tmp_path / "open_clip_model.safetensors").touch()
+    assert f"init.weights=open_clip:local-dir:{tmp_path} " in printed(train, capsys, command=True)
+    # open_clip ignores the tag for these models, and clipzoo refuses it.
+    line = printed(f"clip_benchmark {assess} --model local-dir:{tmp_path} --pretrained openai", capsys, command=True)
+    assert f"model=local-dir:{tmp_path}" in line and "pretrained" not in line
+
+
 def test_a_command_of_clip_benchmark_becomes_an_evaluation_of_each_model(capsys):
     command = (
         "clip_benchmark eval --pretrained_model ViT-B-32,openai RN50,/w/e.pt --dataset wds/cars wds/mscoco_captions "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 KINDS = (
     "align", "altclip", "chinese_clip", "metaclip_2", "vision-text-dual-encoder", "aimv2", "clip_with_wide_layers",
-    "siglip_with_other_epsilon", "clip_with_resize",
+    "clip_with_resize", "siglip_with_other_epsilon", "siglip_2",
 )  # fmt: skip
 WORDS = ("a", "red", "green", "blue", "circle", "square", "squares", "very", "two", "number", *map(str, range(10)))
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -34,6 +35,18 @@ def write_words(folder: Path, kind: str, length: int) -> int:
         tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown, model_max_length=length, **roles
     ).save_pretrained(folder)
     return len(words)
+
+
+def write_gemma(folder: Path, length: int) -> int:
+    """Write a tokenizer of letters in the classes of Gemma's, as those of SigLIP 2; return its number of tokens."""
+    import transformers
+
+    texts = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\u2581", *string.ascii_letters, *string.digits]
+    transformers.GemmaTokenizer(
+        vocab={text: index for index, text in enumerate(texts)}, merges=[], add_bos_token=False, add_eos_token=True,
+        padding_side="right", model_max_length=length,
+    ).save_pretrained(folder)  # fmt: skip
+    return len(texts)
 
 
 def write_two_view_model(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -88,10 +101,13 @@ def write_two_view_model(kind: str, folder: Path, dtype: torch.dtype = torch.flo
             )  # fmt: skip
             if not wide:
                 processor = t.CLIPImageProcessor(size={"shortest_edge": 38}, crop_size={"height": 32, "width": 32})
-        case "siglip_with_other_epsilon":
+        case "siglip_with_other_epsilon" | "siglip_2":
+            own = {} if kind == "siglip_2" else {"layer_norm_eps": 1e-5}
+            if own == {}:
+                count = write_gemma(folder, 16)
             config = t.SiglipConfig(
                 text_config={**roberta, "vocab_size": count, "max_position_embeddings": 16, "projection_size": 32},
-                vision_config={**vision, "layer_norm_eps": 1e-5},
+                vision_config={**vision, **own},
             )  # fmt: skip
             processor = t.SiglipImageProcessor(size={"height": 32, "width": 32})
     torch.manual_seed(0)
