@@ -102,7 +102,7 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
     The same command completes interrupted features, and adds those of new shards.
     """
     parser.add_argument("model", metavar="MODEL", help="a run, a checkpoint, a hub directory, open_clip:NAME/TAG or "
-                        "transformers:FOLDER")  # fmt: skip
+                        "transformers:NAME")  # fmt: skip
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="the dataset, as for clipzoo train")
     parser.add_argument("--output", type=output_folder, required=True, help="folder of the features")
     parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")

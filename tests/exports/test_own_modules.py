@@ -12,6 +12,9 @@ import torch
 
 import clipzoo
 from clipzoo.errors import ConfigError
+from clipzoo.initial import read_source
+from clipzoo.io.files import digest_of
+from clipzoo.io.weights import weights_digest
 from tests.support.exported import logits, pictures
 from tests.support.two_view_models import KINDS, write_two_view_model
 
@@ -72,6 +75,13 @@ def test_a_model_is_published_in_clipzoos_format_and_loaded_by_name(kind, writte
     assert torch.equal(logits(back, pictures(3), TEXTS), logits(model, pictures(3), TEXTS))
     assert back.config.get("pair") == model.config.get("pair")
     assert back.transform.resize_mode == "squash"
+
+
+def test_a_model_of_transformers_gives_initial_weights(written):
+    name = f"transformers:{written('siglip_2')}"
+    source, model = read_source(name, "init.weights", None), clipzoo.load(name)
+    assert source.state.keys() == {*model.state_dict(), "logit_bias"} and source.config == model.config
+    assert weights_digest(name, "init.weights") == digest_of(written("siglip_2") / "model.safetensors")
 
 
 def test_the_precision_of_stored_weights_is_known(tmp_path):
