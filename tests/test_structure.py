@@ -134,6 +134,7 @@ FOREIGN_OBJECTS: dict[tuple[str, str], str] = {
     ("config/schema.py", "getattr(other, 'name', '')"): "a node of a syntax tree",
     ("encoders/open_clip.py", "getattr(tower, 'width', 0)"): "a tower of open_clip",
     ("evaluation/datasets/readers.py", "getattr(dataset, 'samples', None)"): "a dataset of torchvision",
+    ("encoders/tuning.py", "getattr(module, 'groups', 1)"): "a module of torch",
     ("initial.py", "getattr(trunk, 'config', None)"): "a model of transformers",
 }
 """getattr with a default for a name that a contract of ours declares too, by file and expression, with the reason."""

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import ClassVar
 
 import torch
@@ -35,7 +36,7 @@ ITERATIONS, MOMENTUM, BLEND_EVERY, BLEND = 300, 0.9, 10, 250.0
 
 
 class Neighbours(FeatureTask):
-    """Top-1 and mean per class of a majority vote of the `count` nearest train images, before and after projection."""
+    """Top-1 and mean per class of a majority vote of the `count` nearest train images, or of all if there are fewer."""
 
     name: ClassVar[str] = "knn"
 
@@ -43,31 +44,18 @@ class Neighbours(FeatureTask):
         super().__init__(resize)
         self._count = count
 
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.resize, self._count
-
-    def check(self, dataset: EvaluationDataset) -> None:
-        super().check(dataset)
-        images = len(require_classes(self.name, dataset).splits["train"])
-        if images < self._count:
-            raise ConfigError(f"{dataset.name} has {images} train images, fewer than eval.neighbours={self._count}")
-
     def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
-        def solve(projection: str) -> list[int]:
-            parts = self.features(evaluation, dataset, columns, projection)
-            return positions_by_vote(parts["train"], parts["test"], self._count, len(dataset.class_names)).tolist()
+        def solve(projection: str) -> dict[str, float]:
+            train, test = self.features(evaluation, dataset, columns, projection).values()
+            position = positions_by_vote(train, test, self._count, classes)
+            metrics = scoring.accuracy(position, test.labels, classes, World())
+            return {name: metrics[name] for name in ("top1", "mean_per_class")}  # classes without a vote have no order
 
-        cost = 1e-3 * len(dataset.splits["train"]) * len(dataset.splits["test"])
+        classes, cost = len(dataset.class_names), 1e-3 * len(dataset.splits["train"]) * len(dataset.splits["test"])
         return {projection: Solve(cost, partial(solve, projection)) for projection in PROJECTIONS}
 
     def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
-        labels, classes, metrics = torch.tensor(dataset.splits["test"].labels), len(dataset.class_names), {}
-        for projection in PROJECTIONS:
-            position = torch.tensor(evaluation.solved[projection])
-            metrics[projection] = scoring.accuracy(position, labels, classes, World())
-            metrics[projection].pop("top5", None)  # classes without a vote have no order
-        return metrics
+        return evaluation.solved
 
 
 def positions_by_vote(train: LabelledFeatures, test: LabelledFeatures, count: int, classes: int) -> Tensor:
@@ -116,18 +104,12 @@ class FewShot(FeatureTask):
         super().__init__(resize)
         self._shots, self._seeds = tuple(shots), seeds
 
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.resize, self._shots, self._seeds
-
     def check(self, dataset: EvaluationDataset) -> None:
         super().check(dataset)
         labels, shots = require_classes(self.name, dataset).splits["train"].labels, max(self._shots)
         if (largest := int(torch.bincount(torch.tensor(labels)).max())) <= shots:
-            raise ConfigError(
-                f"{dataset.name} has at most {largest} train images of a class, none to choose C for {shots} shots: "
-                "lower eval.shots"
-            )
+            fault = f"at most {largest} train images of a class, none to choose C for {shots} shots"
+            raise ConfigError(f"{dataset.name} has {fault}: lower eval.shots")
 
     def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
         embedding = {} if _has_points(evaluation) else {"image.0": evaluation.image_columns()["image.0"]}
@@ -160,17 +142,15 @@ class FewShot(FeatureTask):
 
         return {
             f"{shots}_{seed}": Solve(float(shots * classes**2), partial(solve, shots, seed))
-            for shots in self._shots
-            for seed in range(self._seeds)
+            for shots, seed in product(self._shots, range(self._seeds))
         }
 
     def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
-        metrics: dict[str, dict[str, float]] = {}
-        for shots in self._shots:
-            draws = [evaluation.solved[f"{shots}_{seed}"] for seed in range(self._seeds)]
-            for protocol in draws[0]:
-                values = over_seeds(f"top1_{shots}_shot", [draw[protocol] for draw in draws])
-                metrics.setdefault(protocol, {}).update(values)
+        solved = evaluation.solved
+        metrics: dict[str, dict[str, float]] = {protocol: {} for protocol in solved[f"{self._shots[0]}_0"]}
+        for protocol, shots in product(metrics, self._shots):
+            draws = [solved[f"{shots}_{seed}"][protocol] for seed in range(self._seeds)]
+            metrics[protocol] |= over_seeds(f"top1_{shots}_shot", draws)
         return metrics
 
 
@@ -198,15 +178,12 @@ def fit(train: LabelledFeatures, validation: LabelledFeatures, classes: int) -> 
 def lp_plus_plus(features: Tensor, scores: Tensor, labels: Tensor, log_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Fit LP++ (Huang et al., CVPR 2024) to features [n, d], zero-shot scores s [n, k] and labels [n].
 
-    Returns w [k, d] and alpha [k]; logits are f . w_k + alpha_k s_k for unit features f. In the paper s_k is f . t_k;
-    the head's score generalises it. Blocks w and alpha take gradient steps in turn; their sizes are inverse bounds of
-    the curvature, 4 n / lambda_max(F^T F) and n / (4 max_k sum_i s_ik^2) (eq. 11). w_k starts as the sum of the
-    features of class k, alpha as 250 times the mean cosine of an image and its class. Constants and schedule are the
-    released code's. Departures from it: no bias, as in the paper; alpha follows its current gradient, not the sum of
-    earlier ones; the last iterate is returned, not the best on validation.
-
-    log_scale: log t for scores t * cosine. If it is None or the mean cosine is negative, alpha starts at 1, that of the
-    zero-shot classifier.
+    Returns w [k, d] and alpha [k]; logits are f . w_k + alpha_k s_k for unit features f. The paper's s_k is f . t_k.
+    Step sizes are inverse bounds of the curvature, 4 n / lambda_max(F^T F) and n / (4 max_k sum_i s_ik^2) (eq. 11). w_k
+    starts as the sum of the features of class k, alpha as 250 times the mean cosine of an image and its class.
+    Departures from the released code: no bias, as in the paper; alpha follows its current gradient, not the sum of
+    earlier ones; the last iterate is returned, not the best on validation. log_scale: log t for scores t * cosine. If
+    it is None or the mean cosine is negative, alpha starts at 1, that of the zero-shot classifier.
     """
     features, scores = functional.normalize(features.double(), dim=1), scores.double()
     count, is_class = len(labels), functional.one_hot(labels, scores.shape[1]).double()

@@ -81,10 +81,6 @@ class LinearProbe(FeatureTask):
         super().__init__(resize)
         self._validation_share, self._seed = validation_share, seed
 
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.resize, self._validation_share, self._seed
-
     def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
         # Values of C are not shared among ranks: each starts from the solutions of earlier ones.
         def solve(projection: str) -> dict[str, Any]:

@@ -117,9 +117,12 @@ class Task(ABC, Generic[Dataset]):
     """Splits that the dataset must have."""
 
     @property
-    @abstractmethod
     def settings(self) -> tuple[object, ...]:
-        """Settings that affect the metrics, for the cache key. The name of a column states those that affect it."""
+        """Settings that affect the metrics, for the cache key: all attributes of the task.
+
+        The name of a column states those that affect it.
+        """
+        return tuple(vars(self).values())
 
     @abstractmethod
     def check(self, dataset: EvaluationDataset) -> None:

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
+from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs, scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
 from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_classes
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, concatenate, map_embedding
+
+RANKED = "mean_average_precision"
+"""Metric of the datasets whose images are ranked for each class."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +50,17 @@ class ZeroShotClassification(Task[ClassificationDataset]):
     name: ClassVar[str] = "zero_shot"
 
     def __init__(self, calibrated: bool = False) -> None:
-        self._calibrated = calibrated
-
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return (self._calibrated,)
+        self._calibrated, self._column = calibrated, f"{self.name}.calibrated" if calibrated else self.name
 
     def check(self, dataset: EvaluationDataset) -> None:
         dataset = require_classes(self.name, dataset)
-        test, ranked = dataset.splits["test"], _is_ranked(dataset)
-        labels = test.labels if test.all_labels is None else [label for part in test.all_labels for label in part]
+        test, is_ranked = dataset.splits["test"], dataset.metric == RANKED
+        every = [label for labels in test.all_labels or () for label in labels]
         # WILDS's macro F1 is the mean over the classes that have samples.
-        complete = ranked or (test.all_labels is None and dataset.metric != "macro_f1")
-        for part in [labels] if ranked else [labels, test.labels]:
-            scoring.check_labels(torch.tensor(part), dataset.class_names, f"{dataset.name}, test", complete=complete)
+        complete = is_ranked or (test.all_labels is None and dataset.metric != "macro_f1")
+        parts = [test.labels] if test.all_labels is None else [every] if is_ranked else [every, test.labels]
+        for labels in parts:
+            scoring.check_labels(torch.tensor(labels), dataset.class_names, f"{dataset.name}, test", complete)
 
     def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
         column = _classification(evaluation, dataset, self._calibrated)
@@ -67,18 +68,14 @@ class ZeroShotClassification(Task[ClassificationDataset]):
 
     def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
         rows = columns[View("test", evaluation.encoder.image_size)][self._column]
-        if _is_ranked(dataset):
+        if dataset.metric == RANKED:
             assert isinstance(rows, Tensor)
             precisions = [scoring.average_precision(scores, _members(dataset)).mean() for scores in rows.unbind(dim=1)]
             return {"": scoring.mean_over_draws([{dataset.metric: 100 * value.item()} for value in precisions])}
-        result = _result(evaluation, dataset, rows)
+        result = _result(evaluation.model.pair_scale, dataset, rows)
         path = io.below(evaluation.output, f"{self.name}/{dataset.name}.npz")
         evaluation.encoder.world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, result))
         return {"": result.metrics}
-
-    @property
-    def _column(self) -> str:
-        return f"{self.name}.calibrated" if self._calibrated else self.name
 
 
 def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, resize: int, draws: int) -> ZeroShot:
@@ -89,18 +86,14 @@ def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncode
     ZeroShotClassification().check(dataset)
     evaluation, view = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path()), View("test", resize)
     column = {ZeroShotClassification.name: _classification(evaluation, dataset)}
-    return _result(evaluation, dataset, compute(evaluation, dataset, {view: column})[view][ZeroShotClassification.name])
-
-
-def _is_ranked(dataset: ClassificationDataset) -> bool:
-    return dataset.metric == "mean_average_precision"
+    return _result(1, dataset, compute(evaluation, dataset, {view: column})[view][ZeroShotClassification.name])
 
 
 def _members(dataset: ClassificationDataset) -> Tensor:
     """[n, k]: whether a class is one of the labels of a test image."""
     test = dataset.splits["test"]
     members = torch.zeros(len(test), len(dataset.class_names), dtype=torch.bool)
-    for index, labels in enumerate(test.all_labels or [[label] for label in test.labels]):
+    for index, labels in enumerate(test.all_labels or ()):
         members[index, list(labels)] = True
     return members
 
@@ -116,19 +109,15 @@ def _classification(evaluation: Evaluation, dataset: ClassificationDataset, cali
     members = None if test.all_labels is None else _members(dataset).to(model.device)
 
     def answer(scores: Tensor, indices: Tensor) -> Tensor:
-        if _is_ranked(dataset):
+        if dataset.metric == RANKED:
             return scores
         label, best = labels[indices], scores.amax(dim=1, keepdim=True)
         if members is not None:
             of_labels = scores.masked_fill(~members[indices], -math.inf)
             label = _first(of_labels == of_labels.amax(dim=1, keepdim=True))
         # Not the index of max, which differs among devices: the first of equal scores counts.
-        parts = [
-            scoring.positions(scores, label),
-            _first(scores == best),
-            best[:, 0] - scores.gather(1, label[:, None])[:, 0],
-        ]
-        rows = torch.stack([part.double() for part in parts], dim=1)
+        position, margin = scoring.positions(scores, label), best - scores.gather(1, label[:, None])
+        rows = torch.stack([part.double() for part in (position, _first(scores == best), margin[:, 0])], dim=1)
         return torch.cat([rows, scoring.log_confidences(scores, model.pair_scale).double()], 1) if calibrated else rows
 
     def answers(image: Embedding, classifier: Embedding, indices: Tensor) -> Tensor:
@@ -147,27 +136,26 @@ def _first(mask: Tensor) -> Tensor:
     return mask.int().argmax(dim=1)
 
 
-def _result(evaluation: Evaluation, dataset: ClassificationDataset, rows: Embedding) -> ZeroShot:
-    """Metrics and predictions from the column of all images."""
+def _result(pair_scale: float, dataset: ClassificationDataset, rows: Embedding) -> ZeroShot:
+    """Metrics and predictions from the column of all images. pair_scale: see `Model`."""
     assert isinstance(rows, Tensor)
-    test, world, classes = dataset.splits["test"], evaluation.encoder.world, len(dataset.class_names)
-    device, local, results = evaluation.model.device, slice(world.rank, None, world.size), []
+    test, classes, results = dataset.splits["test"], len(dataset.class_names), []
     for draw in rows.unbind(dim=1):
         position, predictions, margins = draw[:, 0], draw[:, 1].long(), draw[:, 2]
         labels, group_top1 = torch.tensor(test.labels), None
         if test.all_labels is not None:
             labels = torch.where(position == 0, predictions, labels)
-        metrics = scoring.accuracy(position[local].to(device), labels[local].to(device), classes, world)
+        metrics = scoring.accuracy(position, labels, classes, World())
         if test.all_labels is not None:
             del metrics["mean_per_class"]
         if dataset.metric == "macro_f1":
             metrics["macro_f1"] = scoring.macro_f1(predictions, labels, classes)
         if test.groups:
-            groups = torch.tensor(test.groups)
-            compared, group_top1 = scoring.group_accuracies(position, groups, len(dataset.groups), classes)
+            groups, count = torch.tensor(test.groups), len(dataset.groups)
+            compared, group_top1 = scoring.group_accuracies(position, groups, count, classes)
             metrics |= compared
         if draw.shape[1] > 3:
-            metrics |= scoring.calibration(draw[:, 3:], evaluation.model.pair_scale * margins, position == 0)
+            metrics |= scoring.calibration(draw[:, 3:], pair_scale * margins, position == 0)
         results.append(ZeroShot(metrics, labels, predictions, margins, group_top1))
     return replace(results[0], metrics=scoring.mean_over_draws([result.metrics for result in results]))
 
