@@ -85,7 +85,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
             if plain[key] is not None:
                 config_of(run_at(Path(plain[key]), f"{key}={plain[key]}"))
         name, pretrained = str(plain["run"] or plain["model"]), plain["pretrained"]
-        is_of_open_clip = pretrained or not (plain["run"] or ":" in name or Path(name).exists())
+        is_named = pretrained or not (plain["run"] or ":" in name or Path(name).exists())
         own_name = f"{name.replace('/', '-')}/{pretrained}" if pretrained else name.removeprefix("open_clip:")
         numbers, source = expected_numbers(plain["published"], own_name, plain["eval"].get("prompts"))
         if plain["mix_with"] is not None and (plain["published"] or plain["expect"]):
@@ -109,10 +109,8 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     watchdog = Watchdog()
     Preemption(watchdog, signals)
     with watchdog.guard(world, plain["timeout"], folder):
-        if is_of_open_clip:
-            model = from_open_clip(name, pretrained)
-        else:
-            model = load(name, trust=tuple(trust), average=plain["averaged"])
+        average = plain["averaged"]
+        model = from_open_clip(name, pretrained) if is_named else load(name, trust=tuple(trust), average=average)
         resizing = {} if plain["run"] else vars(model.transform)
         plain = _composed(overrides, {**resizing, **model.config["encoder"]}) | local_paths
         stored = str(model.stored_dtype).partition(".")[2]

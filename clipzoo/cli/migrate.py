@@ -233,9 +233,9 @@ def training(given: Given) -> None:
         text_weights = f"huggingface:{text['hf_model_name']}"
     if ":" in model:
         # open_clip ignores --pretrained for these models, and starts from random weights if a folder has none.
-        files = [file.suffix for file in Path(model.removeprefix("local-dir:")).glob("*")]
-        has_weights = model.startswith("hf-hub:") or {".safetensors", ".bin", ".pth"} & {*files}
-        weights = f"open_clip:{model}" if has_weights else ""
+        suffixes = {file.suffix for file in Path(model.removeprefix("local-dir:")).glob("*")}
+        has_weights = model.startswith("hf-hub:") or suffixes & {".safetensors", ".bin", ".pth"}
+        weights = f"open_clip:{model}" * bool(has_weights)
     elif weights and "/" not in weights and not Path(weights).suffix:
         weights = f"open_clip:{model}/{weights}"
     if resume not in (None, "latest"):

@@ -271,7 +271,8 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
     from open_clip import factory
 
     head, _, tag = name.partition("/")
-    if pretrained is None and (tag in open_clip.list_pretrained_tags_by_model(head) or Path(tag).is_file()):
+    has_weights = tag in open_clip.list_pretrained_tags_by_model(head) or Path(tag).is_file()
+    if pretrained is None and ":" not in name and has_weights:
         name, pretrained = head, tag
     if pretrained is not None and ":" in name:
         raise ConfigError(

@@ -177,10 +177,8 @@ def _with_own_modules(folder: Path) -> LoadedModel:
 
 
 def _image_settings(folder: Path) -> tuple[int, int, dict[str, Any]]:
-    """Return how the image processor in a folder prepares images.
-
-    Returns the side in pixels to which they are resized, that of the central crop, and a dictionary with mean, std (of
-    pixels in [0, 1]), interpolation and resize_mode.
+    """Return how an image processor prepares images: side in pixels after resizing, side of the central crop, and mean,
+    std (of pixels in [0, 1]), interpolation and resize_mode.
     """
     path = folder / _PROCESSOR
     content = read_json(path, MB, REMEDY) if path.exists() else {}

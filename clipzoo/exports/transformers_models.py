@@ -104,12 +104,9 @@ class ClipModel(TransformersModel):
 
         clip: Any = transformers.CLIPConfig.from_dict(dict(content))
         vision, text = clip.vision_config, clip.text_config
-        parts = (vision, text)
-        if any(
-            part.hidden_act not in CLIP_ACTIVATIONS or part.intermediate_size != 4 * part.hidden_size for part in parts
-        ):
-            return {}
-        if vision.layer_norm_eps != CLIP_EPSILON:
+        fits = [part.hidden_act in CLIP_ACTIVATIONS for part in (vision, text)]
+        fits += [part.intermediate_size == 4 * part.hidden_size for part in (vision, text)]
+        if not all(fits) or vision.layer_norm_eps != CLIP_EPSILON:
             return {}
         context = text.max_position_embeddings
         encoder = {
@@ -220,9 +217,8 @@ class SiglipModel(TransformersModel):
 
         siglip: Any = transformers.SiglipConfig.from_dict(dict(content))
         vision, text = siglip.vision_config, siglip.text_config
-        has_our_layers = vision.vision_use_head and vision.layer_norm_eps == TIMM_EPSILON
-        has_our_layers &= vision.hidden_act in TIMM_ACTIVATIONS and text.hidden_act in ("gelu", "gelu_pytorch_tanh")
-        if not has_our_layers:
+        fits = [vision.vision_use_head, vision.layer_norm_eps == TIMM_EPSILON, vision.hidden_act in TIMM_ACTIVATIONS]
+        if not all(fits) or text.hidden_act not in ("gelu", "gelu_pytorch_tanh"):
             return {}
         context, folder = text.max_position_embeddings, str(path.parent)
         encoder = {

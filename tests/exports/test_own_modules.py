@@ -15,7 +15,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.initial import read_source
 from clipzoo.io.files import digest_of
 from clipzoo.io.weights import weights_digest
-from tests.support.exported import logits, pictures
+from tests.support.exported import assert_equal_states, logits, pictures
 from tests.support.two_view_models import KINDS, write_two_view_model
 
 transformers = pytest.importorskip("transformers")
@@ -87,6 +87,21 @@ def test_a_model_of_transformers_gives_initial_weights(written):
 def test_the_precision_of_stored_weights_is_known(tmp_path):
     write_two_view_model("altclip", tmp_path / "model", torch.bfloat16)
     assert clipzoo.load(tmp_path / "model").stored_dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["transformers:somebody/model", "hf-hub:somebody/model@main"])
+def test_a_model_is_loaded_from_the_hubs_cache_by_its_name(name, written, tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--somebody--model" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(written("chinese_clip"), snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert_equal_states(*(dict(clipzoo.load(place).state_dict()) for place in (name, written("chinese_clip"))))
+    with pytest.raises(ConfigError, match="somebody/other"):
+        clipzoo.load(name.replace("model", "other"))
+    with pytest.raises(ConfigError, match="holds one model and no average"):
+        clipzoo.load(name, average=True)
 
 
 def change(path: Path, **values: Any) -> None:
