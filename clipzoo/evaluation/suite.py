@@ -20,6 +20,7 @@ from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.choice import Choice
 from clipzoo.evaluation.columns import Clock, store
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
@@ -70,6 +71,7 @@ class Suite(Part):
     neighbours: number of nearest neighbours.
     shots, shot_seeds: train images of each class in a few-shot probe, and number of draws.
     calibration: measure the calibration of zero-shot probabilities.
+    choice: names of the datasets of examples with a few images and captions.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Suite(Part):
         shots: Widths = (1, 2, 4, 8, 16),
         shot_seeds: Count = 5,
         calibration: bool = False,
+        choice: Annotated[Sequence[str], Distinct()] = (),
     ) -> None:
         self._root = Path(root)
         if validation is not None and VALIDATION in retrieval:
@@ -116,6 +119,7 @@ class Suite(Part):
             (Neighbours(resize, neighbours), knn),
             (FewShot(resize, shots, shot_seeds), few_shot),
             (ImageTextRetrieval(paired), retrieval),
+            (Choice(), choice),
         ]
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision, resize_mode)
         self._draws, self._paired, self._keep_features, self._calibrated = draws, paired, keep_features, calibration

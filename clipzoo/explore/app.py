@@ -196,7 +196,14 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
         return Collection(dataset.name, gallery, count)
     places = {row: place for place, row in enumerate(rows)}
     captions: dict[int, list[str]] = {}
-    for caption, row in zip(dataset.captions, map(int, dataset.caption_image), strict=True):
+    if isinstance(dataset, RetrievalDataset):
+        owners = [*zip(dataset.captions, map(int, dataset.caption_image), strict=True)]
+    else:
+        pairs = [(part, *pair) for part in dataset.examples for pair in sorted(part.pairs)]
+        owners = list(
+            dict.fromkeys((dataset.captions[part.captions[text]], part.images[image]) for part, image, text in pairs)
+        )
+    for caption, row in owners:
         if row in places:
             captions.setdefault(places[row], []).append(caption)
     choices = list(dict.fromkeys(texts[0] for texts in captions.values()))

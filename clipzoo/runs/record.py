@@ -49,7 +49,7 @@ VALIDATION = "validation"
 """Task of the loss on held-out pairs, and their name as a dataset of retrieval."""
 AVERAGE = "average"
 """First segment of the metrics of averaged weights, "average/zero_shot/cifar10/top1"."""
-TASKS = ("zero_shot", "linear_probe", "retrieval")
+TASKS = ("zero_shot", "linear_probe", "retrieval", "choice")
 """Tasks of an evaluation; lists of datasets in the node `eval` have these names."""
 Setting = str | int | float | bool | None
 SETTINGS = {
@@ -58,6 +58,7 @@ SETTINGS = {
     "retrieval": ("interpolation", "resize_mode"),
     "knn": ("interpolation", "resize_mode", "probe_resize", "neighbours"),
     "few_shot": ("interpolation", "resize_mode", "probe_resize", "shot_seeds", "prompts"),
+    "choice": ("interpolation", "resize_mode"),
 }
 """By task, the settings of `eval` that change a dataset's numbers: its protocol."""
 TWO_LISTS = (
@@ -74,7 +75,7 @@ class MetricKey:
     task: "zero_shot", "linear_probe", "retrieval", "validation", "training", or the name of a custom evaluator.
     dataset: name of the evaluation dataset; empty for "training" and "validation".
     protocol: "before" or "after" (projection) for linear probes; "image_to_text", "text_to_image" or
-        "paired_image_to_text" for retrieval; empty otherwise.
+        "paired_image_to_text" for retrieval; a category of examples for choices; empty otherwise.
     metric: "top1", "recall_at_5", in percent; "loss" of "validation"; the deviation over draws of random features
         ends in "_std".
 

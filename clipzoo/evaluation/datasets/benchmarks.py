@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import prompts, readers, remote, tables
+from clipzoo.evaluation.datasets import choices, prompts, readers, remote, tables
 from clipzoo.evaluation.datasets.dataset import (
     Benchmark,
+    ChoiceDataset,
     ClassificationDataset,
     EvaluationDataset,
     RetrievalDataset,
@@ -20,7 +21,7 @@ from clipzoo.evaluation.datasets.dataset import (
     check_size,
 )
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_choice, write_classification, write_retrieval
 from clipzoo.io import below, folder_name
 from clipzoo.io.stores import is_url
 
@@ -48,7 +49,7 @@ def open_benchmark(
     place = next(_tar_folders(name, facts, root, splits, cache), None)
     # Datasets of the same images share a folder.
     folder = place or (Path() if is_url(str(root)) else below(Path(root), facts.get("folder", name), links=True))
-    in_tables = not place and bool(tables.table_files(folder))
+    in_tables = not place and "examples" not in facts and bool(tables.table_files(folder))
     if not facts and not place and not in_tables:
         others = (
             []
@@ -111,7 +112,8 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
     if name not in catalogue():
         raise ConfigError(f"the catalogue has no dataset {name}; it has {', '.join(catalogue())}")
     benchmark, folder = catalogue()[name], below(root, name, links=True)
-    dataset = tables.open_tables(source, name) if tables.table_files(source) else read_source(name, source)
+    in_tables = "examples" not in benchmark and tables.table_files(source)
+    dataset = tables.open_tables(source, name) if in_tables else read_source(name, source)
     if isinstance(dataset, RetrievalDataset):
         captions: list[list[str]] = [[] for _ in range(len(dataset.images))]
         for caption, image in zip(dataset.captions, dataset.caption_image, strict=True):
@@ -119,9 +121,13 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
         examples = zip(map(dataset.images.encoded, range(len(captions))), captions, strict=True)
         write_retrieval(folder, recipe=benchmark.get("recipe", "the official split"), examples=examples)
         return open_benchmark(name, root, protocol)
-    if not isinstance(dataset, ClassificationDataset) or dataset.groups or dataset.splits["test"].all_labels:
-        raise ConfigError(f"{name} has groups, several labels or choices, which the written layout does not hold")
     check_size(dataset, benchmark)
+    if isinstance(dataset, ChoiceDataset):
+        recipe = benchmark.get("recipe", "the official examples")
+        write_choice(folder, recipe, dataset.captions, dataset.examples, dataset.images.encoded)
+        return open_benchmark(name, root, protocol)
+    if dataset.groups or dataset.splits["test"].all_labels:
+        raise ConfigError(f"{name} has groups or several labels, which the written layout does not hold")
     dataset = _with_prompts(dataset, benchmark, protocol, source, own=False)
     write_classification(
         folder,
@@ -146,6 +152,8 @@ def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDat
     try:
         if benchmark["reader"] == "tars" or is_url(str(root)):
             raise FileNotFoundError(f"{root or folder} has no <split>/nshards.txt of it")
+        if "examples" in benchmark:
+            return ChoiceDataset(name, *getattr(choices, benchmark["reader"])(folder, benchmark["layout"]))
         reader = getattr(readers, benchmark["reader"])
         if "captions" in benchmark:
             images, captions = reader(folder, benchmark)

@@ -22,7 +22,7 @@ from PIL.Image import Image, fromarray
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, decode
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.io import ANY_SIZE, DamagedFileError, readable
+from clipzoo.io import ANY_SIZE, DamagedFileError, readable, shortened
 
 Metric = Literal[
     "top1", "top5", "mean_per_class", "macro_f1", "mean_average_precision", "worst_group_top1", "worst_group_top5"
@@ -235,7 +235,8 @@ def png(image: Image) -> bytes:
 
 
 Benchmark = Mapping[str, Any]
-"""An entry of catalogue.yaml, whose first lines explain the keys; `captions` makes it a retrieval dataset."""
+"""An entry of catalogue.yaml, whose first lines explain the keys; `captions` makes it a retrieval dataset, `examples`
+a choice dataset."""
 
 
 @cache
@@ -269,7 +270,9 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
                 f"not {count} with {count * benchmark['captions']}"
             )
         return
-    if not isinstance(dataset, ClassificationDataset):
+    if isinstance(dataset, ChoiceDataset):
+        if (count := benchmark["examples"]) is not None and len(dataset.examples) != count:
+            raise ConfigError(f"{name} has {number_of(len(dataset.examples), 'example')}, not {count:,}")
         return
     classes = len(dataset.class_names)
     if benchmark["classes"] not in (None, classes):
@@ -288,3 +291,23 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     ]
     if differences:
         raise ConfigError(f"{name} has the wrong number of samples: {', '.join(differences)}")
+
+
+def check_examples(dataset: ChoiceDataset) -> None:
+    """Raise ConfigError unless all examples have pairs that belong together and others that do not."""
+    images, captions = len(dataset.images), len(dataset.captions)
+    if not dataset.examples:
+        raise ConfigError(f"{dataset.name} has no examples")
+    for number, example in enumerate(dataset.examples):
+        rows, columns = range(len(example.images)), range(len(example.captions))
+        if not (
+            all(image in range(images) for image in example.images)
+            and all(caption in range(captions) for caption in example.captions)
+            and all(image in rows and caption in columns for image, caption in example.pairs)
+            and 0 < len(example.pairs) < len(rows) * len(columns)
+        ):
+            raise ConfigError(
+                f"{dataset.name}: example {number} must have some of {number_of(images, 'image')} and "
+                f"{number_of(captions, 'caption')}, of which some pairs belong together, but not all: "
+                f"{shortened(example, 300)}"
+            )

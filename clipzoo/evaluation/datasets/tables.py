@@ -49,13 +49,13 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
 def open_tables(folder: Path, name: str) -> EvaluationDataset:
     """Open a dataset with labels, whose type may name the classes, or with captions. Raises ConfigError."""
     files = table_files(folder)
-    schema = next(_groups(next(iter(files.values()))[0], ()))[2]
+    schema = next(row_groups(next(iter(files.values()))[0], ()))[2]
     image, label, caption = (next((key for key in keys if key in schema.names), "") for keys in (IMAGE, LABEL, CAPTION))
     if not image or not (label or (caption and "test" in files)):
         raise ConfigError(f"{folder} has no column of images and of labels or captions, only {', '.join(schema.names)}")
     images = {split: TableImages(paths, image) for split, paths in files.items()}
     parts = {
-        split: [part for path in paths for _, part, _ in _groups(path, [label or caption])]
+        split: [part for path in paths for _, part, _ in row_groups(path, [label or caption])]
         for split, paths in files.items()
     }
     values = {split: [value for part in of for value in part[0].to_pylist()] for split, of in parts.items()}
@@ -79,7 +79,7 @@ class TableImages(Images):
     """Embedded images of a column. One row group of a Parquet file is in memory at a time; Arrow files are mapped."""
 
     def __init__(self, paths: Sequence[Path], column: str) -> None:
-        groups = [(path, group, part.num_rows) for path in paths for group, part, _ in _groups(path, ())]
+        groups = [(path, group, part.num_rows) for path in paths for group, part, _ in row_groups(path, ())]
         self._groups = [(path, [column], group) for path, group, _ in groups]
         self._ends = list(accumulate(count for _, _, count in groups))
         self._current: tuple[int, Any] = -1, None
@@ -109,13 +109,13 @@ class TableImages(Images):
             raise IndexError(index)
         position = bisect_right(self._ends, index)
         if self._current[0] != position:
-            self._current = position, next(_groups(*self._groups[position]))[1][0]
+            self._current = position, next(row_groups(*self._groups[position]))[1][0]
         column = self._current[1]
         value = column[index - (self._ends[position] - len(column))].as_py()
         return (value.get("bytes") if isinstance(value, dict) else value) or b""
 
 
-def _groups(
+def row_groups(
     path: Path, columns: Sequence[str], only: int | None = None
 ) -> Iterator[tuple[int, pyarrow.Table, pyarrow.Schema]]:
     """Yield number, columns and the file's schema for each row group; an Arrow file is one."""

@@ -2,23 +2,31 @@
 
     <root>/<dataset>/classnames.txt                          class names, one per line, in the order of the labels
     <root>/<dataset>/zeroshot_classification_templates.txt   prompt templates, one per line, with {c}
-    <root>/<dataset>/dataset_type.txt                        "retrieval", "multilabel" or "classification" (the default)
+    <root>/<dataset>/dataset_type.txt                        "retrieval", "multilabel", "choice" or "classification"
+                                                             (the default)
     <root>/<dataset>/<split>/nshards.txt                     number k of tars
     <root>/<dataset>/<split>/{0..k-1}.tar                    images with .cls (label) or .txt (captions, one per line);
                                                              .npy: zeros and ones for all classes, or, next to .cls,
                                                              numbers of groups
     <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests
 
-Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens the datasets written here.
+Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens the datasets written here but for "choice",
+whose samples are examples: images <key>.0.png, <key>.1.png, ... and <key>.json:
+
+    {"captions": ["a dog bites a man", "a man bites a dog"], "pairs": [[0, 0], [1, 1]], "category": "swap"}
+
+pairs: positions of an image and a caption that belong together. category: optional. images: names of the images,
+"s0000003.0", if some are those of another example; an image is stored once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io as streams
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +39,15 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import (
     METRICS,
     SIGNATURES,
+    ChoiceDataset,
     ClassificationDataset,
     EvaluationDataset,
+    Example,
     ImageFile,
     ImageFiles,
     LabelledSplit,
     RetrievalDataset,
+    check_examples,
     read_range,
 )
 
@@ -124,12 +135,14 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
             place = io.below(folder, split, links=True)
             raise ConfigError(f"{place} has {number_of(held, 'sample')}, but its meta.json says {facts['samples']}")
     kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
-    if kind == "retrieval":
-        return _retrieval(name, folder, samples)
+    if kind in ("retrieval", "choice"):
+        if "test" not in samples:
+            raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
+        return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
     if kind in ("classification", "multilabel"):
         return _classification(name, folder, meta, samples, kind == "multilabel", group_column)
     raise ConfigError(
-        f"{type_file} says {kind!r}: only classification, multilabel and retrieval datasets can be evaluated"
+        f"{type_file} says {kind!r}: only classification, multilabel, retrieval and choice datasets can be evaluated"
     )
 
 
@@ -194,18 +207,49 @@ def _classification(
     return ClassificationDataset(name, class_names, templates, metric, splits, names)
 
 
-def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample]]) -> RetrievalDataset:
-    if "test" not in samples:
-        raise ConfigError(f"{folder}: a retrieval dataset needs the split test; it has {', '.join(samples)}")
+def _retrieval(name: str, samples: Sequence[TarSample]) -> RetrievalDataset:
     captions: list[str] = []
     caption_image: list[int] = []
-    for index, sample in enumerate(samples["test"]):
+    for index, sample in enumerate(samples):
         lines = [line.strip() for line in sample.text("txt").splitlines() if line.strip()]
         if not lines:
             raise ConfigError(f"{sample.path}: {sample.key} has no caption")
         captions += lines
         caption_image += [index] * len(lines)
-    return RetrievalDataset(name, ImageFiles([sample.image for sample in samples["test"]]), captions, caption_image)
+    return RetrievalDataset(name, ImageFiles([sample.image for sample in samples]), captions, caption_image)
+
+
+def _choice(name: str, samples: Sequence[TarSample]) -> ChoiceDataset:
+    # Images by name within the sample, and by sample.
+    stems = [
+        {kind.rpartition(".")[0]: member for kind, member in sample.members.items() if kind.endswith(MEMBER_EXTENSIONS)}
+        for sample in samples
+    ]
+    files = {
+        f"{sample.key}.{stem}": ImageFile(sample.path, member.offset, member.size, sample.key)
+        for sample, members in zip(samples, stems, strict=True)
+        for stem, member in members.items()
+    }
+    places = {image: index for index, image in enumerate(files)}
+    captions: list[str] = []
+    examples = []
+    for sample, members in zip(samples, stems, strict=True):
+        own = [f"{sample.key}.{stem}" for stem in sorted(members, key=lambda stem: (len(stem), stem))]
+        try:
+            facts = json.loads(sample.text("json"))
+            texts, pairs = facts["captions"], frozenset((int(image), int(text)) for image, text in facts["pairs"])
+            images = tuple(places[image] for image in facts.get("images", own))
+            if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise ValueError("captions are not texts")
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            fault = f"has a .json of {sample.key} without captions and pairs of its images ({error!r:.100})"
+            raise io.DamagedFileError(sample.path, fault, REMEDY) from None
+        columns = tuple(range(len(captions), len(captions) + len(texts)))
+        examples.append(Example(images, columns, pairs, str(facts.get("category", ""))))
+        captions += texts
+    dataset = ChoiceDataset(name, ImageFiles(list(files.values())), captions, examples)
+    check_examples(dataset)
+    return dataset
 
 
 def write_classification(
@@ -236,17 +280,36 @@ def write_retrieval(
     _write_dataset(folder, "retrieval", {"recipe": recipe}, {}, {"test": rows}, shard_size)
 
 
+def write_choice(
+    folder: Path, recipe: str, captions: Sequence[str], examples: Sequence[Example], encoded: Callable[[int], bytes]
+) -> None:
+    """Write a choice dataset with the split "test". encoded: index -> encoded image, called once for each image."""
+
+    def rows() -> Iterator[tuple[dict[str, bytes], str, str]]:
+        names: dict[int, str] = {}
+        for number, (images, texts, pairs, category) in enumerate(examples):
+            new = [image for image in dict.fromkeys(images) if image not in names]
+            names |= {image: f"{_key(number)}.{place}" for place, image in enumerate(new)}
+            facts: dict[str, object] = {"captions": [captions[text] for text in texts], "pairs": sorted(pairs)}
+            facts |= {"category": category} if category else {}
+            facts |= {"images": [names[image] for image in images]} if new != list(images) else {}
+            yield {f"{place}.": encoded(image) for place, image in enumerate(new)}, "json", json.dumps(facts)
+
+    _write_dataset(folder, "choice", {"recipe": recipe}, {}, {"test": rows()}, 1000)
+
+
 def _write_dataset(
     folder: Path,
     kind: str,
     meta: Mapping[str, str],
     lists: Mapping[str, Sequence[str]],
-    splits: Mapping[str, Iterable[tuple[bytes, str, str]]],
+    splits: Mapping[str, Iterable[tuple[bytes | dict[str, bytes], str, str]]],
     shard_size: int,
 ) -> None:
     """Write a dataset; its folder appears only when all is written, and is removed after an error.
 
-    lists: lines of text by file name. splits: (image, extension of the annotation, annotation) rows.
+    lists: lines of text by file name. splits: (image, extension of the annotation, annotation) rows; or several
+    images by the beginning of their extension.
     """
     from webdataset.writer import ShardWriter  # imports torch
 
@@ -261,21 +324,28 @@ def _write_dataset(
             place.mkdir()
             digest, count = hashlib.sha256(), 0
             with ShardWriter(f"{place}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
-                for image, extension, annotation in rows:
-                    encoding = next((name for start, name in SIGNATURES.items() if image.startswith(start)), None)
-                    if encoding is None:
-                        raise ConfigError(
-                            f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}"
-                        )
+                for images, extension, annotation in rows:
                     encoded = annotation.encode("utf-8")
-                    digest.update(hashlib.sha256(image).digest() + hashlib.sha256(encoded).digest())
-                    writer.write({"__key__": f"s{count:07d}", encoding: image, extension: encoded})
+                    members: dict[str, str | bytes] = {"__key__": _key(count), extension: encoded}
+                    for stem, image in ({"": images} if isinstance(images, bytes) else images).items():
+                        encoding = next((name for start, name in SIGNATURES.items() if image.startswith(start)), None)
+                        if encoding is None:
+                            begin = f"one that begins with {image[:8]!r}"
+                            raise ConfigError(f"the tar layout holds JPEG, PNG and WebP images, not {begin}")
+                        digest.update(hashlib.sha256(image).digest())
+                        members[stem + encoding] = image
+                    digest.update(hashlib.sha256(encoded).digest())
+                    writer.write(members)
                     count += 1
                 shards = writer.shard
             io.write_whole(place / "nshards.txt", f"{shards}\n")
             facts[split] = {"samples": count, "digest": digest.hexdigest()}
         io.write_whole(new / "dataset_type.txt", kind + "\n")
         io.write_json(new / "meta.json", {**meta, "splits": facts})
+
+
+def _key(number: int) -> str:
+    return f"s{number:07d}"
 
 
 def _joined(lines: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ _OPENINGS = ("{}", "{}", "{}", "a picture of {}", "an image of {}", "this pictur
 _BESIDE = ("{} left of {}", "{} to the left of {}", "{1} right of {0}", "{1} to the right of {0}")
 _STACKED = ("{} above {}", "{} over {}", "{1} below {0}", "{1} under {0}")
 _TOGETHER = ("{} and {}", "{1} and {0}")
+CONTRASTS = ("attribute", "relation", "order", "count", "negation")
 Item = TypeVar("Item")
 _PALETTE = {
     "red": (214, 32, 36),
@@ -228,6 +229,45 @@ def write_hard_negatives(scene: Scene, random: np.random.Generator, count: int) 
         things = (replace(thing, **{attribute: value}) for thing, value in zip(scene.things, changed, strict=True))
         captions[write_caption(replace(scene, things=tuple(things)), random, detail=2.0)] = None
     return list(captions)
+
+
+def sample_contrast(random: np.random.Generator, category: str) -> tuple[list[Scene], tuple[str, str]]:
+    """Draw scenes and two captions that differ in only one respect; caption k is true of scene k and of no other.
+
+    category: one of `CONTRASTS`. The things of a pair have each other's colour (attribute) or place (relation), the
+    number of equal things differs (count), or a word negates a colour (negation). The second caption has no scene if it
+    is the first one in a wrong order of words (order). The captions of attribute, relation and order have the same
+    words: a bag of words cannot tell them apart.
+    """
+    scene = sample_scene(random, {"count": "group", "negation": "single"}.get(category, "pair"))
+    first, second = scene.things[0], scene.things[-1]
+    names = [_named(thing.shape, thing.colour) for thing in (first, second)]
+    things: tuple[Thing, ...] = (replace(first, x=second.x, y=second.y), replace(second, x=first.x, y=first.y))
+    is_horizontal = abs(second.x - first.x) > abs(second.y - first.y)
+    relation = _choose(random, _BESIDE if is_horizontal else _STACKED)
+    texts = relation.format(*names), relation.format(*names[::-1])
+    if category == "order":
+        while texts[1] in (texts[0], relation.format(*names[::-1])):
+            texts = texts[0], " ".join(random.permutation(texts[0].split()))
+        return [scene], texts
+    if category == "attribute":
+        things = replace(first, colour=second.colour), replace(second, colour=first.colour)
+        swapped = [_named(thing.shape, thing.colour) for thing in things]
+        texts = " and ".join(names), " and ".join(swapped)
+    elif category == "count":
+        things = scene.things[1:]
+        plural = f"{first.colour} {first.shape}{'es' if first.shape.endswith('s') else 's'}"
+        single = f"one {first.colour} {first.shape}"
+        texts = f"{COUNTS[len(things)]} {plural}", f"{COUNTS[len(things) - 1]} {plural}" if len(things) > 1 else single
+    elif category == "negation":
+        things = (replace(first, colour=_choose(random, [colour for colour in COLOURS if colour != first.colour])),)
+        texts = f"{_named(first.shape)} that is {first.colour}", f"{_named(first.shape)} that is not {first.colour}"
+    return [scene, replace(scene, things=things)], texts
+
+
+def _named(*words: str) -> str:
+    """Shape and attributes, such as "a red circle"."""
+    return f"{'an' if words[-1][0] in 'aeiou' else 'a'} {' '.join(words[::-1])}"
 
 
 def _noun_phrase(

@@ -7,7 +7,7 @@ clipzoo world --root data/views --views                  with several captions, 
 
     <root>/train/00000.tar ...        training pairs in img2dataset's layout: jpg, txt, json (caption, size, scene)
     <root>/downstream/<dataset>/      held-out datasets in CLIP_benchmark's layout: shapes, colours, textures, counts,
-                                      scenes
+                                      scenes; in ours: scenes_composition
     <root>/world.json                 parameters and digests; written last
 
 A scene shows coloured, textured shapes on one of six backgrounds: a single one in one of three sizes, one to five
@@ -39,16 +39,19 @@ from clipzoo.config.vocabulary import Probability, Processes, Range, Seed
 from clipzoo.data.children import map_in_children
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import tar
-from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.dataset import Example
+from clipzoo.evaluation.datasets.tar import write_choice, write_classification, write_retrieval
 from clipzoo.io import digest_of, ensure_folder
 from clipzoo.lab.worlds.scenes import (
     COLOURS,
+    CONTRASTS,
     COUNTS,
     SHAPES,
     TEXTURES,
     Scene,
     encode_jpeg,
     render,
+    sample_contrast,
     sample_quadrants,
     sample_scene,
     write_caption,
@@ -66,6 +69,7 @@ WORLD_OPTIONS = (
     ("probe", 1000, "images for fitting linear probes, in each of four datasets"),
     ("test", 500, "test images in each of four datasets"),
     ("scenes", 500, "images of the retrieval split, with five captions each"),
+    ("composition", 100, "pairs of captions in each of five categories of the compositional dataset"),
 )
 """Fields of `WorldParameters`, their defaults and meanings."""
 RECORD = "world.json"
@@ -84,7 +88,12 @@ CLASSIFICATION: Mapping[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] 
     "counts": ("count", COUNTS, "group", ("{c} shapes", "a picture of {c} things", "there are {c} objects")),
 }
 """Classification datasets: attribute, its values, kind of scene, templates."""
-STREAMS = ("train", *(f"{name}/{split}" for name in CLASSIFICATION for split in ("train", "test")), "scenes")
+STREAMS = (
+    "train",
+    *(f"{name}/{split}" for name in CLASSIFICATION for split in ("train", "test")),
+    "scenes",
+    "composition",
+)
 OPENINGS = ("{}", "a picture of {}", "an image of {}", "this picture shows {}")
 
 
@@ -128,8 +137,10 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
         *(partial(_write_classification, parameters, name) for name in CLASSIFICATION),
         *(partial(_write_shard, parameters, number) for number in range(len(starts))),
         partial(_write_scenes, parameters),
+        *[partial(_write_composition, parameters)] * bool(parameters.composition),
     ]
     total = len(CLASSIFICATION) * (parameters.probe + parameters.test) + parameters.train + parameters.scenes
+    total += parameters.composition * (2 * len(CONTRASTS) - 1)
 
     def write(folder: Path) -> None:
         done, task = 0, partial(_write, folder)
@@ -152,6 +163,7 @@ class WorldParameters:
     captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of objects whose
     captions have known probabilities.
     views: the .json of a training sample also has several captions, hard negatives, regions and a group.
+    composition: pairs of captions in each category of the compositional dataset; 0: without it.
     """
 
     seed: int
@@ -163,6 +175,7 @@ class WorldParameters:
     scenes: int
     captions: str = "natural"
     views: bool = False
+    composition: int = 0
 
     def __post_init__(self) -> None:
         if self.views and self.captions != NATURAL:
@@ -236,6 +249,31 @@ def _write_scenes(parameters: WorldParameters, folder: Path) -> int:
         examples=(retrieval_example(parameters, index) for index in range(parameters.scenes)),
     )
     return parameters.scenes
+
+
+def _write_composition(parameters: WorldParameters, folder: Path) -> int:
+    """Write each contrast as examples of one image, and as a group of both images and captions if it has two."""
+    images: list[tuple[Scene, int]] = []
+    captions: list[str] = []
+    examples: list[Example] = []
+    for number in range(parameters.composition * len(CONTRASTS)):
+        category = CONTRASTS[number % len(CONTRASTS)]
+        scenes, texts = sample_contrast(_random(parameters, "composition", 2 * number), category)
+        rows, columns = tuple(range(len(images), len(images) + len(scenes))), (len(captions), len(captions) + 1)
+        examples += [Example((row,), columns, frozenset({(0, place)}), category) for place, row in enumerate(rows)]
+        if len(rows) == 2:
+            examples.append(Example(rows, columns, frozenset({(0, 0), (1, 1)}), f"{category}_group"))
+        images += [(scene, number) for scene in scenes]
+        captions += texts
+
+    def encoded(index: int) -> bytes:
+        # Both images of a contrast have the same grain.
+        scene, number = images[index]
+        return encode_jpeg(render(scene, parameters.image_size, _random(parameters, "composition", 2 * number + 1)))
+
+    recipe = f"generated scenes and captions that differ in one respect: {', '.join(CONTRASTS)}"
+    write_choice(folder / "downstream" / "scenes_composition", recipe, captions, examples, encoded)
+    return len(images)
 
 
 def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, list[str]]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import ChoiceDataset, ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.tar import open_tar_dataset
 from clipzoo.io import WriteError
 from clipzoo.lab.worlds.scenes import (
@@ -29,6 +29,7 @@ from clipzoo.lab.worlds.scenes import (
     Scene,
     Thing,
     render,
+    sample_contrast,
     sample_scene,
     write_caption,
     write_captions,
@@ -293,3 +294,62 @@ def test_only_plain_things_have_a_single_shade() -> None:
     for texture in TEXTURES:
         patch = painted("square", "red", 2, texture=texture)[14:50, 14:50].mean(axis=-1)
         assert (patch.std() > 15) == (texture != "plain"), texture
+
+
+def contrasts(category: str, count: int = 60) -> list[tuple[list[Scene], tuple[str, str]]]:
+    return [sample_contrast(np.random.default_rng([11, index]), category) for index in range(count)]
+
+
+@pytest.mark.parametrize("category", ["attribute", "relation", "order"])
+def test_a_bag_of_words_cannot_tell_the_captions_of_a_swap_apart(category: str) -> None:
+    for _, (right, wrong) in contrasts(category):
+        assert right != wrong and Counter(right.split()) == Counter(wrong.split())
+
+
+@pytest.mark.parametrize("category", ["attribute", "relation", "order", "count", "negation"])
+def test_each_caption_of_a_contrast_is_true_of_its_scene_only(category: str) -> None:
+    for pair, captions in contrasts(category):
+        assert len(pair) == (1 if category == "order" else 2)
+        for place, caption in enumerate(captions):
+            assert [is_true(caption, scene, category) for scene in pair] == [row == place for row in range(len(pair))]
+
+
+def is_true(caption: str, scene: Scene, category: str) -> bool:
+    """Read a caption of a contrast by its words alone."""
+    named = re.findall(rf"an? ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})", caption)
+    present = {(thing.colour, thing.shape): thing for thing in scene.things}
+    if category == "attribute":
+        return len(named) == 2 and set(named) == set(present)
+    if category == "count":
+        number, colour, shapes = caption.split()
+        one = re.sub("(?<=cross)es$|(?<!cros)s$", "", shapes)
+        return number == COUNTS[len(scene.things) - 1] and set(present) == {(colour, one)}
+    if category == "negation":
+        article, shape, _, _, *rest = caption.split()
+        assert article == ("an" if shape == "arrow" else "a") and shape == scene.things[0].shape
+        return (scene.things[0].colour == rest[-1]) == (len(rest) == 1)
+    relation = re.fullmatch(r"(an? \w+ \w+) (left of|to the left of|right of|to the right of|above|over|below|under) "
+                            r"(an? \w+ \w+)", caption)  # fmt: skip
+    if relation is None or len(named) != 2 or not set(named) <= set(present):
+        return False
+    first, second = (present[name] for name in named)
+    along = "x" if "left" in relation[2] or "right" in relation[2] else "y"
+    sign = 1 if relation[2].split()[-1] in ("above", "over") or "left" in relation[2] else -1
+    return sign * (getattr(second, along) - getattr(first, along)) > 0
+
+
+@pytest.mark.medium
+def test_the_compositional_dataset_leaves_the_other_files_as_they_are(small: Path, tmp_path: Path) -> None:
+    make(tmp_path / "more", dataclasses.replace(SMALL, composition=4))
+    before, after = files(small), files(tmp_path / "more")
+    added = {name for name in after if name.startswith("downstream/scenes_composition/")}
+    assert {name: after[name] for name in after.keys() - added - {"world.json"}} == {
+        name: before[name] for name in before.keys() - {"world.json"}
+    }
+    dataset = open_tar_dataset(tmp_path / "more/downstream", "scenes_composition")
+    assert isinstance(dataset, ChoiceDataset) and len(dataset.images) == 4 * 9
+    assert Counter(example.category for example in dataset.examples) == {
+        **{name: 8 for name in ("attribute", "relation", "count", "negation")}, "order": 4,
+        **{f"{name}_group": 4 for name in ("attribute", "relation", "count", "negation")},
+    }  # fmt: skip
+    assert all(example.pairs == {(0, 0), (1, 1)} for example in dataset.examples if example.category.endswith("_group"))
