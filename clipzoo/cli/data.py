@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import Progress, add_batch, number_in, output_folder, refuse
 from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
-from clipzoo.errors import ConfigError, first_names, number_of
+from clipzoo.errors import ConfigError, first_names, nearest, number_of
 from clipzoo.io import below, explained, new_folder
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     """List the papers' benchmark datasets, convert one to tar shards, or make a dataset from your own images.
 
     clipzoo datasets list
+    clipzoo datasets list imagenet_a                                             with its licence and how to get it
     clipzoo datasets convert food101 --source downloads/food101 --root data/downstream
     clipzoo datasets make pictures/ data/mine/flags                              a folder for each class
     clipzoo datasets make names.csv data/mine/names --image file --label name    a table of classes
@@ -117,7 +118,8 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     Datasets are written in the layout of CLIP_benchmark; images are stored with their original bytes.
     """
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = commands.add_parser("list", help="name every dataset, its licence and how to get it")
+    listing = commands.add_parser("list", help="name every dataset by suite, or print one with its licence and source")
+    listing.add_argument("name", nargs="?", help="a dataset, or a name with several languages")
     listing.set_defaults(run=list_datasets)
 
     convert = commands.add_parser("convert", help="convert a downloaded dataset to tar shards")
@@ -297,10 +299,29 @@ def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
 
 
 def list_datasets(options: argparse.Namespace) -> None:
-    from clipzoo.evaluation.datasets.dataset import catalogue
+    from clipzoo.evaluation.datasets.dataset import catalogue, suites
 
-    for name, entry in catalogue().items():
-        print(f"{name:<22}{entry['title']:<16}{entry['licence']}\n    {entry['get'].replace('{folder}', 'FOLDER')}")
+    entries = {name: entry for name, entry in catalogue().items() if options.name in (None, name, entry.get("family"))}
+    if not entries:
+        raise ConfigError(f"the catalogue has no dataset {options.name}{nearest(options.name, catalogue()) or '.'}")
+    if options.name is not None:
+        import yaml
+
+        for name, entry in entries.items():
+            print(yaml.safe_dump({name: entry}, allow_unicode=True, sort_keys=False, width=120), end="")
+        return
+    of_suite: dict[str, dict[str, list[str]]] = {}
+    for name, entry in entries.items():
+        listed = [suite for suite, tasks in suites().items() if any(name in names for names in tasks.values())]
+        # A dataset is listed once, with its other suites; languages are one line.
+        lines = of_suite.setdefault(f"eval={listed[0]}" if listed else "in no suite", {})
+        lines.setdefault(entry.get("family", name), [entry["title"], ", ".join(listed[1:])]).append(name)
+    for suite, lines in of_suite.items():
+        print(suite)
+        for name, (title, others, *names) in lines.items():
+            title = f"{title.rpartition(' ')[0]}, {len(names)} languages" if len(names) > 1 else title
+            print(f"    {name:<34}{title:<38}{others}".rstrip())
+    print("clipzoo datasets list NAME prints a dataset with its licence and how to get it.")
 
 
 def convert_dataset(options: argparse.Namespace) -> None:

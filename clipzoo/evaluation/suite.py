@@ -20,6 +20,7 @@ from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.averages import datacomp_average
 from clipzoo.evaluation.choice import Choice
 from clipzoo.evaluation.columns import Clock, store
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
@@ -47,7 +48,7 @@ Measurement = tuple[Task, EvaluationDataset]
 class Suite(Part):
     """Evaluates a model on datasets under `root`; finished datasets are cached, so that an evaluation can resume.
 
-    root: folder of the datasets.
+    root: folder of the datasets, or an fsspec URL of datasets in tars; {name} is CLIP_benchmark's name of the dataset.
     zero_shot, linear_probe, retrieval: names of the datasets for each task.
     tokenizer, image_size: those of the model's encoder.
     interpolation, resize_mode: resizing of images, see `Transform`.
@@ -72,6 +73,8 @@ class Suite(Part):
     shots, shot_seeds: train images of each class in a few-shot probe, and number of draws.
     calibration: measure the calibration of zero-shot probabilities.
     choice: names of the datasets of examples with a few images and captions.
+    add: names of further datasets; each is measured by the task of its kind.
+    cache_folder: folder of the local copies of the datasets of a URL.
     """
 
     def __init__(
@@ -107,8 +110,10 @@ class Suite(Part):
         shot_seeds: Count = 5,
         calibration: bool = False,
         choice: Annotated[Sequence[str], Distinct()] = (),
+        add: Annotated[Sequence[str], Distinct()] = (),
+        cache_folder: str = "data/downstream_cache",
     ) -> None:
-        self._root = Path(root)
+        self._root, self._cache, self._added = root, Path(cache_folder), add
         if validation is not None and VALIDATION in retrieval:
             raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}: this name is reserved for eval.validation")
         self.validation, self._of_shards = validation, (caption_key, index_folder)
@@ -134,10 +139,20 @@ class Suite(Part):
     def open(self) -> None:
         """Open and check all datasets; the error for missing ones names each with the command that gets it."""
         self._missing = {}
-        for name in dict.fromkeys(name for _, names in self._tasks for name in names):
+        for name in dict.fromkeys(
+            name for names in (*(names for _, names in self._tasks), self._added) for name in names
+        ):
+            splits = {"test", *(split for task, names in self._tasks if name in names for split in task.splits)}
+            splits |= {"val"} if "train" in splits else set()
             try:
-                self._datasets[name] = open_benchmark(name, self._root, self._prompts)
-                self._check(self._datasets[name])
+                dataset = open_benchmark(name, self._root, self._prompts, sorted(splits), self._cache)
+                if name in self._added:
+                    self._tasks = [
+                        (task, [*names, name] if task.name == dataset.task and name not in names else names)
+                        for task, names in self._tasks
+                    ]
+                self._datasets[name] = dataset
+                self._check(dataset)
             except MissingDatasetError as error:
                 self._missing[name] = str(error)
         if self.validation is not None:
@@ -192,7 +207,7 @@ class Suite(Part):
             scale = (model.pair_scale,) if self._calibrated else ()
             evaluation, key = Evaluation(model, encoder, draws, output), model_key(model, (*self._settings, *scale))
             metrics = evaluate(evaluation, self._measurements(held_out), key, self._keep_features)
-        return metrics | written(robustness(parsed(metrics)))
+        return metrics | written(robustness(parsed(metrics)) | datacomp_average(parsed(metrics)))
 
     def _measurements(self, held_out: HeldOutLoss | None) -> list[Measurement]:
         """Tasks with their available datasets, in the order of the metrics."""

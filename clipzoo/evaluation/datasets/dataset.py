@@ -13,16 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import yaml
 from PIL.Image import Image, fromarray
 
+from clipzoo.config.groups import option_file, options
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, decode
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.io import ANY_SIZE, DamagedFileError, readable, shortened
+from clipzoo.io import ANY_SIZE, DamagedFileError, read_yaml, readable, shortened
 
 Metric = Literal[
     "top1", "top5", "mean_per_class", "macro_f1", "mean_average_precision", "worst_group_top1", "worst_group_top5"
@@ -90,6 +91,7 @@ class ClassificationDataset:
     samples whose accuracies are compared, such as regions.
     """
 
+    task: ClassVar[str] = "zero_shot"
     name: str
     class_names: Sequence[str]
     templates: Sequence[str]
@@ -105,6 +107,7 @@ class ClassificationDataset:
 class RetrievalDataset:
     """n images and k >= n captions. caption_image: index of each caption's image."""
 
+    task: ClassVar[str] = "retrieval"
     name: str
     images: Images
     captions: Sequence[str]
@@ -131,6 +134,7 @@ class Example(NamedTuple):
 class ChoiceDataset:
     """Examples of a few images and captions, of which some belong together: compositional benchmarks."""
 
+    task: ClassVar[str] = "choice"
     name: str
     images: Images
     captions: Sequence[str]
@@ -257,6 +261,19 @@ def catalogue() -> dict[str, Benchmark]:
                     text = text.replace(f"{{{word}}}", str(value))
                 entries[f"{name}_{language}"] = json.loads(text)
     return entries
+
+
+@cache
+def suites() -> dict[str, dict[str, list[str]]]:
+    """Names of the datasets that each option of `eval` lists, by task."""
+    files = {option: option_file("eval", option) for option in options("eval")}
+    contents = {option: read_yaml(file) for option, file in files.items() if file}
+    return {
+        option: {
+            task: names for task in ("zero_shot", "retrieval", "choice") if isinstance(names := facts.get(task), list)
+        }
+        for option, facts in contents.items()
+    }
 
 
 def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
