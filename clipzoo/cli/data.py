@@ -303,7 +303,9 @@ def list_datasets(options: argparse.Namespace) -> None:
 
     entries = {name: entry for name, entry in catalogue().items() if options.name in (None, name, entry.get("family"))}
     if not entries:
-        raise ConfigError(f"the catalogue has no dataset {options.name}{nearest(options.name, catalogue()) or '.'}")
+        raise ConfigError(
+            f"the catalogue has no dataset {options.name}{nearest(options.name, list(catalogue())) or '.'}"
+        )
     if options.name is not None:
         import yaml
 

@@ -42,7 +42,7 @@ def test_each_column_has_one_metric_or_one_reason_and_each_metric_is_that_of_the
             assert len([p for p in (*FACTS["columns"], *FACTS["left_out"]) if re.fullmatch(p, column)]) == 1, column
     keys = [MetricKey.parse(key) for key in FACTS["columns"].values()]
     in_catalogue = [key for key in keys if key.dataset in catalogue() and key.task == "zero_shot"]
-    assert len(in_catalogue) == 13 and all(key.metric == catalogue()[key.dataset]["metric"] for key in in_catalogue)
+    assert len(in_catalogue) == 35 and all(key.metric == catalogue()[key.dataset]["metric"] for key in in_catalogue)
 
 
 def test_an_unknown_model_is_named_with_its_neighbours_if_it_was_given():

@@ -101,7 +101,7 @@ def imagenet_real(root: Path) -> Found:
     return [(1, [970, 795], ""), (2, [230, 231], "")]
 
 
-def camelyon17(root: Path) -> Found:
+def camelyon17_wilds(root: Path) -> Found:
     rows = [(23, 2, 4, 1), (24, 0, 1, 0), (23, 2, 5, 0)]
     lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
     for place, (patient, center, slide, tumor) in enumerate(rows):
@@ -112,7 +112,7 @@ def camelyon17(root: Path) -> Found:
     return [(0, "tumor tissue", "4"), (2, "normal tissue", "5")]
 
 
-def geode(root: Path) -> Found:
+def geode_all(root: Path) -> Found:
     rows = [("Africa", "bag", 0), ("Europe", "dog", 1), ("Africa", "dog", 2)]
     lines = ["file_path,object,region"]
     for region, name, place in rows:
@@ -258,7 +258,7 @@ LAYOUTS: dict[str, Callable[..., Found]] = {
     **{
         writer.__name__: writer
         for writer in (
-            mnist, svhn, renderedsst2, voc2007_multilabel, objectnet, imagenet_real, camelyon17, geode, babel_imagenet,
+            mnist, svhn, renderedsst2, voc2007_multilabel, objectnet, imagenet_real, camelyon17_wilds, geode_all, babel_imagenet,
             crossmodal3600, xtd10, multi30k, flickr8k, docci, urban1k, sharegpt4v,
         )
     },

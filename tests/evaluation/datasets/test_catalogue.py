@@ -254,11 +254,11 @@ def test_an_interrupted_copy_continues_and_a_copy_of_a_wrong_size_is_an_error(tm
 
 
 def test_a_list_that_lacks_a_column_or_a_line_is_named(tmp_path):
-    LAYOUTS["geode"](tmp_path)
+    LAYOUTS["geode_all"](tmp_path)
     table = pd.read_csv(tmp_path / "index.csv").drop(columns="region")
     table.to_csv(tmp_path / "index.csv", index=False)
     with pytest.raises(ConfigError, match="a row of the list has no region"):
-        read_source("geode", tmp_path)
+        read_source("geode_all", tmp_path)
     LAYOUTS["multi30k"](tmp_path, "de")
     (tmp_path / "raw" / "test_2016_flickr.de").write_text("one line\n")
     with pytest.raises(ConfigError, match="have different numbers of lines"):
