@@ -33,6 +33,7 @@ _MODULES = {
     "from_transformers": "clipzoo.exports.transformers",
     "interpolate": "clipzoo.loading",
     "load": "clipzoo.exports.names",
+    "mteb": "clipzoo.loading",
     "save_adapters": "clipzoo.exports.adapters",
     "train": "clipzoo.training.train",
 }

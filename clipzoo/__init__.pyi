@@ -10,7 +10,7 @@ from clipzoo.exports.hub import export as export
 from clipzoo.exports.names import load as load
 from clipzoo.exports.open_clip import from_open_clip as from_open_clip
 from clipzoo.exports.transformers import from_transformers as from_transformers
-from clipzoo.loading import LoadedModel as LoadedModel, interpolate as interpolate
+from clipzoo.loading import LoadedModel as LoadedModel, interpolate as interpolate, mteb as mteb
 from clipzoo.model import Model as Model
 from clipzoo.training.train import train as train
 from clipzoo.types import (

@@ -20,7 +20,9 @@ from clipzoo.config.compose import RESOLVER
 from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.encoders.tuning import merged
 from clipzoo.errors import ConfigError, cause, number_of
-from clipzoo.evaluation.encoder import Transform
+from clipzoo.evaluation.encoder import BatchEncoder, Precision, Transform
+from clipzoo.evaluation.mteb import MtebEncoder
+from clipzoo.evaluation.suite import model_key
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import read_tensors, run_of
 from clipzoo.model import Model
@@ -108,6 +110,18 @@ class LoadedModel(Model):
         logits = self.similarity(image, text)
         pair = self.config.get(PAIR)
         return logits if pair is None else self.pair_scale * logits + pair["bias"]
+
+
+def mteb(model: LoadedModel, batch_size: int = 256, workers: int = 2, precision: Precision = "float32") -> MtebEncoder:
+    """Return a model as an encoder of mteb: `mteb.evaluate(clipzoo.mteb(model), mteb.get_task("CIFAR10ZeroShot"))`.
+
+    Images are resized as by `model.transform`; other arguments as in `eval`. Raises ConfigError without mteb.
+    """
+    tokenizer: Any = model.tokenizer
+    transform, name = model.transform, model.folder or Path("model")
+    settings = transform.interpolation, batch_size, workers, precision, transform.resize_mode
+    encoder = BatchEncoder(tokenizer, model.config["encoder"]["image_size"], *settings)
+    return MtebEncoder(model, encoder, f"clipzoo/{name.name}", model_key(model, settings))
 
 
 def load_run(path: Path, trust: Collection[str] = (), average: bool = False) -> LoadedModel:

@@ -28,6 +28,7 @@ from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Evaluatio
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
 from clipzoo.evaluation.frozen import FewShot, Neighbours
+from clipzoo.evaluation.mteb import evaluate_tasks, open_task
 from clipzoo.evaluation.probe import LinearProbe
 from clipzoo.evaluation.retrieval import ImageTextRetrieval
 from clipzoo.evaluation.robustness import robustness
@@ -75,6 +76,7 @@ class Suite(Part):
     choice: names of the datasets of examples with a few images and captions.
     add: names of further datasets; each is measured by the task of its kind.
     cache_folder: folder of the local copies of the datasets of a URL.
+    mteb: names of tasks of mteb, or its tasks.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Suite(Part):
         choice: Annotated[Sequence[str], Distinct()] = (),
         add: Annotated[Sequence[str], Distinct()] = (),
         cache_folder: str = "data/downstream_cache",
+        mteb: Sequence[Any] = (),
     ) -> None:
         self._root, self._cache, self._added = root, Path(cache_folder), add
         if validation is not None and VALIDATION in retrieval:
@@ -134,6 +137,7 @@ class Suite(Part):
         # Settings that affect all tasks.
         self._settings = (root, image_size, interpolation, resize_mode, prompts, precision, draws)
         self._datasets: dict[str, EvaluationDataset] = {}
+        self._mteb, self._mteb_tasks = mteb, list[Any]()
         self._missing: dict[str, str] = {}
 
     def open(self) -> None:
@@ -155,6 +159,12 @@ class Suite(Part):
                 self._check(dataset)
             except MissingDatasetError as error:
                 self._missing[name] = str(error)
+        self._mteb_tasks = []
+        for task in self._mteb:
+            try:
+                self._mteb_tasks.append(open_task(task))
+            except ConfigError as error:
+                self._missing[str(task)] = str(error)
         if self.validation is not None:
             self._datasets[VALIDATION] = open_validation(self.validation, *self._of_shards)
         if self._missing and self._missing_is_error:
@@ -175,6 +185,7 @@ class Suite(Part):
                 "the training loss and is lower"
             )
         places = [f"{task.name}/{dataset.name}" for task, dataset in self._measurements(None)]
+        places += [f"mteb/{task.metadata.name}" for task in self._mteb_tasks]
         is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
         is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in places)
         if not is_loss and not is_known:
@@ -195,7 +206,7 @@ class Suite(Part):
 
         held_out: loss of the training's objective, for the validation pairs. Collective.
         """
-        if not self._datasets and not self._missing:
+        if not self._datasets and not self._mteb_tasks and not self._missing:
             self.open()
         # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.
         world.broadcast_(model.buffers())
@@ -207,7 +218,9 @@ class Suite(Part):
             scale = (model.pair_scale,) if self._calibrated else ()
             evaluation, key = Evaluation(model, encoder, draws, output), model_key(model, (*self._settings, *scale))
             metrics = evaluate(evaluation, self._measurements(held_out), key, self._keep_features)
-        return metrics | written(robustness(parsed(metrics)) | datacomp_average(parsed(metrics)))
+            metrics |= written(robustness(parsed(metrics)) | datacomp_average(parsed(metrics)))
+            tasks = self._mteb_tasks
+            return metrics | (world.run_on_first(lambda: evaluate_tasks(tasks, evaluation, key)) if tasks else {})
 
     def _measurements(self, held_out: HeldOutLoss | None) -> list[Measurement]:
         """Tasks with their available datasets, in the order of the metrics."""

@@ -366,6 +366,10 @@ def result_tables(metrics: Metrics) -> list[Table]:
             rows.append([f"{dataset}_paired" if paired else dataset, *(_measurement(metrics, key) for key in keys)])
         if rows:
             tables.append(text_table(["dataset", *columns.values()], rows, left=1, title=title))
+    of_mteb = [key for key in metrics if key.task == "mteb"]
+    if of_mteb:
+        lines = [[f"{key.dataset} {key.protocol}", key.metric, _measurement(metrics, key)] for key in of_mteb]
+        tables.append(text_table(["task of mteb", "score", "%"], lines, left=2, title="mteb, main scores in %"))
     return tables
 
 
