@@ -13,7 +13,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops training)
 
-.PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs docs-serve package studies clean
+.PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm test-mteb lint bench bench-gpu docs docs-serve package studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -84,6 +84,12 @@ test-cpus: $(STAMP)  ## the numerical tests with the instruction sets of two old
 test-slurm: $(STAMP)  ## test the batch scripts on a local SLURM of two nodes
 	@echo "== SLURM"
 	@$(PY) -m pytest -m slurm -rs --timeout 1200
+
+# The extra is large (290 MB), so that the other targets do without it and skip these tests.
+test-mteb: $(STAMP)  ## install the extra mteb and test the models as its encoders
+	@echo "== mteb"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mteb]'
+	@$(PY) -m pytest tests/evaluation/test_mteb.py
 
 lint: $(STAMP)  ## ruff (lint and format), mypy, and the links of the documentation
 	@echo "== lint"

@@ -37,6 +37,8 @@ mteb = pytest.importorskip("mteb", reason="mteb is not installed: `make test-mte
 from clipzoo.evaluation.mteb import MtebEncoder, evaluate_tasks, open_task  # noqa: E402
 from tests.support import mteb_tasks as tasks  # noqa: E402
 
+pytestmark = pytest.mark.medium
+"""The import of mteb takes several seconds."""
 HEADS = ["clip", "wpse", "kme", "filip", "distance", "meru"]
 
 
@@ -246,7 +248,6 @@ def evaluate_on_a_rank(output: Path) -> dict[str, float]:
     return suite.run(model_of("kme"), output, encoder.world)
 
 
-@pytest.mark.medium
 def test_two_ranks_return_the_scores_of_one(tmp_path):
     one = suite_of(tmp_path, mteb=[tasks.Colours(), tasks.Captions()]).run(model_of("kme"), tmp_path / "1", World())
     assert set(one) == {"mteb/Colours/accuracy", "mteb/Captions/hit_rate_at_1"}
