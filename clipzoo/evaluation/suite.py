@@ -284,7 +284,7 @@ class Result:
         headline = ", ".join(
             f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.{key.decimals}f}"
             for key, value in parsed(self.metrics or {}).items()
-            if key.metric in ("top1", "recall_at_1", "loss")
+            if key.metric in ("top1", "recall_at_1", "loss", "mean_average_precision") or key.metric.endswith("_shot")
         )
         say(f"evaluation: {self.task.name} {self.dataset.name}: {headline} ({seconds:.1f} s)")
 
