@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -32,23 +33,16 @@ CHUNK = 8192
 REMEDY = "its images are encoded again"
 
 
-@dataclass(frozen=True)
-class StoredColumns(Mapping[str, Embedding]):
+class StoredColumns(UserDict[str, Embedding]):
     """Columns by name, read from their files on access. Values of a single file are memory-mapped."""
 
-    names: Sequence[str]
-    files: Mapping[Path, range]
+    def __init__(self, names: Iterable[str], files: Mapping[Path, range]) -> None:
+        self.data, self._files = dict.fromkeys(names), files
 
     def __getitem__(self, name: str) -> Embedding:
-        if name not in self.names:
+        if name not in self.data:
             raise KeyError(name)
-        return concatenate([_read(path, len(rows), name) for path, rows in self.files.items()])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+        return concatenate([_read(path, len(rows), name) for path, rows in self._files.items()])
 
 
 @dataclass
@@ -96,13 +90,9 @@ def store(
     }
 
     def missing() -> list[Path]:
-        damage, intact = io.DamageLog(), set[Path]()
-        for path in [*place.glob("*")]:
-            if path not in files:
-                path.unlink()
-            elif damage.read(partial(_is_intact, path, files[path], columns), False):
-                intact.add(path)
-        return [path for path in files if path not in intact]
+        for path in set(place.glob("*")) - set(files):
+            path.unlink()
+        return [path for path, part in files.items() if not _is_intact(path, len(part), columns)]
 
     todo = world.run_on_first(missing)
     rows = list(chain.from_iterable(files[path] for path in todo))
@@ -127,7 +117,7 @@ def store(
 
             world.run_on_first(write)
         clock.encoded(count, f"{dataset.name}, {view.split}")
-    return StoredColumns(tuple(columns), files)
+    return StoredColumns(columns, files)
 
 
 def _rows(embedding: Embedding, rows: slice) -> Embedding:
@@ -153,10 +143,9 @@ def _read(path: Path, rows: int, name: str) -> Embedding:
     return PointSet(*parts.values()) if len(parts) == 2 else parts[name]
 
 
-def _is_intact(path: Path, rows: range, columns: Mapping[str, Column]) -> bool:
-    for name in columns:
-        _read(path, len(rows), name)
-    return True
+def _is_intact(path: Path, rows: int, columns: Iterable[str]) -> bool:
+    read = io.DamageLog().read
+    return path.exists() and read(lambda: [_read(path, rows, name) for name in columns], None) is not None
 
 
 def _require_space(place: Path, batch: Sequence[Embedding], rows: int) -> None:

@@ -84,10 +84,8 @@ class LinearProbe(FeatureTask):
     def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
         # Values of C are not shared among ranks: each starts from the solutions of earlier ones.
         def solve(projection: str) -> dict[str, Any]:
-            parts, name = (
-                self.features(evaluation, dataset, columns, projection),
-                f"{dataset.name}, {projection} projection",
-            )
+            parts = self.features(evaluation, dataset, columns, projection)
+            name = f"{dataset.name}, {projection} projection"
             result = probe(parts, dataset.class_names, dataset.metric, self._validation_share, self._seed, name)
             return {**vars(result), "C": result.c, "predictions": result.predictions.tolist()}
 

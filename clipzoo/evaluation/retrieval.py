@@ -101,11 +101,9 @@ def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, dr
 
     draws: number of draws, for heads with random features. paired: see `ImageTextRetrieval`.
     """
-    task, evaluation = (
-        ImageTextRetrieval(paired),
-        Evaluation(model, encoder, draws if model.head.stochastic else 1, Path()),
-    )
+    task = ImageTextRetrieval(paired)
     task.check(dataset)
+    evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())
     (images,) = compute(evaluation, dataset, task.columns(evaluation, dataset)).values()
     return task.result(evaluation, dataset, images)
 

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -349,8 +348,9 @@ def evaluate(
 
     def finish_jobs() -> None:
         _solve(jobs, world)
+        values = world.run_on_first(lambda: [job.stored() for job in jobs])
         for result in dict.fromkeys(job.result for job in jobs):
-            finish(result, world.run_on_first(partial(_values, result, jobs)))
+            finish(result, {job.name: value for job, value in zip(jobs, values, strict=True) if job.result is result})
         jobs.clear()
 
     def remove_columns() -> None:
@@ -381,10 +381,6 @@ def evaluate(
     finish_jobs()
     world.run_on_first(remove_columns)
     return {name: value for result in results for name, value in (result.metrics or {}).items()}
-
-
-def _values(result: Result, jobs: Sequence[Job]) -> dict[str, Any]:
-    return {job.name: job.stored() for job in jobs if job.result is result}
 
 
 def _images(dataset: EvaluationDataset, views: Iterable[View]) -> int:
