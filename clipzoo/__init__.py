@@ -32,7 +32,7 @@ _MODULES = {
     "from_open_clip": "clipzoo.exports.open_clip",
     "from_transformers": "clipzoo.exports.transformers",
     "interpolate": "clipzoo.loading",
-    "load": "clipzoo.exports.names",
+    "load": "clipzoo.exports.hub",
     "mteb": "clipzoo.loading",
     "save_adapters": "clipzoo.exports.adapters",
     "train": "clipzoo.training.train",

@@ -6,8 +6,7 @@ from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
 from clipzoo.explore.index import SearchIndex as SearchIndex, build_index as build_index
 from clipzoo.exports.adapters import save_adapters as save_adapters
-from clipzoo.exports.hub import export as export
-from clipzoo.exports.names import load as load
+from clipzoo.exports.hub import export as export, load as load
 from clipzoo.exports.open_clip import from_open_clip as from_open_clip
 from clipzoo.exports.transformers import from_transformers as from_transformers
 from clipzoo.loading import LoadedModel as LoadedModel, interpolate as interpolate, mteb as mteb

@@ -24,7 +24,7 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower
 from clipzoo.errors import ConfigError, first_names, number_of
-from clipzoo.exports.names import load
+from clipzoo.exports.hub import load
 from clipzoo.exports.open_clip import with_plain_towers
 from clipzoo.io import weights as files
 from clipzoo.loading import PAIR

@@ -33,7 +33,7 @@ from clipzoo.evaluation.encoder import PRECISIONS, PREFETCH, BatchEncoder, Preci
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
-from clipzoo.exports.names import load
+from clipzoo.exports.hub import load
 from clipzoo.heads.base import Head
 from clipzoo.heads.pairs import Scope
 from clipzoo.io.weights import read_tensors

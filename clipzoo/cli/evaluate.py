@@ -101,7 +101,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
-    from clipzoo.exports.names import load
+    from clipzoo.exports.hub import load
     from clipzoo.exports.open_clip import from_open_clip
     from clipzoo.report.statistics import compare_with_published
 

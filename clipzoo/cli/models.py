@@ -50,11 +50,10 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace) -> None:
     from clipzoo.exports import hub
-    from clipzoo.exports.names import load
 
     if options.upload is not None:
         hub.require_token()
-    model = load(options.model, trust=options.trust, average=options.average)
+    model = hub.load(options.model, trust=options.trust, average=options.average)
     hub.export(model, options.output, options.to, options.licence, options.data_licence)
     print(f"wrote {options.output}: {', '.join(sorted(path.name for path in options.output.iterdir()))}")
     if options.upload is not None:
@@ -81,7 +80,7 @@ def index(options: argparse.Namespace) -> None:
     from clipzoo.distributed.launch import say
     from clipzoo.distributed.world import World
     from clipzoo.explore.index import build_index
-    from clipzoo.exports.names import load
+    from clipzoo.exports.hub import load
 
     world = World.join("cpu", TIMEOUT, key="--device")
     model = load(options.model, trust=options.trust)
@@ -128,7 +127,7 @@ def features(options: argparse.Namespace) -> None:
     from clipzoo.data.dataset import ShardDataset
     from clipzoo.distributed.launch import loader_workers, say
     from clipzoo.distributed.world import World
-    from clipzoo.exports.names import load
+    from clipzoo.exports.hub import load
     from clipzoo.teachers import write_features
 
     dataset = build_part(node, trust, ShardDataset)

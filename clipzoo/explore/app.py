@@ -37,7 +37,7 @@ from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Evaluatio
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import dataset_key
 from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_gallery
-from clipzoo.exports.names import load
+from clipzoo.exports.hub import load
 from clipzoo.io import below, write_whole
 from clipzoo.io.weights import checkpoints_in, mark_of, step_of
 from clipzoo.loading import LoadedModel

@@ -34,7 +34,7 @@ from clipzoo.evaluation.datasets.tar import tar_samples
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.exports.files import save_weights
-from clipzoo.exports.names import load
+from clipzoo.exports.hub import load
 from clipzoo.heads.base import Head
 from clipzoo.loading import LoadedModel, read_weights
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate

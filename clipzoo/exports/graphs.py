@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.onnx
 from torch import Tensor, nn
 
 from clipzoo import io
@@ -121,6 +120,7 @@ def write_onnx(model: Model, folder: Path) -> None:
 
     Raises TrainingError if onnxruntime computes other values than torch.
     """
+    import torch.onnx  # takes a third of a second to import
     from onnxruntime import InferenceSession
 
     for graph in graphs(model):

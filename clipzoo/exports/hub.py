@@ -1,27 +1,30 @@
-"""`clipzoo.export`: a trained model in the format of another library, or as a directory for the Hugging Face hub."""
+"""`clipzoo.export` and `clipzoo.load`: trained models in formats of other libraries, and of the Hugging Face hub."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
-from clipzoo import io
+from clipzoo import io, loading
 from clipzoo.build import parameters_of, part_class, with_pretrained
-from clipzoo.encoders.huggingface import HuggingFaceTokenizer
+from clipzoo.encoders.huggingface import HuggingFaceTokenizer, stored_folder
 from clipzoo.errors import ConfigError, installation, masked, nearest
 from clipzoo.exports import graphs, open_clip, transformers
 from clipzoo.exports.files import save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.io.text import markdown_code, markdown_text
+from clipzoo.io.weights import from_hub
 from clipzoo.loading import CONFIG, HUB, PAIR, TOKENIZER_IN_FOLDER, VERSION, WEIGHTS, LoadedModel, value_faults
 from clipzoo.runs.identity import flat, uses_variables
 from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecord, read_arrays, split
+from clipzoo.runs.remote import local_copy
 
 PICTURE = "retrieval.png"
 TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval"}
@@ -86,6 +89,52 @@ def export(
         if to in ("torch", "onnx") and not tokenizer_faults(model):
             write_preprocessing(model, new)
         form.write(model, new)
+
+
+def load(
+    path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = (), average: bool = False
+) -> LoadedModel:
+    """Load a trained model.
+
+    path: a run directory (its newest valid checkpoint), one checkpoint of a run, or the URL of one of these in a store
+        ("s3://bucket/runs/demo", as text); a directory of clipzoo (`clipzoo.export(..., to="hub")`), open_clip or
+        transformers; "hf-hub:OWNER/MODEL", such a directory on the Hugging Face hub; "open_clip:NAME/TAG"; or
+        "transformers:OWNER/MODEL". "@REVISION" may follow OWNER/MODEL.
+    average: load the averaged weights of a run that was trained with `average=...`.
+
+    The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
+    trust="oc.env" resolves its environment variables, ${oc.env:NAME}. Raises ConfigError if there is no such model,
+    its configuration names code or an untrusted class, or it has no average.
+    """
+    name, trust = str(path), (trust,) if isinstance(trust, str) else trust
+    library, _, place = name.partition(":")
+    on_hub = name.startswith(HUB)
+    if library == "transformers":
+        model = transformers.from_transformers(place)
+    elif library in ("open_clip", "local-dir"):
+        place = name.removeprefix("open_clip:")
+        if not {":", "/"} & {*place}:
+            raise ConfigError(f"{name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
+        model = open_clip.from_open_clip(place)
+    else:
+        folder = Path(place) if on_hub else local_copy(name, "path")
+        if on_hub:
+            with from_hub(place, f"{name} cannot be downloaded"):
+                folder = stored_folder(place, [FORMATS[kind].mark for kind in READABLE])
+                if (folder / CONFIG).exists():
+                    folder = stored_folder(place, ["*.json", "*.safetensors"])
+        kind = next((kind for kind in READABLE if (folder / FORMATS[kind].mark).exists()), None)
+        if kind is None or (folder / "config.yaml").exists():
+            model = loading.load_run(folder, trust, average)
+        elif kind == "hub":
+            model = loading.load_published(folder, trust)
+        elif kind == "open_clip":
+            model = open_clip.from_open_clip(name if on_hub else f"local-dir:{folder}")
+        else:
+            model = transformers.from_transformers(place if on_hub else folder)
+    if average and not model.averaged:
+        raise ConfigError(f"{name} holds one model and no average: export that of a run")
+    return model.to(device).eval()
 
 
 # Directories for the hub: weights, configuration, tokenizer, model card and picture.
@@ -334,3 +383,5 @@ FORMATS = {
         "score.onnx", graphs.write_onnx, packages=("tokenizers", "onnx", "onnxscript", "onnxruntime"), extra="onnx"
     ),
 }
+READABLE = ("hub", "open_clip", "transformers")
+"""Formats that `load` reads, told apart by their marks, the first one first."""
