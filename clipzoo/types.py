@@ -172,6 +172,11 @@ class PointSet:
         """Return the point sets of some rows; `rows` indexes the leading dimension as it does a tensor's."""
         return self.map(lambda tensor: tensor[rows])
 
+    @property
+    def mean(self) -> Tensor:
+        """Weighted mean of the points of each set, [b, d]."""
+        return (self.log_weights.softmax(dim=1).unsqueeze(1) @ self.points).squeeze(1)
+
     def padded(self, count: int) -> PointSet:
         """Return the same sets padded to `count` points, [b, count, d]; padding has weight zero."""
         missing = count - self.points.shape[1]

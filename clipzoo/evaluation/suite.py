@@ -25,6 +25,7 @@ from clipzoo.evaluation.columns import Clock, store
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.prompts import Protocol
+from clipzoo.evaluation.diagnosis import Diagnosis
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
 from clipzoo.evaluation.frozen import FewShot, Neighbours
 from clipzoo.evaluation.mteb import evaluate_tasks, open_task
@@ -35,7 +36,7 @@ from clipzoo.evaluation.task import Column, Evaluation, Rows, Solve, Task, View
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import ZeroShotClassification
 from clipzoo.model import Model
-from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, parsed, written
+from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
 from clipzoo.types import Part, Progress, checked, evaluation_mode
 
 REMEDY = "the dataset is evaluated again"
@@ -64,6 +65,7 @@ class Suite(Part):
     every_epochs: epochs between evaluations during training; None evaluates only at its end.
     seed: seeds the draw of the train samples on which the linear probe chooses C.
     keep_features: keep the probe's features on disk.
+    diagnosis: names of the datasets for the diagnosis of the embedding; map: its plane map, see `Diagnosis`.
     at_start: evaluate before the first step too, such as the initial weights of fine-tuning.
     validation: shards of held-out pairs, on which recall is measured, and during training also the objective's
         loss, validation/loss.
@@ -99,6 +101,8 @@ class Suite(Part):
         every_epochs: Epochs | None,
         seed: Seed,
         keep_features: bool,
+        diagnosis: Names | None = None,
+        map: Literal["pca", "umap"] = "pca",
         at_start: bool = False,
         resize_mode: Literal["shortest", "squash", "longest"] = "shortest",
         validation: str | list[str] | None = None,
@@ -127,6 +131,7 @@ class Suite(Part):
             (FewShot(resize, shots, shot_seeds), few_shot),
             (ImageTextRetrieval(paired), retrieval),
             (Choice(), choice),
+            (Diagnosis(map, seed), diagnosis or []),
         ]
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision, resize_mode)
         self._draws, self._paired, self._keep_features, self._calibrated = draws, paired, keep_features, calibration
@@ -183,7 +188,8 @@ class Suite(Part):
                 f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than "
                 "the training loss and is lower"
             )
-        places = [f"{task.name}/{dataset.name}" for task, dataset in self._measurements(None)]
+        measured = [MetricKey(task.name, dataset.name, "", "") for task, dataset in self._measurements(None)]
+        places = [str(place) for place in measured if place.is_ranked]
         places += [f"mteb/{task.metadata.name}" for task in self._mteb_tasks]
         is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
         is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in places)
@@ -283,7 +289,8 @@ class Result:
         headline = ", ".join(
             f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.{key.decimals}f}"
             for key, value in parsed(self.metrics or {}).items()
-            if key.metric in ("top1", "recall_at_1", "loss", "mean_average_precision") or key.metric.endswith("_shot")
+            if key.metric in ("top1", "recall_at_1", "loss", "mean_average_precision", "modality_gap")
+            or key.metric.endswith("_shot")
         )
         say(f"evaluation: {self.task.name} {self.dataset.name}: {headline} ({seconds:.1f} s)")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clipzoo.errors import ConfigError
 from clipzoo.heads.pairs import Scope, samples_pairing, split_views, text_anchors
 from clipzoo.heads.scores import DenseScores, automatic_tile
-from clipzoo.types import EmbeddingKind, Features, Scores, Similarity, Term, Views, map_embedding
+from clipzoo.types import EmbeddingKind, Features, PointSet, Scores, Similarity, Term, Views, map_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -169,6 +169,14 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     def memory_weights(self, query: EmbeddingKind, memory: EmbeddingKind) -> Tensor | None:
         """b and N embeddings -> weights [b, N] with which training retrieves from a memory; None without a memory."""
         return None
+
+    def vectors(self, image: EmbeddingKind, text: EmbeddingKind) -> tuple[Tensor, Tensor]:
+        """n image and k text embeddings -> vectors [n, e] and [k, e] for the diagnosis of their geometry.
+
+        By default the embedding, or the mean point of a point set.
+        """
+        image_vectors, text_vectors = (part.mean if isinstance(part, PointSet) else part for part in (image, text))
+        return image_vectors, text_vectors
 
     def search_basis(self, images: EmbeddingKind) -> Any:
         """Return the statistics of an index's images that `search_factors` needs; None if it needs none."""

@@ -115,6 +115,9 @@ class ConditionalHead(Head[PointSet]):
         _, targets = self.queries_and_targets(text)
         return functional.normalize(self.summary(image), dim=1), functional.normalize(targets, dim=1)
 
+    def vectors(self, image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
+        return self.search_factors(image, text)
+
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
         """Attention and its output projection for every pair, four times: forward, recomputed, two gradients.

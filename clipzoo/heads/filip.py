@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import FLOAT, ICLR, Cost, Paper, ScaledHead, ScoreParts, Shape, cost_of_points
-from clipzoo.heads.points import leading_tokens, point_set, weighted_sum
+from clipzoo.heads.points import leading_tokens, point_set
 from clipzoo.heads.vector import projection
 from clipzoo.ops.filip import filip_scores
 from clipzoo.types import Count, Features, PointSet, Positive, Scale, checked
@@ -96,17 +96,13 @@ class FilipHead(ScaledHead[PointSet]):
 
     def probe(self, features: Features, where: str) -> Tensor:
         """The pooled features before the projection, the mean point after it."""
-        return features.pooled if where == "before" else _mean(self.embed_image(features))
+        return features.pooled if where == "before" else self.embed_image(features).mean
 
     def search_factors(self, image: PointSet, text: PointSet, basis: None = None) -> tuple[Tensor, Tensor]:
         """Mean points: candidates are found by the mean cosine of all pairs of tokens."""
-        return _mean(image), _mean(text)
+        return image.mean, text.mean
 
 
 def _unit_points(features: Features, matrix: Tensor) -> PointSet:
     tokens, mask = leading_tokens(features)
     return point_set(functional.normalize(tokens @ matrix, dim=-1), mask)
-
-
-def _mean(points: PointSet) -> Tensor:
-    return weighted_sum(points.log_weights.softmax(dim=1), points.points)

@@ -124,6 +124,10 @@ class ProLipHead(UnitVectorHead, ScaledHead[Tensor]):
         """After the projection: the means."""
         return features.pooled if where == "before" else super().embed_image(features)
 
+    def vectors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """The means."""
+        return image.chunk(2, dim=1)[0], text.chunk(2, dim=1)[0]
+
 
 # Relations of Gaussians, given as [mu, log sigma^2], [..., 2d].
 

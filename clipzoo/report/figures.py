@@ -19,9 +19,10 @@ from matplotlib.image import imread
 from clipzoo import io
 from clipzoo.config.schema import class_constant
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.robustness import BASELINES
 from clipzoo.io.text import shorten, wrap
-from clipzoo.report.frame import Comparison, FilledTable
-from clipzoo.report.published import PaperColumn
+from clipzoo.report.frame import MANY, TASK_KEYS, Comparison, FilledTable
+from clipzoo.report.published import DIRECTIONS, PaperColumn
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
 from clipzoo.runs.record import VALIDATION_LOSS, Line, MetricKey, TrainingLog
@@ -50,7 +51,7 @@ MOST_NUMBERS, MOST_NAMES = 20, 40
 """Largest numbers of classes for which a confusion matrix shows percentages, and class names."""
 SIDES = ("highest", "lowest")
 PANELS_WIDTH, LEGEND_WIDTH = 7, 160
-"""Datasets in one line of panels; characters in one line of a legend above a figure."""
+"""Datasets in one line of panels; characters in one line of a legend above a figure of 12 inches."""
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
 Points = list[tuple[float, float]]
@@ -264,6 +265,26 @@ def retrieved(arrays: Arrays) -> Figure:
     return figure
 
 
+def embedding_diagnosis(arrays: Arrays) -> Figure:
+    """Spectra of both modalities, the map with lines between the vectors of some pairs, and histograms of N_k."""
+    figure, (spectra, plane, hubs) = panels(12, 3.5, columns=3)
+    for side, way, ink, points in zip(("image", "text"), DIRECTIONS, (INK, WRONG), arrays["map"], strict=True):
+        values, counts = arrays[f"spectrum_{side}"], np.bincount(arrays[f"occurrences_{way}"])
+        spectra.semilogy(values[values > 1e-6 * values.max()], color=ink, label=side)
+        plane.scatter(*points.T, s=4, color=ink, alpha=0.5, linewidth=0, label=side)
+        hubs.stairs(counts, np.arange(len(counts) + 1) - 0.5, color=ink, label=way.replace("_", " "), baseline=None)
+    pairs = arrays["map"][:, :: 1 + arrays["map"].shape[1] // 40]
+    plane.plot(pairs[:, :, 0], pairs[:, :, 1], color="#999999", linewidth=0.6, zorder=0)
+    plane.axis("off")
+    hubs.set_yscale("log")
+    label(spectra, "spectrum of each modality", "dimension", "standard deviation", grid="y")
+    label(plane, "map, with lines between pairs")
+    label(hubs, "hubs", "queries that have a vector among their neighbours", "vectors", grid="y")
+    for panel in (spectra, plane, hubs):
+        panel.legend(frameon=False, fontsize=7, markerscale=3)
+    return figure
+
+
 def _image(panel: Axes, image: np.ndarray, framed: bool = False) -> None:
     panel.imshow(image)
     panel.set_xticks([])
@@ -333,9 +354,16 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
     labels = {group: runs["label"].iloc[0] for group, runs in compared.rows.items()}
     objectives = {group: runs["objective"].iloc[0] for group, runs in compared.rows.items()}
     rows = {group: [logs[run] for run in runs["run"].unique()] for group, runs in compared.rows.items()}
-    if compared.columns:
-        yield Picture("bars by dataset", dataset_bars(labels, compared.columns, compared.means), "By dataset")
-    yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
+    few = {task: parts for task, parts in compared.columns.items() if len(parts) <= MANY + 1}
+    for task in (task for task in compared.columns if task not in few):
+        figure = dataset_dots(labels, compared.columns[task], compared.means)
+        yield Picture(f"dots by dataset, {task}", figure, f"{capitalised(task)} by dataset")
+    if few:
+        yield Picture("bars by dataset", dataset_bars(labels, few, compared.means), "By dataset")
+    if (scatter := robustness_scatter(labels, compared)) is not None:
+        yield Picture("accuracy under shifts over that on ImageNet", scatter, "Robustness")
+    if any(log.training for logs in rows.values() for log in logs):
+        yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
     if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
         yield Picture("evaluations during training", compared_evaluations(labels, rows))
 
@@ -367,6 +395,49 @@ def dataset_bars(labels: Labels, columns: Mapping[str, Sequence[PaperColumn]], m
             panel.set_xticks(range(len(parts)), [column.label for column in parts], fontsize=8)
             panel.set_ylim(0, None)
             label(panel, f"{task}, %", size=10 if len(parts) > 1 else 8, grid="y")
+    _legend(figure)
+    return figure
+
+
+def dataset_dots(labels: Labels, columns: Sequence[PaperColumn], means: pd.DataFrame) -> Figure:
+    """A line per dataset, below the mean of its kind: a dot per row of the comparison."""
+    task = columns[0].heading
+    figure, (panel,) = panels(4.6, 0.17 * len(columns) + 0.5)
+    for number, (group, text) in enumerate(labels.items()):
+        cells = means.reindex(pd.MultiIndex.from_tuples([(group, task, column.label) for column in columns]))
+        values = cells["mean"].to_numpy()
+        panel.plot(values, range(len(columns)), "o", markersize=5, color=colour(number), alpha=0.85, label=text)
+    panel.set_yticks(range(len(columns)), [column.label for column in columns])
+    style(panel, "x")
+    for place, (column, tick) in enumerate(zip(columns, panel.get_yticklabels(), strict=True)):
+        if len(column.groups) > 1:
+            tick.set_fontweight("bold")
+            panel.axhspan(place - 0.5, place + 0.5, color="#f3f4fb", zorder=0)
+    panel.set_ylim(len(columns) - 0.5, -0.5)
+    panel.set_xlim(-1, 101)
+    panel.set_xlabel("%", fontsize=8)
+    _legend(figure)
+    return figure
+
+
+def robustness_scatter(labels: Labels, compared: Comparison) -> Figure | None:
+    """A panel per shift of ImageNet: accuracy over that on ImageNet, with the baseline; None without any."""
+    top1 = {key.dataset: key for key in compared.frame["key"].dropna() if replace(key, dataset="") == TASK_KEYS[0][1]}
+    shifts = [shift for shift in BASELINES if {"imagenet", shift} <= top1.keys()]
+    if not shifts:
+        return None
+    rows, x = -(-len(shifts) // 3), np.linspace(1, 99, 99)
+    means = compared.frame.groupby(["group", "key"], sort=False)["value"].mean()
+    figure, axes = panels(12, 3.2 * rows, rows, 3)
+    for panel, shift in zip(axes, shifts, strict=False):
+        for number, (group, text) in enumerate(labels.items()):
+            places = [means.get((group, top1[name]), math.nan) for name in ("imagenet", shift)]
+            panel.plot(*places, "o", color=colour(number), label=text)
+        if line := BASELINES[shift]:
+            panel.plot(x, 100 / (1 + np.exp(-line[0] * np.log(x / (100 - x)) - line[1])), color=MUTED, label="baseline")
+        label(panel, shift.replace("_", " "), "ImageNet, %", "%", grid="y")
+    for panel in axes[len(shifts) :]:
+        panel.set_visible(False)
     _legend(figure)
     return figure
 
@@ -436,7 +507,8 @@ def _legend(figure: Figure) -> None:
     handles = {
         text: handle for panel in figure.axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    columns = max(1, min(7, len(handles), LEGEND_WIDTH // max(map(len, handles), default=1)))
+    width = LEGEND_WIDTH * figure.get_figwidth() / 12
+    columns = int(max(1, min(7, len(handles), width // max(map(len, handles), default=1))))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
     figure.legend(
         handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9

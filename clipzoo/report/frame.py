@@ -15,13 +15,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from fnmatch import fnmatchcase
+from functools import cache, partial
 from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from clipzoo import io
 from clipzoo.config.groups import options
@@ -30,7 +32,7 @@ from clipzoo.report import published
 from clipzoo.report.statistics import rank_sum, short_run_names
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
-from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays
+from clipzoo.runs.record import AVERAGE, DEVIATION, TASKS, MetricKey, RunRecord, TrainingLog, read_arrays
 
 PAPER = "paper"
 """Name of the scale of the papers."""
@@ -55,6 +57,10 @@ COSTS = {
 """Compared costs of a training: by label, the metric and the factor from its unit to the label's."""
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
 """Keys that are not listed as differences of methods."""
+ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
+"""Metrics of every classification dataset."""
+MANY = 12
+"""Largest number of datasets of a task that are not divided by kind, and that fit into a table's head."""
 MOST_NOTES = 3
 """Largest number of differences in the note of a run."""
 ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
@@ -127,21 +133,63 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return rows or [facts]
 
 
-def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
-    """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
-    by_task = {}
-    all_keys = frame["key"].dropna().drop_duplicates()
-    for task, target in TASK_KEYS:
-        keys = [
-            key for key in all_keys if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == target
-        ]
-        columns = [published.PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
+@cache
+def names() -> dict[str, dict[str, Any]]:
+    """Content of names.yaml: kinds of datasets, and titles."""
+    return yaml.safe_load((Path(__file__).parent / "names.yaml").read_text())
+
+
+def title_of(name: str) -> str:
+    """Title of a task, a protocol or a metric."""
+    return names()["titles"].get(name, name.replace("_", " "))
+
+
+@cache
+def kind_of(dataset: str) -> tuple[int, int, str]:
+    """Place of a dataset in the kinds of names.yaml, and its kind; places of -1 without a kind."""
+    for place, (kind, patterns) in enumerate(names()["kinds"].items()):
+        for position, pattern in enumerate(patterns):
+            if fnmatchcase(dataset, pattern):
+                return place, position, kind
+    return -1, -1, ""
+
+
+def columns_of(frame: pd.DataFrame, further: bool = False) -> dict[str, list[published.PaperColumn]]:
+    """By task, the datasets that any run was evaluated on, in the order of their kinds.
+
+    The mean over those that all of the task's runs have comes first, if there are several; with more than MANY datasets
+    the mean of each kind comes before its datasets.
+
+    further: metrics that are not in TASK_KEYS, by task, protocol and metric, without the categories of `choice`.
+    """
+    titles, by_task = {target: task for task, target in TASK_KEYS}, dict[str, list[MetricKey]]()
+    for key in frame["key"].dropna().drop_duplicates():
+        target = replace(key, dataset="", protocol=key.protocol.removeprefix("paired_"))
+        if not further and target in titles:
+            by_task.setdefault(titles[target], []).append(key)
+        is_detail = key.metric.endswith(DEVIATION) or key.task == "choice" and key.protocol
+        is_common = key.task in TASKS and (key.task != "zero_shot" or key.metric in ACCURACIES)
+        if further and key.dataset and not is_detail and not is_common and key.task != AVERAGE:
+            places = ", ".join(title_of(part) for part in (key.task, key.protocol) if part)
+            by_task.setdefault(f"{places}: {title_of(key.metric)}", []).append(key)
+    by_run = [set(keys) for _, keys in frame.groupby("run")["key"]]
+    columns = {}
+    for task in by_task if further else [task for task in titles.values() if task in by_task]:
+        keys = sorted(by_task[task], key=lambda key: kind_of(key.dataset))
+        shared = set(keys).intersection(*(measured for measured in by_run if not measured.isdisjoint(keys)))
+        groups = {"mean": tuple((key,) for key in keys if key in shared)}
         for key in keys:
-            label = key.dataset.replace("_", " ") + (" paired" if key.paired else "")
-            columns.append(published.PaperColumn(task, label, ((key,),)))
-        if columns:
-            by_task[task] = columns
-    return by_task
+            if len(keys) > MANY and (kind := f"{kind_of(key.dataset)[2]}, mean") not in groups:
+                groups[kind] = tuple(
+                    group for group in groups["mean"] if f"{kind_of(group[0].dataset)[2]}, mean" == kind
+                )
+            groups[key.dataset.replace("_", " ") + (" paired" if key.paired else "")] = ((key,),)
+        columns[task] = [
+            published.PaperColumn(task, label, group)
+            for label, group in groups.items()
+            if len(group) > 1 or not label.endswith("mean")
+        ]
+    return columns
 
 
 def numbers(frame: pd.DataFrame) -> Iterator[tuple[Any, dict[MetricKey, float]]]:
@@ -219,15 +267,17 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
 class Comparison:
     """The rows of a comparison with everything that its tables show.
 
-    frame: runs, with the columns of `comparison_rows`. rows: part of the frame by group. columns: see `columns_of`.
-    means: see `seed_means`. guessing: see `chance`.
+    frame: runs, with the columns of `comparison_rows`. rows: part of the frame by group. columns, further: see
+    `columns_of`. means: see `seed_means`. guessing: see `chance`. is_large: a task has MANY datasets or more.
     """
 
     def __init__(self, frame: pd.DataFrame, damage: io.DamageLog, scale: str = "") -> None:
         self.scale, self.frame, self.columns = scale, frame, columns_of(frame)
         self.rows: dict[str, pd.DataFrame] = dict(list(frame.groupby("group", sort=False)))
-        self.means = seed_means(frame, [column for parts in self.columns.values() for column in parts])
+        self.further = columns_of(frame, further=True)
+        self.means = seed_means(frame, [*chain(*self.columns.values(), *self.further.values())])
         self.guessing = chance(frame, damage)
+        self.is_large = any(len(parts) > MANY + 1 for parts in self.columns.values())
 
 
 def comparison_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:

@@ -43,7 +43,12 @@ from clipzoo.runs.sweep import Point, points, sweep_folder
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
-"""Arrays that `clipzoo.evaluation.outputs` writes and the page shows, for each task."""
+EMBEDDING = ("map", "spectrum_image", "spectrum_text", "occurrences_image_to_text", "occurrences_text_to_image")
+"""Arrays that the evaluation writes and the page shows, for each task."""
+EMBEDDING_TEXT = (
+    "A flat spectrum uses all dimensions; two clouds in the map are a gap between the modalities; a vector near to "
+    "very many queries is a hub."
+)
 MOST_IN_MATRIX = 100
 """Largest number of classes whose confusion matrix can still be read as a picture."""
 PROFILE, TRACE, SNAPSHOT = "profile", "trace.json.gz", "memory_snapshot.pickle"
@@ -211,6 +216,12 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
         )
         figure = figures.retrieved(content)
         yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", figure)])
+    for path in sorted((run / "evaluation" / "diagnosis").glob("*.npz")):
+        content = damage.read(partial(read_arrays, path, EMBEDDING), None)
+        if content is not None:
+            figure = figures.embedding_diagnosis(content)
+            picture = _picture("spectra, map and hubs", f"diagnosis_{path.stem}", figure)
+            yield Section(f"Diagnosis of the embedding: {path.stem}", [EMBEDDING_TEXT], figures=[picture])
     path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
     summary: dict[str, Any] = damage.read(partial(figures.read_statistics, path), {}) if path.exists() else {}
     if summary:

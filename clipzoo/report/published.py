@@ -65,6 +65,11 @@ class PaperColumn:
         return [key for group in self.groups for key in group]
 
     @property
+    def text(self) -> str:
+        """Label, of a mean with the number of its parts."""
+        return f"{self.label} of {len(self.groups)}" if len(self.groups) > 1 else self.label
+
+    @property
     def datasets(self) -> set[str]:
         return {key.dataset for key in self.keys}
 

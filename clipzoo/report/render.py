@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,6 +112,19 @@ def text_table(
     headings = [Heading(label, "left" if index < left else "right", wrap=True) for index, label in enumerate(labels)]
     cells = [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows]
     return Table(tuple(headings), tuple(map(Row, cells)), title, wrap)
+
+
+def turned(table: Table) -> Table:
+    """Exchange rows and columns; the first row of a group of headings has the group's title."""
+    rows = []
+    for place, (before, heading) in enumerate(pairwise(table.headings), start=1):
+        title = [heading.group] if heading.group != before.group else []
+        cells = [row.cells[place] for row in table.rows]
+        rows.append(
+            Row((Cell(", ".join([*title, heading.label]), mark="mean" if "mean" in cells[0].mark else ""), *cells))
+        )
+    headings = [Heading("", "left", wrap=True), *(Heading(row.cells[0].text, wrap=True) for row in table.rows)]
+    return Table(tuple(headings), tuple(rows), table.title)
 
 
 @dataclass(frozen=True)

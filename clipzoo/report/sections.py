@@ -17,12 +17,24 @@ from clipzoo.config.groups import CONF
 from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
-from clipzoo.report.frame import COSTS, Comparison, FilledTable, cell, cost_of, differing_keys, mean_text, setting_text
+from clipzoo.report.frame import (
+    ACCURACIES,
+    COSTS,
+    MANY,
+    Comparison,
+    FilledTable,
+    cell,
+    cost_of,
+    differing_keys,
+    mean_text,
+    setting_text,
+    title_of,
+)
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
-from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
+from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import TASKS, MetricKey, TrainingLog
+from clipzoo.runs.record import AVERAGE, DEVIATION, TASKS, VALIDATION, MetricKey, TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -49,10 +61,10 @@ CSV_COLUMNS = (
     *("ours", "ours_std", "runs", "difference", "p_value"),
 )
 CUTOFFS = (1, 5, 10)
-ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
 SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
 SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
 MOST_CONFUSIONS = 8
+MOST_DISAGREEMENTS = 24
 
 
 def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead: bool) -> list[Section]:
@@ -61,8 +73,8 @@ def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead:
     about = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["about"]["title"]
     titled = [replace(part, title=f"{part.title}, scale={scale}") for part in tables[:-1]]
     heading = Section(f"At scale={scale}", [SMALL, about] if lead else [about], anchor=f"scale-{scale}")
-    figures = Section(figures=list(comparison_figures(compared, logs)))
-    return [heading, *_comparison_tables(compared, tables), figures, Section(tables=titled, formats=["tex"])]
+    results = _comparison_results(compared, tables, (), list(comparison_figures(compared, logs)))
+    return [heading, *results, Section(tables=titled, formats=["tex"])]
 
 
 def comparison_sections(
@@ -81,36 +93,63 @@ def comparison_sections(
             further_tables.append(settings)
         if pairs := list(disagreements(compared.frame, damage)):
             further_tables.append(disagreement_table(pairs))
-        for pair in pairs:
+        for pair in sorted(pairs, key=lambda pair: pair.p_value)[:MOST_DISAGREEMENTS]:
             if (figure := disagreement_figure(pair)) is not None:
                 heading = f"{pair.title}: one run right, the other wrong"
                 figures.append(Picture("samples and wrong predictions", figure, heading))
     return [
         Section("Runs compared", text, anchor="own-runs"),
-        *_comparison_tables(compared, tables),
-        Section(tables=further_tables, figures=figures),
+        *_comparison_results(compared, tables, further_tables, figures),
         Section(tables=tables[:-1], formats=["tex"]),
     ]
 
 
-def _comparison_tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
-    """The tables of a comparison: by task in Markdown; in HTML all in one, with probes by dataset folded below."""
-    probes = {task: parts for task, parts in compared.columns.items() if task.startswith("linear probe")}
-    columns = {task: parts[:1] if task in probes else parts for task, parts in compared.columns.items()}
-    sections = [
-        Section(tables=tables, formats=["md"]),
+def _comparison_results(
+    compared: Comparison, tables: Sequence[Table], further_tables: Sequence[Table], figures: Sequence[Picture]
+) -> list[Section]:
+    """The tables of a comparison by task in Markdown; in HTML all in one, with probes and other tasks folded below.
+
+    If a task has many datasets, HTML has the means over datasets, the figures, and folded tables.
+    """
+    columns, further = compared.columns, turned_tables(compared, compared.further)
+    if compared.is_large:
+        ranked = {task: parts[:1] for task, parts in (columns | compared.further).items() if parts[0].keys[0].is_ranked}
+        means = turned(comparison_table(compared, ranked, title="Means over datasets"))
+        folded = [*tables[:-1], *further, *further_tables, tables[-1]]
+        return [Section(tables=[means], figures=figures), *map(_folded, folded), Section(tables=folded, formats=["md"])]
+    probes = {task: parts for task, parts in columns.items() if task.startswith("linear probe")}
+    columns = {task: parts[:1] if task in probes else parts for task, parts in columns.items()}
+    has_details = any(len(parts) > 1 for parts in probes.values())
+    folded = [comparison_table(compared, probes, title="Linear probes by dataset")] * has_details + further
+    return [
+        Section(tables=[*tables, *further], formats=["md"]),
         Section(tables=[comparison_table(compared, columns, COSTS)], formats=["html"]),
+        *map(_folded, folded),
+        Section(tables=further_tables, figures=figures),
     ]
-    if any(len(parts) > 1 for parts in probes.values()):
-        details = comparison_table(compared, probes)
-        sections.append(Section(tables=[details], fold="Linear probes by dataset", formats=["html"]))
-    return sections
+
+
+def _folded(table: Table) -> Section:
+    return Section(tables=[replace(table, title="")], fold=capitalised(table.title), formats=["html"])
 
 
 def task_tables(compared: Comparison) -> list[Table]:
     """A table per task and one of costs, titled."""
-    tables = [comparison_table(compared, {task: parts}, (), f"{task}, %") for task, parts in compared.columns.items()]
+    if compared.is_large:
+        tables = turned_tables(compared, compared.columns)
+    else:
+        tasks = compared.columns.items()
+        tables = [comparison_table(compared, {task: parts}, (), f"{task}, %") for task, parts in tasks]
     return [*tables, comparison_table(compared, {}, COSTS, "Training")]
+
+
+def turned_tables(compared: Comparison, columns: Mapping[str, Sequence[PaperColumn]]) -> list[Table]:
+    """A titled table per task of `MetricKey`, with a row per dataset, protocol and metric."""
+    by_task: dict[str, dict[str, Sequence[PaperColumn]]] = {}
+    for task, parts in columns.items():
+        by_task.setdefault(parts[0].keys[0].task, {})[task] = parts
+    titles = {name: title_of(name) + ", %" * (name != "diagnosis") for name in by_task}
+    return [turned(comparison_table(compared, tasks, title=titles[name])) for name, tasks in by_task.items()]
 
 
 def comparison_table(
@@ -122,19 +161,22 @@ def comparison_table(
     headings = (
         [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left", wrap=True)]
     )
-    headings += [Heading(column.label, group=task) for task, parts in tasks.items() for column in parts]
+    headings += [Heading(column.text, group=task) for task, parts in tasks.items() for column in parts]
     headings += [Heading(cost, group="training") for cost in costs]
     by_column = compared.means["mean"].groupby(["task", "column"], sort=False)
-    best = by_column.max()[by_column.size() > 1]
+    lowest, highest = (part[by_column.size() > 1] for part in (by_column.min(), by_column.max()))
     rows = []
     for group, runs in compared.rows.items():
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
             ours, place = cell(compared.means, group, column), (column.heading, column.label)
-            is_best = ours is not None and place in best.index and bool(ours["mean"] == best[place])
-            marks = ["mean"] * (column.label == "mean") + ["best"] * is_best
-            cells.append(Cell(mean_text(ours), mark=" ".join(marks)))
+            best = (
+                (lowest if column.keys[0].lower_is_better else highest).get(place) if column.keys[0].is_ranked else None
+            )
+            is_best = ours is not None and bool(ours["mean"] == best)
+            marks = ["mean"] * (len(column.groups) > 1) + ["best"] * is_best
+            cells.append(Cell(mean_text(ours, column.keys[0].decimals), mark=" ".join(marks)))
         for cost in costs:
             value = cost_of(runs, cost)
             cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
@@ -167,7 +209,9 @@ def _csv_numbers(ours: pd.Series) -> dict[str, Any]:
 
 def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
     """Compare every row with the first on each dataset; means over datasets are not compared."""
-    columns = [(task, column) for task, parts in compared.columns.items() for column in parts if column.label != "mean"]
+    columns = [
+        (task, column) for task, parts in compared.columns.items() for column in parts if len(column.groups) == 1
+    ]
     metrics = {f"{task}, {column.label}": column.keys[0] for task, column in columns}
     return compare(compared.frame, compared.frame["group"].iloc[0], metrics, damage)
 
@@ -348,8 +392,9 @@ def table_lines(filled: FilledTable) -> Iterator[dict[str, Any]]:
 
 def result_tables(metrics: Metrics) -> list[Table]:
     """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
-    measured = {key.metric for key in metrics if key.task == "zero_shot"}
-    accuracies = {("", name): text for name, text in ACCURACIES.items() if name in measured}
+    measured = [key.metric for key in metrics if key.task == "zero_shot" and not key.metric.endswith(DEVIATION)]
+    names = sorted(dict.fromkeys(measured), key=lambda name: name not in ACCURACIES)
+    accuracies = {("", name): ACCURACIES.get(name, title_of(name)) for name in names}
     sides = product(("top1", "mean_per_class"), ("before", "after"))
     probes = {(side, name): f"{ACCURACIES[name]}, {side} projection" for name, side in sides}
     cuts = product(DIRECTIONS, CUTOFFS)
@@ -370,6 +415,17 @@ def result_tables(metrics: Metrics) -> list[Table]:
     if of_mteb:
         lines = [[f"{key.dataset} {key.protocol}", key.metric, _measurement(metrics, key)] for key in of_mteb]
         tables.append(text_table(["task of mteb", "score", "%"], lines, left=2, title="mteb, main scores in %"))
+    further = [key for key in metrics if key.task not in (*TASKS, "mteb", VALIDATION, AVERAGE) and key.dataset]
+    for task in dict.fromkeys(key.task for key in further):
+        keys = [key for key in further if key.task == task and not key.metric.endswith(DEVIATION)]
+        is_long = len({(key.protocol, key.metric) for key in keys}) > MANY
+        parts = dict.fromkeys(("" if is_long else key.protocol, key.metric) for key in keys)
+        rows = []
+        for dataset, side in dict.fromkeys((key.dataset, key.protocol if is_long else "") for key in keys):
+            places = [MetricKey(task, dataset, side or way, name) for way, name in parts]
+            rows.append([dataset, title_of(side), *(_measurement(metrics, place) for place in places)])
+        labels = [", ".join(title_of(part) for part in (name, way) if part) for way, name in parts]
+        tables.append(text_table(["dataset", "", *labels], rows, left=2, title=capitalised(title_of(task))))
     return tables
 
 
@@ -378,7 +434,8 @@ def _measurement(metrics: Metrics, key: MetricKey) -> str:
     if key not in metrics:
         return ""
     deviation = metrics.get(key.deviation)
-    return f"{metrics[key]:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
+    digits = key.decimals
+    return f"{metrics[key]:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
 def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:

@@ -59,6 +59,7 @@ SETTINGS = {
     "knn": ("interpolation", "resize_mode", "probe_resize", "neighbours"),
     "few_shot": ("interpolation", "resize_mode", "probe_resize", "shot_seeds", "prompts"),
     "choice": ("interpolation", "resize_mode"),
+    "diagnosis": ("interpolation", "resize_mode"),
 }
 """By task, the settings of `eval` that change a dataset's numbers: its protocol."""
 TWO_LISTS = (
@@ -113,9 +114,14 @@ class MetricKey:
         return self.metric in ("loss", "ece", "fitted_ece", "gap", "group_gap")
 
     @property
+    def is_ranked(self) -> bool:
+        """False if neither higher nor lower values are better, as for a description of an embedding."""
+        return self.task != "diagnosis" and self.metric not in ("temperature", "gap")
+
+    @property
     def decimals(self) -> int:
         """Number of decimals that are shown."""
-        return 4 if self.metric == "loss" else 2
+        return 4 if self.metric == "loss" or self.task == "diagnosis" else 2
 
     def is_better(self, value: float, other: float) -> bool:
         """Return True if `value` of this metric is better than `other`."""

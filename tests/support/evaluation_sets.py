@@ -116,4 +116,5 @@ def suite_of(root: Path, **changes) -> Suite:
         "probe_validation": 0.1, "batch_size": 8, "workers": 0, "precision": "float32", "draws": 2, "paired": True,
         "every_epochs": None, "seed": 0, "keep_features": False,
     }  # fmt: skip
-    return Suite(**{**facts, **changes})
+    facts |= changes
+    return Suite(**{"diagnosis": facts["retrieval"], **facts})
