@@ -45,10 +45,6 @@ class Diagnosis(Task[RetrievalDataset]):
         if map == "umap" and find_spec("umap") is None:
             raise ConfigError("eval.map=umap needs umap-learn: pip install 'clipzoo[umap]', or give eval.map=pca")
 
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self._map, self._seed
-
     def check(self, dataset: EvaluationDataset) -> None:
         if not isinstance(dataset, RetrievalDataset) or len(dataset.images) < 2:
             raise ConfigError(f"{dataset.name} has not two images with captions: remove it from eval.diagnosis")
