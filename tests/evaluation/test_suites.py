@@ -1,4 +1,4 @@
-"""Options of `eval`: the lists of the suites, datasets that are added, datasets behind an address, DataComp's average."""
+"""Options of `eval`: the lists of the suites, added datasets, datasets of an address, DataComp's average."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def test_a_suite_names_datasets_of_the_catalogue_by_their_kind(option):
     assert config["missing"] == "report"
     for name in config["zero_shot"]:
         assert "metric" in catalogue()[name], name
+    for name in config["choice"]:
+        assert "examples" in catalogue()[name], name
     for name in config["retrieval"]:
         assert "captions" in catalogue()[name], name
 
@@ -42,12 +44,13 @@ def datacomp(values: dict[str, float]) -> dict[MetricKey, float]:
     metrics = {}
     for task, names in suites()["datacomp"].items():
         for name in names:
-            facts = catalogue().get(name, {})
-            if task == "retrieval":
+            if task == "choice":
+                metrics[MetricKey(task, name, "10_to_12_candidates", "jaccard")] = values[name]
+            elif task == "retrieval":
                 metrics[MetricKey(task, name, "image_to_text", "recall_at_1")] = values[name] + 7
                 metrics[MetricKey(task, name, "text_to_image", "recall_at_1")] = values[name] - 7
             else:
-                metrics[MetricKey(task, name, "", facts.get("metric", "jaccard"))] = values[name]
+                metrics[MetricKey(task, name, "", catalogue()[name]["metric"])] = values[name]
     return metrics
 
 

@@ -258,8 +258,8 @@ LAYOUTS: dict[str, Callable[..., Found]] = {
     **{
         writer.__name__: writer
         for writer in (
-            mnist, svhn, renderedsst2, voc2007_multilabel, objectnet, imagenet_real, camelyon17_wilds, geode_all, babel_imagenet,
-            crossmodal3600, xtd10, multi30k, flickr8k, docci, urban1k, sharegpt4v,
+            mnist, svhn, renderedsst2, voc2007_multilabel, objectnet, imagenet_real, camelyon17_wilds, geode_all,
+            babel_imagenet, crossmodal3600, xtd10, multi30k, flickr8k, docci, urban1k, sharegpt4v,
         )
     },
 }  # fmt: skip

@@ -96,12 +96,14 @@ def _with_prompts(
     own: its class names and templates are ready for use, as in tar shards.
     """
     names, templates = list(dataset.class_names), list(dataset.templates)
-    if "names" in facts and protocol != "set":
+    # ImageNet's own names are numbers, for example.
+    named = "names" in facts and (protocol != "set" or (not own and facts["names"]["source"] != "own"))
+    if named:
         names = prompts.class_names(names, facts["names"], dataset.name, folder)
     elif not own:
         names = [class_name.replace("_", " ") for class_name in names]
     if "templates" in facts and not (own and protocol == "set" and templates):
-        chosen = "slip" if protocol == "set" else protocol
+        chosen = "clip" if protocol == "set" else protocol
         templates = prompts.templates(facts["templates"], chosen, dataset.name, folder)
     metric = facts.get("metric", dataset.metric)
     return replace(dataset, class_names=names, templates=templates or [prompts.DEFAULT], metric=metric)

@@ -91,7 +91,9 @@ def read_associations(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
         names, right = json.loads(row["candidates"]), json.loads(row["associations"])
         places = tuple(files.setdefault(layout["image"].format(name=name), len(files)) for name in names)
         pairs = frozenset((place, 0) for place, name in enumerate(names) if name in right)
-        examples.append(Example(places, (len(captions),), pairs, f"{len(names)} candidates"))
+        # DataComp's metric is the Jaccard index of the examples with 10 or 12 candidates.
+        category = "10 to 12 candidates" if len(names) >= 10 else "5 to 6 candidates"
+        examples.append(Example(places, (len(captions),), pairs, category))
         # The prompt of DataComp.
         captions.append(f"{'An' if row['cue'].lower().startswith(tuple('aeiou')) else 'A'} {row['cue'].lower()}")
     return Parts([(_image(folder, file), 0, ()) for file in files]), captions, examples

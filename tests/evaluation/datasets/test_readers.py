@@ -275,6 +275,9 @@ def lists(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder.parent))
     for module in [name for name in sys.modules if name.split(".")[0] == "clip_benchmark"]:
         monkeypatch.delitem(sys.modules, module)
+    yield
+    for module in [name for name in sys.modules if name.split(".")[0] == "clip_benchmark"]:
+        del sys.modules[module]
 
 
 def test_lists_of_the_clip_benchmark_package_are_read_and_verified(tmp_path, lists):
