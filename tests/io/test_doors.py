@@ -248,7 +248,6 @@ IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
     "config/groups.py": OWN,
     "evaluation/datasets/dataset.py": OWN,
-    "evaluation/probe.py": CACHE,
     "ops/tiles.py": OWN,
     "training/checkpoint_files.py": WEIGHTS,
     "cli/launch.py": OWN,
@@ -274,7 +273,7 @@ WRITERS = {
     "io/files.py": "the one writer",
     "evaluation/datasets/prompts.py": IN_WHOLE,
     "evaluation/datasets/tar.py": UNPUBLISHED,
-    "evaluation/probe.py": CACHE,
+    "evaluation/columns.py": "reserves space in a file that is removed",
     "exports/graphs.py": UNPUBLISHED,
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
