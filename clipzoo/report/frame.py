@@ -146,12 +146,12 @@ def title_of(name: str) -> str:
 
 @cache
 def kind_of(dataset: str) -> tuple[int, int, str]:
-    """Place of a dataset in the kinds of names.yaml, and its kind; places of -1 without a kind."""
+    """Place of a dataset in the kinds of names.yaml, and its kind; places of -1 and "other" without one."""
     for place, (kind, patterns) in enumerate(names()["kinds"].items()):
         for position, pattern in enumerate(patterns):
             if fnmatchcase(dataset, pattern):
                 return place, position, kind
-    return -1, -1, ""
+    return -1, -1, "other"
 
 
 def columns_of(frame: pd.DataFrame, further: bool = False) -> dict[str, list[published.PaperColumn]]:

@@ -64,7 +64,7 @@ def run(tmp_path_factory) -> Path:
 def test_every_picture_of_the_page_can_be_opened_and_the_tables_hold_the_numbers_of_the_results(run):
     lines = (page := (run / "report.md").read_text()).splitlines()
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
-    drawn = {"training", "evaluations", "confusion_colours", "mistakes_colours", "retrieval_things"}
+    drawn = {"training", "evaluations", "confusion_colours", "mistakes_colours", "retrieval_things", "diagnosis_things"}
     assert {Path(path).stem for path in pictures} == drawn
     for path in pictures:
         with Image.open(run / path) as picture:
