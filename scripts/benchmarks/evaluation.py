@@ -3,6 +3,8 @@
     python scripts/benchmark.py evaluation --run runs/demo
     python scripts/benchmark.py evaluation --run runs/demo --encoder bench_vit --rounds 5
 
+    python scripts/benchmark.py evaluation --parts suite classifier --rounds 3
+
 Agreement: the trained run on the sets on disk, in float64; the peers' code gets the same model through its interface.
 The compared numbers are counts of right answers, so equal means equal. Speed: an untrained model of --encoder in
 clipzoo and in open_clip with the same weights, float32, one thread; the programs read the same tars with as many
@@ -13,24 +15,31 @@ build/peer_evaluation, apart from the environment.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from benchmarks import ROOT, built, in_turn, install, log, medians, publish
+from benchmarks import ROOT, built, install, log, medians, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import NonNegativeCount
 
 PEER = ROOT / "build" / "peer_evaluation"
 PACKAGES = ("clip-benchmark==1.6.2", "numpy<2.4")
 CUTOFFS = (1, 5, 10)
+SETS = 13
 Numbers = dict[str, float]
+PARTS = ("agreement", "speed", "suite", "classifier")
+"""suite: zero-shot and linear probe on the sets, thirteen by repetition. classifier: ImageNet's, 1000 x 80 prompts."""
 
 
 SHARED = {"batch": 64, "workers": 1, "encoder": "bench_vit"}
@@ -41,6 +50,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="default: %(default)s")
     parser.add_argument("--sets", nargs="+", default=["shapes", "colours", "counts", "textures", "scenes"])
     parser.add_argument("--rounds", type=number_in(NonNegativeCount), default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["agreement", "speed"])
 
 
 def main(options: argparse.Namespace) -> None:
@@ -51,29 +61,29 @@ def main(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    with tempfile.TemporaryDirectory() as scratch:
-        agreement = {name: agree(options, name, Path(scratch)) for name in options.sets}
-    with tempfile.TemporaryDirectory() as scratch:
-        speed = race(options, Path(scratch)) if options.rounds else None
-    result = {"agreement": agreement, "speed": speed, "encoder": options.encoder, "batch": options.batch}
+    result: dict[str, Any] = {"encoder": options.encoder, "batch": options.batch}
+    races = {"speed": race, "suite": race_suite, "classifier": race_classifier}
+    with TemporaryDirectory() as scratch:
+        if "agreement" in options.parts:
+            result["agreement"] = {name: agree(options, name, Path(scratch)) for name in options.sets}
+        for part in races.keys() & set(options.parts) if options.rounds else ():
+            result[part] = races[part](options, Path(scratch) / part)
     publish(options, result)
-    differing = sum(result["differing"] for result in agreement.values())
+    differing = sum(numbers["differing"] for numbers in result.get("agreement", {}).values())
     sys.exit(f"{differing} numbers differ" if differing else 0)
 
 
 def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, Any]:
     """Every number of the three programs in percent, for the run's model in float64."""
     import clipzoo
-    from clipzoo.evaluation.datasets.tar import open_tar_dataset
 
     model = clipzoo.load(options.run).double()
     folder = _without_shared_captions(options.root, name, scratch)
-    data = open_tar_dataset(folder.parent, name)
     peer = Behind(model)
-    ours = _ours(model, data, options, model.tokenizer)
+    ours = _ours(model, folder, options)
     peers = {
         "CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options),
-        "open_clip": _open_clip(peer, data, model.transform, model.tokenizer, options),
+        "open_clip": _open_clip(peer, folder, model.transform, model.tokenizer, options),
     }
     # The peers' numbers are float32 means of zeros and ones.
     differences = [abs(value - ours[key]) for numbers in peers.values() for key, value in numbers.items()]
@@ -110,38 +120,103 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
 
 
 def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Seconds of every program on every set, in turn."""
+    """Wall seconds of every program on every set, in turn."""
+    model, peer, transform, tokenizer = untrained(options, scratch)
+    programs: dict[str, Callable[[str], Any]] = {
+        "clipzoo": lambda name: _ours(model, options.root / name, options),
+        "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
+        "open_clip": lambda name: _open_clip(peer, options.root / name, transform, tokenizer, options),
+    }
+    pairs = [(program, name) for name in options.sets for program in programs]
+    return _compared(
+        {name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in options.sets}, options
+    )
+
+
+def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Zero-shot and linear probe on thirteen sets: the sets with classes again and again, under other names.
+
+    CLIP_benchmark's probe refuses to run on a CPU; here it gets the CPU under the name of a GPU. It searches 19 weight
+    decays where a set has a validation split, else none; ten epochs of AdamW each, and normalised features.
+    """
+    model, peer, transform, tokenizer = untrained(options, scratch)
+    classes = [name for name in options.sets if (options.root / name / "classnames.txt").exists()]
+    root = scratch / "sets"
+    root.mkdir()
+    for number in range(SETS):
+        (root / f"set{number}").symlink_to((options.root / classes[number % len(classes)]).resolve())
+    names = [f"set{number}" for number in range(SETS)]
+    tasks = ("zero_shot", "linear_probe")
+
+    def peers() -> None:
+        for name in names:
+            _clip_benchmark(peer, root / name, transform, tokenizer, options)
+            _clip_benchmark_probe(peer, root / name, transform, options)
+
+    contenders = {"clipzoo": lambda: _ours(model, root / names[0], options, tasks, names), "CLIP_benchmark": peers}
+    return {
+        **_compared({"suite": contenders}, options),
+        "sets": {name: classes[i % len(classes)] for i, name in enumerate(names)},
+    }
+
+
+def race_classifier(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """The classifier of ImageNet's 1000 classes and 80 templates, without images."""
+    import open_clip
+    from clip_benchmark.metrics.zeroshot_classification import zero_shot_classifier
+
+    from clipzoo.evaluation.encoder import BatchEncoder
+    from clipzoo.evaluation.zero_shot import build_classifiers
+
+    model, peer, _, tokenizer = untrained(options, scratch)
+    names, templates = open_clip.IMAGENET_CLASSNAMES, open_clip.OPENAI_IMAGENET_TEMPLATES
+    lines = [template("{c}") for template in templates]
+    encoder = BatchEncoder(model.tokenizer, model.config["encoder"]["image_size"], "bicubic", 256, 0, "float32")
+    contenders: dict[str, Callable[[], Any]] = {
+        "clipzoo": lambda: build_classifiers(model, names, lines, encoder, draws=1),
+        "CLIP_benchmark": lambda: zero_shot_classifier(peer, tokenizer, names, lines, "cpu", amp=False),
+        "open_clip": lambda: open_clip.build_zero_shot_classifier(peer, tokenizer, names, templates, use_tqdm=False),
+    }
+    ours, theirs = contenders["clipzoo"]()[0], contenders["CLIP_benchmark"]()
+    return {
+        **_compared({"classifier": contenders}, options),
+        "largest_difference": float((ours - theirs.T).abs().max()),
+    }
+
+
+def untrained(options: argparse.Namespace, scratch: Path) -> tuple[Any, Any, Any, Any]:
+    """An untrained model, the same weights as open_clip's model, and its transform and tokenizer."""
     import open_clip
 
     import clipzoo
-    from clipzoo.evaluation.datasets.tar import open_tar_dataset
 
-    untrained, _, plain = built(f"encoder={options.encoder}", "head=clip")
-    model = clipzoo.LoadedModel(untrained, plain).eval()
+    new, _, plain = built(f"encoder={options.encoder}", "head=clip")
+    model = clipzoo.LoadedModel(new, plain).eval()
     clipzoo.export(model, scratch)
     peer, _, transform = open_clip.create_model_and_transforms(f"local-dir:{scratch}")
-    peer.eval()
-    tokenizer = open_clip.get_tokenizer(f"local-dir:{scratch}")
-    programs: dict[str, Callable[[str], Any]] = {
-        "clipzoo": lambda name: _ours(model, open_tar_dataset(options.root, name), options, model.tokenizer),
-        "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
-        "open_clip": lambda name: _open_clip(peer, open_tar_dataset(options.root, name), transform, tokenizer, options),
-    }
+    return model, peer.eval(), transform, open_clip.get_tokenizer(f"local-dir:{scratch}")
 
-    def taken(program: str, name: str) -> float:
-        begin = time.perf_counter()
-        programs[program](name)
-        return time.perf_counter() - begin
 
-    pairs = [(program, name) for name in options.sets for program in programs]
-    readings = in_turn({f"{program} {name}": partial(taken, program, name) for program, name in pairs}, options.rounds)
-    seconds = {name: {program: readings[f"{program} {name}"] for program in programs} for name in options.sets}
-    middle = {name: medians(by_program) for name, by_program in seconds.items()}
-    ratios = {
-        name: {program: value / by["clipzoo"] for program, value in by.items() if program != "clipzoo"}
-        for name, by in middle.items()
-    }
-    return {"seconds": seconds, "medians": middle, "times_as_fast": ratios}
+def _compared(contenders: Mapping[str, Mapping[str, Callable[[], Any]]], options: argparse.Namespace) -> dict[str, Any]:
+    """Wall and CPU seconds of all programs by case, in turn, with the medians' ratios to ours."""
+    wall: dict[str, dict[str, list[float]]] = {case: {program: [] for program in by} for case, by in contenders.items()}
+    cpu: dict[str, dict[str, list[float]]] = {case: {program: [] for program in by} for case, by in contenders.items()}
+    for turn in range(options.rounds):
+        for case, by_program in contenders.items():
+            for program, run in by_program.items():
+                before, begin = sum(os.times()[:4]), time.perf_counter()
+                run()
+                wall[case][program].append(time.perf_counter() - begin)
+                cpu[case][program].append(sum(os.times()[:4]) - before)
+            log(f"round {turn + 1}, {case}:", {program: round(part[-1], 2) for program, part in cpu[case].items()})
+    result: dict[str, Any] = {}
+    for unit, seconds in (("seconds", wall), ("cpu_seconds", cpu)):
+        middle = {case: medians(by) for case, by in seconds.items()}
+        ratios = {
+            c: {p: value / by["clipzoo"] for p, value in by.items() if p != "clipzoo"} for c, by in middle.items()
+        }
+        result[unit] = {"readings": seconds, "medians": middle, "times_as_fast": ratios}
+    return result
 
 
 class Behind:
@@ -160,33 +235,49 @@ class Behind:
         return {"image_features": self.encode_image(image)}
 
 
-def _ours(model: Any, data: Any, options: argparse.Namespace, tokenizer: Any) -> Numbers:
-    from clipzoo.evaluation.datasets.dataset import RetrievalDataset
-    from clipzoo.evaluation.encoder import BatchEncoder
-    from clipzoo.evaluation.retrieval import retrieval
-    from clipzoo.evaluation.zero_shot import zero_shot
+def _ours(
+    model: Any, folder: Path, options: argparse.Namespace, tasks: Sequence[str] = (), names: Sequence[str] = ()
+) -> Numbers:
+    """Metrics of the suite on one dataset: reading, encoding, metrics, and the files of the report.
 
-    size = model.config["encoder"]["image_size"]
-    encoder = BatchEncoder(tokenizer, size, "bicubic", options.batch, options.workers, "float32")
-    if isinstance(data, RetrievalDataset):
-        metrics = retrieval(model, data, encoder, draws=1, paired=True).metrics
-        return {f"{protocol}/{name}": value for protocol, part in metrics.items() for name, value in part.items()}
-    return zero_shot(model, data, encoder, size, draws=1).metrics
+    tasks: by default zero_shot, or retrieval for a dataset with captions, and choice for one with examples. names:
+    datasets beside the folder, instead of it.
+    """
+    from clipzoo.build import build_part
+    from clipzoo.config.compose import compose
+    from clipzoo.distributed.world import World
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
+    from clipzoo.evaluation.suite import Suite
+    from clipzoo.runs.record import MetricKey
+
+    kind = type(open_tar_dataset(folder.parent, folder.name)).__name__
+    tasks = tasks or [{"RetrievalDataset": "retrieval", "ChoiceDataset": "choice"}.get(kind, "zero_shot")]
+    lists = [f"eval.{task}=[{','.join(names or [folder.name])}]" for task in tasks]
+    sizes = [f"eval.batch_size={options.batch}", f"eval.workers={options.workers}"]
+    words = ["eval=none", f"eval.root={folder.parent}", "eval.paired=true", "eval.prompts=set", *lists, *sizes]
+    plain = compose(words, "eval", nodes={"encoder": model.config["encoder"]})
+    with TemporaryDirectory() as output, redirect_stdout(StringIO()):
+        metrics = build_part(plain["eval"], [], Suite).run(model, Path(output), World())
+    keys = {key: MetricKey.parse(key) for key in metrics}
+    return {f"{key.protocol}/{key.metric}".strip("/"): metrics[text] for text, key in keys.items()}
+
+
+def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: str = "test") -> tuple[Any, Any]:
+    """CLIP_benchmark's dataset in the tar layout, and its loader."""
+    from clip_benchmark.datasets.builder import build_wds_dataset, image_captions_collate_fn
+    from torch.utils.data import DataLoader, default_collate
+
+    data = build_wds_dataset(folder.name, transform, split=split, data_dir=str(folder))
+    collate = image_captions_collate_fn if data.classes is None else default_collate
+    batches: Any = data.batched(options.batch, collation_fn=collate)
+    return data, DataLoader(batches, batch_size=None, num_workers=options.workers)
 
 
 def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
-    from clip_benchmark.datasets.builder import build_wds_dataset, image_captions_collate_fn
     from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
-    from torch.utils.data import DataLoader, default_collate
 
-    data = build_wds_dataset(folder.name, transform, split="test", data_dir=str(folder))
-    captions = data.classes is None
-    loader: Any = DataLoader(
-        data.batched(options.batch, collation_fn=image_captions_collate_fn if captions else default_collate),
-        batch_size=None,
-        num_workers=options.workers,
-    )
-    if captions:
+    data, loader = _loader(folder, transform, options)
+    if data.classes is None:
         metrics = zeroshot_retrieval.evaluate(model, loader, tokenizer, "cpu", amp=False, recall_k_list=list(CUTOFFS))
         ways = {"image_to_text": "text_retrieval", "text_to_image": "image_retrieval"}
         pairs = [(way, cut) for way in ways for cut in CUTOFFS]
@@ -194,11 +285,36 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
     # Its evaluate() reads the classes from the loader's dataset.
     loader.dataset.classes = data.classes
     metrics = zeroshot_classification.evaluate(model, loader, tokenizer, data.classes, data.templates, "cpu", amp=False)
+    if "mean_average_precision" in metrics:
+        return {"mean_average_precision": 100 * metrics["mean_average_precision"]}
     numbers = {"top1": metrics["acc1"], "top5": metrics["acc5"], "mean_per_class": metrics["mean_per_class_recall"]}
     return {key: 100 * value for key, value in numbers.items() if key != "top5" or len(data.classes) > 5}
 
 
-def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
+class NamedCuda(str):
+    """A device of torch whose name equals "cuda"."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "cuda" or super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def _clip_benchmark_probe(model: Any, folder: Path, transform: Any, options: argparse.Namespace) -> Numbers:
+    import torch
+    from clip_benchmark.metrics import linear_probe
+
+    train, test = (_loader(folder, transform, options, split)[1] for split in ("train", "test"))
+    stay = {"cuda": lambda self, *_: self}
+    stays = patch.object(torch.nn.Module, **stay), patch.object(torch.Tensor, **stay)
+    with stays[0], stays[1], TemporaryDirectory() as features, torch.enable_grad():
+        metrics = linear_probe.evaluate(
+            model, train, test, -1, options.batch, 0, 0.1, 10, "model", 0, features, NamedCuda("cpu"), amp=False
+        )
+    return {"top1": 100 * metrics["lp_acc1"]}
+
+
+def _open_clip(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
     """open_clip's evaluators, with our reader of the dataset and the five captions of an image in turn."""
     import open_clip
     import torch
@@ -206,6 +322,9 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
     from open_clip_train.zero_shot import run
     from torch.utils.data import DataLoader
 
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
+
+    data: Any = open_tar_dataset(folder.parent, folder.name)
     if hasattr(data, "captions"):
         shown: Any = Shown(data.images, transform)
         pictures: Any = DataLoader(shown, batch_size=options.batch, num_workers=options.workers)
