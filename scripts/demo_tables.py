@@ -1,7 +1,6 @@
 """Compare methods on the demo dataset with one training budget: tables for docs/benchmarks/methods.md.
 
     python scripts/demo_tables.py heads          # every head, one seed
-    python scripts/demo_tables.py objectives     # Hopfield, InfoLOOB, NUCLR, SogCLR, InfoNCE at batch 64, three seeds
     python scripts/demo_tables.py methods        # heads, objectives, views, terms and teachers, three seeds
     python scripts/demo_tables.py methods --cost # seconds of their steps relative to the first row, one run at a time
 
@@ -50,19 +49,6 @@ HEADS = {
 }
 HEADS_BUDGET = "trainer.epochs=null trainer.steps=800 trainer.global_batch=128"
 """Learning rates: the demo's for heads of unit vectors, the paper's with a long warmup for WPSE, lower for CLOOB."""
-
-OBJECTIVES = {
-    "InfoNCE, learnable temperature": "head=clip objective=infonce",
-    "InfoNCE with Hopfield": f"{HOPFIELD} objective=infonce",
-    "InfoLOOB without Hopfield": f"{HOPFIELD} head.hopfield=false objective=infoloob",
-    "InfoLOOB with Hopfield (CLOOB)": f"{HOPFIELD} objective=infoloob",
-    "SogCLR": "head=cosine objective=sogclr objective.temperature=0.05",
-    "NUCLR": "head=cosine objective=nuclr objective.temperature=0.05 objective.frozen_epochs=2",
-}
-OBJECTIVES_BUDGET = (
-    "data.shards='data/demo/train/{00000..00009}.tar' trainer.epochs=null trainer.steps=1250 trainer.global_batch=64 "
-    "optim.schedule.peak=3e-4 optim.schedule.warmup_steps=600"
-)
 
 TEMPERATURE = "objective.temperature=0.05"
 TEACHER = "teacher.path=runs/tables/methods_clip__infonce_0"
@@ -119,7 +105,7 @@ COLUMNS = {
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--seeds", type=number_in(Count), default=None, help="default: 1 for heads, 3 for objectives")
+    parser.add_argument("--seeds", type=number_in(Count), default=None, help="default: 1 for heads, 3 for methods")
     jobs = "runs at a time (default: number of cores)"
     parser.add_argument("--jobs", type=number_in(Count), default=os.cpu_count() or 1, help=jobs)
     parser.add_argument("--cost", action="store_true", help="measure steps instead of accuracies")
@@ -152,7 +138,6 @@ def main() -> None:
 
 TABLES = {
     "heads": (HEADS, HEADS_BUDGET, 1),
-    "objectives": (OBJECTIVES, OBJECTIVES_BUDGET, 3),
     "methods": (METHODS, METHODS_BUDGET, 3),
 }
 """Methods, budget and number of seeds."""

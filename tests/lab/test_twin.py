@@ -72,6 +72,7 @@ def test_sides_that_are_not_comparable_are_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # 32 trainings: 17 minutes on two idle cores
 def test_losses_of_200_steps_agree_to_the_bounds_on_one_rank_and_two(tmp_path):
     run_twin("open_clip", "--output", tmp_path)
     for ranks in (1, 2):
