@@ -89,7 +89,8 @@ def test_added_datasets_are_measured_by_the_task_of_their_kind(root, tmp_path):
     nothing = {"zero_shot": [], "linear_probe": [], "retrieval": []}
     model = model_of("clip")
     added = suite_of(root, **nothing, add=["colours", "things"]).run(model, tmp_path / "added", World())
-    named = {**nothing, "zero_shot": ["colours"], "retrieval": ["things"]}
+    # The diagnosis of the embedding is another list, by default that of retrieval.
+    named = {**nothing, "zero_shot": ["colours"], "retrieval": ["things"], "diagnosis": []}
     assert added == suite_of(root, **named).run(model, tmp_path / "named", World())
     assert {key.split("/")[0] for key in added} == {"zero_shot", "retrieval"}
     with pytest.raises(ConfigError, match="no evaluation dataset colour in .*; did you mean colours"):
