@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -116,22 +117,35 @@ def digest(caption: str) -> int:
 
 
 class StoredSample:
-    """A sample of an open shard: image, captions, hard negatives, regions, and group. Parses the .json once.
+    """A sample of an open shard: image, captions, hard negatives, regions, and group.
 
-    record: a RECORD. All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the
-    name of the setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key.
+    All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the name of the
+    setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key.
     """
-
-    def __init__(self, descriptor: int, record: np.void) -> None:
-        self._descriptor, self._record = descriptor, record
 
     def image(self) -> bytes:
         """Return the encoded image."""
-        return read_member(self._descriptor, self._record, "image")
+        raise NotImplementedError
+
+    def _text(self) -> Any:
+        """Return the caption without a key: that of the .txt."""
+        raise NotImplementedError
+
+    @property
+    def _entry(self) -> Any:
+        """Content of the .json, or the row of a table."""
+        raise NotImplementedError
+
+    def uid(self, key: str | None) -> str | None:
+        """Return the text or number under a key ("uid" if None) that identifies the sample, None without one."""
+        value = None
+        with suppress(BadSampleError):
+            value = self._entry.get(key or "uid") if isinstance(self._entry, dict) else None
+        return None if value is None else str(value)
 
     def texts(self, key: str | None, setting: Setting = "caption") -> list[str]:
         """Return the usable texts under a key of the .json, or that of the .txt if the key is None."""
-        value = self._read("txt") if key is None else self._value(key, setting)
+        value = self._text() if key is None else self._value(key, setting)
         texts = value if isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
             reason = f"{key} is {value!r:.80}, neither a text nor a list of texts"
@@ -189,18 +203,33 @@ class StoredSample:
             raise BadSampleError(f"missing_{setting}", f"json has no data.{setting}_key {key!r}, but: {present}")
         return entry[key]
 
+
+class TarSample(StoredSample):
+    """A sample of an open tar. record: a RECORD. Parses the .json once."""
+
+    def __init__(self, descriptor: int, record: np.void) -> None:
+        self._descriptor, self._record = descriptor, record
+
+    def image(self) -> bytes:
+        return read_member(self._descriptor, self._record, "image")
+
+    def _text(self) -> str:
+        return decoded(read_member(self._descriptor, self._record, "txt"))
+
     @cached_property
     def _entry(self) -> Any:
         try:
-            return json.loads(self._read("json"))
+            return json.loads(decoded(read_member(self._descriptor, self._record, "json")))
         except (ValueError, RecursionError) as error:
             raise BadSampleError("bad_json", f"json: {error}") from error
 
-    def _read(self, role: str) -> str:
-        try:
-            return read_member(self._descriptor, self._record, role).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise BadSampleError("caption_not_utf8", str(error)) from error
+
+def decoded(text: bytes) -> str:
+    """Return a text in UTF-8. Raises BadSampleError."""
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadSampleError("caption_not_utf8", str(error)) from error
 
 
 def caption_keys(keys: CaptionKeys | None) -> list[str | None]:

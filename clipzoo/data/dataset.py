@@ -26,6 +26,7 @@ from clipzoo.config.vocabulary import (
     Range,
     Share,
     Side,
+    TableFormat,
     Workers,
 )
 from clipzoo.data.base import Dataset
@@ -37,11 +38,13 @@ from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.plan import Plan, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
+from clipzoo.data.tables.formats import TableRules
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, Part, Views, World
 
+Locations = str | list[str] | list[dict[str, str | float | list[str]]]
 StoredKeys = Callable[[Tensor], Tensor]
 """Sample ids [b] -> digests of the images whose features are stored, [b] int64; 0 where there are none."""
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
@@ -77,11 +80,13 @@ class ShardDataset(Part, Dataset):
     hard_key: key of the .json that holds the hard negative captions.
     box_key: key of the .json that holds regions, [[caption, left, top, right, bottom], ...] in shares of the image.
     group_key: key of the .json that holds the group of a sample, a string or a number; None for no groups.
+    path: tables or image folders in place of shards, with the same syntax; a key is then the name of a column.
+    format, image_key, uid_key, image_folder: see `TableRules`.
     """
 
     def __init__(
         self,
-        shards: str | list[str] | list[dict[str, str | float | list[str]]],
+        shards: Locations | None,
         tokenizer: Tokenizer,
         image_size: Side,
         crop_scale: Annotated[tuple[Share, Share], Ascending()],
@@ -102,6 +107,11 @@ class ShardDataset(Part, Dataset):
         hard_key: str | None = None,
         box_key: str | None = None,
         group_key: str | None = None,
+        path: Locations | None = None,
+        format: TableFormat | None = None,
+        image_key: str | None = None,
+        uid_key: str | None = None,
+        image_folder: str | None = None,
     ) -> None:
         if views.hard and hard_key is None:
             raise ConfigError(f"data.views.hard={views.hard} needs data.hard_key, the key of the hard negatives")
@@ -114,7 +124,15 @@ class ShardDataset(Part, Dataset):
             if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
                 message = f"the probabilities must be above 0 and sum to 1, not to {sum(shares):g}"
                 raise ConfigError(f"data.caption_key={dict(caption_key)}: {message}")
-        self._sources = parse_sources(shards)
+        self._tables: TableRules | None = None
+        if shards is not None and path is None:
+            self._sources = parse_sources(shards)
+        elif path is not None and shards is None:
+            keys = tuple(key for key in (hard_key, box_key, group_key) if key is not None)
+            self._tables = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
+            self._sources = self._tables.sources(path)
+        else:
+            raise ConfigError(f"data.shards is {shards} and data.path {path}: give one of them (tables: data=table)")
         self._tokenizer = tokenizer
         # Plain tuples, because Hydra's lists are slow to index.
         scale = crop_scale[0], crop_scale[1]
@@ -143,7 +161,10 @@ class ShardDataset(Part, Dataset):
             indexes = []
             for source in self._sources:
                 folders = index_folders(source.shards, self._index_folder, cache)
-                indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
+                index = load_or_build(
+                    source.shards, self._cache, folders, caption_key=self._caption_key, tables=self._tables
+                )
+                indexes.append(index)
             return indexes, check_shards(indexes, self._max_bad_fraction) if check else []
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))

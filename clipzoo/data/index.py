@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import CaptionCounts, caption_keys
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
-from clipzoo.data.locations import ShardCache, Source, is_remote, parse_sources, states
+from clipzoo.data.locations import ShardCache, Source, State, is_remote, parse_sources, states
+from clipzoo.data.tables.formats import TableRules, scan_table
 from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_descriptor, scan_shard
 from clipzoo.errors import ConfigError, masked, number_of
 
@@ -71,11 +73,20 @@ class Shard:
 class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    captions: how often the captions repeat; a sample with several captions counts with its first one.
+    captions: how often the captions repeat; a sample with several captions counts with its first one. tables: how the
+    rows of tables are read; None for tars.
     """
 
-    def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path, captions: CaptionCounts) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        locations: Sequence[str],
+        data: Path,
+        captions: CaptionCounts,
+        tables: TableRules | None = None,
+    ) -> None:
         self.shards, self.locations, self.data, self.captions = list(shards), list(locations), data, captions
+        self.tables = tables
         self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
@@ -109,8 +120,8 @@ class ShardIndex:
         facts = [(shard.name, shard.count, shard.bytes, shard.digest) for shard in self.shards]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[type[ShardIndex], tuple[list[Shard], list[str], Path, CaptionCounts]]:
-        return ShardIndex, (self.shards, self.locations, self.data, self.captions)
+    def __reduce__(self) -> tuple[type[ShardIndex], tuple[Any, ...]]:
+        return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.tables)
 
 
 # Reading and writing.
@@ -122,15 +133,16 @@ def load_or_build(
     folders: Sequence[Path],
     processes: int | None = None,
     caption_key: CaptionKeys | None = None,
+    tables: TableRules | None = None,
 ) -> ShardIndex:
     """Return an up-to-date index of the shards; only new and changed shards are read.
 
     folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
-    None for one per core. caption_key: data.caption_key; the captions under its first key are counted. Raises
-    ConfigError if no folder is writable.
+    None for one per core. caption_key: data.caption_key; the captions under its first key are counted. tables: how
+    the rows of tables are read; None for tars. Raises ConfigError if no folder is writable.
     """
-    last_index = load(locations, folders, caption_key)
-    present_states = states(locations)
+    last_index = load(locations, folders, caption_key, tables)
+    present_states = states(locations, tables is not None)
     indexed_shards: list[Shard | None] = list(last_index.shards) if last_index else [None] * len(locations)
     # The state of a pipe is unknown until it is read: an intact shard is trusted.
     stale = [
@@ -141,9 +153,9 @@ def load_or_build(
         return last_index
 
     # Read new and changed shards, and copy the rows of all others.
-    stale_locations = [location for location, is_stale in zip(locations, stale, strict=True) if is_stale]
-    count = min(processes or os.cpu_count() or 1, len(stale_locations) // _SHARDS_PER_PROCESS)
-    scans = map_in_children(partial(_scan, cache, caption_key), stale_locations, count, 4)
+    stale_shards = list(compress(zip(locations, present_states, strict=True), stale))
+    count = min(processes or os.cpu_count() or 1, len(stale_shards) // _SHARDS_PER_PROCESS)
+    scans = map_in_children(partial(_scan, cache, caption_key, tables), stale_shards, count, 4)
     names = relative_names(locations)
 
     def rows() -> Iterator[tuple[Shard, bytes, bytes]]:
@@ -162,10 +174,15 @@ def load_or_build(
             yield row, records, keys
 
     with _open_folder(folders, locations[0]) as folder:
-        return _write(folder, locations, index_name(locations, caption_key), rows())
+        return _write(folder, locations, index_name(locations, caption_key, tables), rows(), tables)
 
 
-def _scan(cache: ShardCache, caption_key: CaptionKeys | None, location: str) -> Scan:
+def _scan(
+    cache: ShardCache, caption_key: CaptionKeys | None, tables: TableRules | None, shard: tuple[str, State | None]
+) -> Scan:
+    location, state = shard
+    if tables is not None:
+        return scan_table(tables, cache, state, location)
     if not is_remote(location):
         return scan_shard(location, caption_key)
     try:
@@ -221,7 +238,11 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
 
 
 def _write(
-    folder: Path, locations: Sequence[str], digest: str, rows: Iterable[tuple[Shard, bytes, bytes]]
+    folder: Path,
+    locations: Sequence[str],
+    digest: str,
+    rows: Iterable[tuple[Shard, bytes, bytes]],
+    tables: TableRules | None = None,
 ) -> ShardIndex:
     """Write an index, given every shard with its records and keys, in memory independent of the number of samples.
 
@@ -244,7 +265,7 @@ def _write(
         samples = sum(shard.count for shard in shards)
         # No files are written for a source without samples, such as a mistyped one.
         if not samples:
-            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts())
+            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts(), tables)
         data = folder / f"{digest}-{content.hexdigest()[:12]}.bin"
         with io.whole(data) as target:
             for file in files:
@@ -256,7 +277,7 @@ def _write(
             "shards": [asdict(shard) for shard in shards],
         }  # fmt: skip
         io.write_whole(folder / f"{digest}.json", json.dumps(table))
-        return ShardIndex(shards, locations, data, captions)
+        return ShardIndex(shards, locations, data, captions, tables)
     finally:
         for file in files:
             with suppress(OSError):  # a full disk, which has been reported
@@ -264,20 +285,23 @@ def _write(
 
 
 def load(
-    locations: Sequence[str], folders: Sequence[Path], caption_key: CaptionKeys | None = None
+    locations: Sequence[str],
+    folders: Sequence[Path],
+    caption_key: CaptionKeys | None = None,
+    tables: TableRules | None = None,
 ) -> ShardIndex | None:
     """Read the last written index from the first of the folders that has one; the shards are not checked.
 
     A damaged index is logged and skipped.
     """
     for folder in folders:
-        path = folder / f"{index_name(locations, caption_key)}.json"
-        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations), None)) is not None:
+        path = folder / f"{index_name(locations, caption_key, tables)}.json"
+        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations, tables), None)) is not None:
             return index
     return None
 
 
-def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
+def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None) -> ShardIndex | None:
     """Read and verify an index; None for one of another version. Raises DamagedFileError.
 
     The data file must have the expected size, and records and keys that match the digests. In a file larger than
@@ -300,7 +324,7 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
         if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
             raise io.DamagedFileError(path, "does not count the captions", REMEDY)
     captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions)
+    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, tables)
 
     with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
@@ -330,10 +354,13 @@ def _is_row(row: object) -> bool:
     )
 
 
-def index_name(locations: Sequence[str], caption_key: CaptionKeys | None = None) -> str:
+def index_name(
+    locations: Sequence[str], caption_key: CaptionKeys | None = None, tables: TableRules | None = None
+) -> str:
     """Return the file name, without suffix, of the index of these shards, which counts the captions under a key."""
     key = caption_keys(caption_key)[0]
     names = [*relative_names(locations), *([] if key is None else ["caption_key", key])]
+    names += [] if tables is None else [tables.identity]
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 
@@ -369,6 +396,7 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
     img2dataset's `<shard>_stats.json` states, or else the median of the intact shards.
     """
     faults: list[Fault] = []
+    setting = "data.shards" if all(index.tables is None for index in indexes) else "data.path"
     cut = never_indexed = 0
     for index in indexes:
         intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
@@ -400,14 +428,14 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
         more = f"; and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
         demo = any("data/demo/" in location for location, _ in shards)
         hint = ". `clipzoo world` makes the demo's in data/demo" if demo else ""
-        raise ConfigError(f"data.shards: none of the shards holds a sample. {examples}{more}{hint}")
+        raise ConfigError(f"{setting}: none of the shards holds a sample. {examples}{more}{hint}")
     fraction = (cut + never_indexed) / (indexed + never_indexed)
     if fraction > max_bad_fraction:
         examples = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
         raise ConfigError(
-            f"data.shards lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
+            f"{setting} lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
             f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {examples}. Download them again, remove "
-            "them from data.shards, or raise data.max_bad_fraction."
+            f"them from {setting}, or raise data.max_bad_fraction."
         )
     for fault in faults[: _SHOWN * 3]:
         _log.warning("shard %s: %s", fault.shard, fault.reason)
@@ -443,12 +471,16 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     """
     if data["_target_"] != DATASET:
         return None
-    sources, indexes = parse_sources(data["shards"]), []
+    tables: TableRules | None = None
+    if data.get("path") is not None:
+        tables = TableRules(data["format"], data["image_key"], data["caption_key"], data["uid_key"])
+    sources, indexes = parse_sources(data["shards"]) if tables is None else tables.sources(data["path"]), []
     for source in sources:
-        index = load(source.shards, index_folders(source.shards, data["index_folder"], run), data["caption_key"])
+        folders = index_folders(source.shards, data["index_folder"], run)
+        index = load(source.shards, folders, data["caption_key"], tables)
         with suppress(OSError):
             # Another dataset may have shards of the same names.
-            if index and states(source.shards) == [shard.state for shard in index.shards]:
+            if index and states(source.shards, tables is not None) == [shard.state for shard in index.shards]:
                 indexes.append(index)
     if len(indexes) < len(sources):
         return None

@@ -32,8 +32,8 @@ HARMLESS = (
 )  # fmt: skip
 """Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
 DATASET_FILE = "dataset.json"
-LOCATION = "data.shards"
-"""Key of the configuration that says where the dataset is."""
+LOCATIONS = ("data.shards", "data.path", "data.image_folder")
+"""Keys of the configuration that say where the dataset is."""
 Fingerprint = Callable[[Path], str | None]
 """Returns the fingerprint of the configured dataset, None if it is not known (yet). The argument is a run directory,
 which may hold the dataset's index."""
@@ -135,5 +135,5 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 def _digest_elsewhere(plain: Mapping[str, Any]) -> str:
     """Return the digest of the identity without the dataset's location."""
-    facts = {key: value for key, value in identity(plain).items() if key != LOCATION}
+    facts = {key: value for key, value in identity(plain).items() if key not in LOCATIONS}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,421 @@
+"""Tables and image folders as sources: a file is a shard, a row is a sample.
+
+The rows of a shard are Arrow record batches. Arrow files are memory-mapped as they are. Other tables are decoded once
+into an Arrow file with the columns that training reads, a local copy in the same cache as those of remote shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from clipzoo import io
+from clipzoo.config.vocabulary import CaptionKeys, TableFormat
+from clipzoo.data.captions import NO_CAPTION, StoredSample, caption_keys, decoded, digest
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images import LARGEST_FILE, read_image_file
+from clipzoo.data.locations import ShardCache, Shards, Source, State, files_below, is_remote, parse_sources
+from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
+from clipzoo.errors import ConfigError, first_line, installation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMATS: dict[str, TableFormat] = {
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
+    ".feather": "arrow",
+}  # fmt: skip
+"""Formats of tables by file extension."""
+IMAGE_NAMES = (
+    "image", "jpg", "png", "webp", "image_bytes", "bytes", "image_path", "filepath", "file_path", "path", "file_name",
+    "filename", "file", "img", "photo",
+)  # fmt: skip
+CAPTION_NAMES = ("caption", "captions", "txt", "text", "title", "description", "alt_text", "sentence")
+UID_NAMES = ("uid", "key", "__key__", "id", "sample_id")
+"""Names of columns that are found without data.image_key, data.caption_key and data.uid_key, the first one first."""
+JSON, TXT = "__json", ".txt"
+"""Columns with the text of a .json and of a .txt."""
+_ROWS = 256
+"""Rows of a record batch of a copy."""
+_CHECKED = 16
+"""Rows of a table whose image files are looked for when it is indexed."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """How the rows of tables are read.
+
+    format: None to find it from the file. image_key, caption_key, uid_key: names of columns; None for the first one
+    with a usual name. image_folder: folder of relative paths; None for that of the table. further_keys: other columns
+    that samples or the selection need.
+    """
+
+    format: TableFormat | None = None
+    image_key: str | None = None
+    caption_key: CaptionKeys | None = None
+    uid_key: str | None = None
+    image_folder: str | None = None
+    further_keys: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+
+    def format_of(self, location: str) -> TableFormat:
+        """Return the format of a file or folder. Raises ConfigError if its name does not tell."""
+        found = self.format or ("folder" if os.path.isdir(location) else FORMATS.get(Path(location).suffix.lower()))
+        if found is None:
+            raise ConfigError(f"data.path: the name of {location} does not tell its format: give data.format")
+        return found
+
+    def sources(self, path: Shards) -> list[Source]:
+        """Return the sources of `data.path`; see `parse_sources`."""
+        try:
+            return parse_sources(path, self.files)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("data.shards", "data.path")) from None
+
+    def files(self, path: str) -> list[str] | None:
+        """Return the tables of a local folder, the folder itself if it holds images; None if `path` is no folder.
+
+        A folder written by Hugging Face's `save_to_disk` is read in the order of its state.json.
+        """
+        folder = Path(path).expanduser().absolute()
+        if not folder.is_dir():
+            return None
+        if (folder / "dataset_dict.json").is_file():
+            splits = ", ".join(sorted(state.parent.name for state in folder.glob("*/state.json")))
+            raise ConfigError(f"data.path={path} has several splits: give the folder of one of them ({splits})")
+        if (folder / "state.json").is_file():
+            state = io.read_json(folder / "state.json", 64 * io.MB, fields={"_data_files": list})
+            if state.get("_indices_files") or state.get("_indices_data_files"):
+                raise ConfigError(f"data.path={path} selects rows by an index: save it after flatten_indices()")
+            return [str(io.below(folder, entry["filename"], links=True)) for entry in state["_data_files"]]
+        tables = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in FORMATS and entry.is_file())
+        if self.format not in (None, "folder"):
+            tables = [entry for entry in tables if FORMATS[entry.suffix.lower()] == self.format]
+        kinds = {FORMATS[entry.suffix.lower()] for entry in tables}
+        if self.format == "folder" or not tables:
+            return [str(folder)]
+        if len(kinds) > 1:
+            raise ConfigError(f"data.path={path} has tables of several formats ({', '.join(kinds)}): give data.format")
+        return [str(entry) for entry in tables]
+
+    @property
+    def identity(self) -> str:
+        """Text that differs if an index differs."""
+        return repr(replace(self, image_folder=None, further_keys=()))
+
+    def open(self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()) -> OpenTable:
+        """Return an open table, from its copy unless it is an Arrow file.
+
+        columns: names; the table then has only these, and those of captions and uids, but no images' bytes, and is read
+        without a copy. Raises OSError, pyarrow.ArrowException and ValueError for a damaged file.
+        """
+        form = self.format_of(location)
+        if form == "arrow":
+            with self._file(cache, location, state) as file:
+                return OpenTable(self, location, _mapped(file.fileno()))
+        if columns and form == "parquet":
+            with self._file(cache, location, state) as file:
+                return OpenTable(self, location, list(self._batches(form, location, file, columns)))
+
+        def write(target: IO[bytes]) -> None:
+            with self._file(cache, location, state) as file:
+                batches = self._batches(form, location, file)
+                if (first := next(batches, None)) is not None:
+                    with arrow().ipc.new_file(target, first.schema) as writer:
+                        for batch in chain([first], batches):
+                            writer.write_batch(batch)
+
+        facts = repr((location, state, self.identity, self.further_keys))
+        name = f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}-{Path(location).stem[-50:]}.arrow".replace(" ", "_")
+        with os.fdopen(cache.copy(name, write, lambda size: True), "rb") as file:
+            return OpenTable(self, location, _mapped(file.fileno()))
+
+    def _file(self, cache: ShardCache, location: str, state: State) -> IO[bytes]:
+        if os.path.isdir(location):
+            return open(os.devnull, "rb")
+        file = os.fdopen(cache.open(location, size=state[0]), "rb")
+        if (size := os.fstat(file.fileno()).st_size) != state[0] and not is_remote(location):
+            file.close()
+            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {state[0]} when it was indexed")
+        return file
+
+    def _batches(
+        self, form: TableFormat, location: str, file: IO[bytes], columns: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table. columns: as in `open`."""
+        pa = arrow()
+        if form == "folder":
+            yield from _batches_of_folder(Path(location))
+        elif form == "jsonl":
+            lines = (line for line in file if line.strip())
+            while rows := [line for line, _ in zip(lines, range(_ROWS), strict=False)]:
+                yield pa.record_batch({JSON: pa.array(rows, pa.binary())})
+        elif form == "parquet":
+            from pyarrow import parquet
+
+            with parquet.ParquetFile(file, pre_buffer=False) as source:
+                schema = source.schema_arrow
+                names = Names.of(self, schema.names, location)
+                kept, kind = list(dict.fromkeys([*names.all, *columns])), schema.field(names.image).type
+                if light := bool(columns) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                    kept.remove(names.image)
+                for batch in source.iter_batches(_ROWS, columns=kept, use_threads=False):
+                    yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
+        else:
+            from pyarrow import csv
+
+            delimiter = "\t" if form == "tsv" else ","
+            rows = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+            header = csv.open_csv(file, csv.ReadOptions(use_threads=False), rows).schema.names
+            file.seek(0)
+            names, keys = Names.of(self, header, location), caption_keys(self.caption_key)
+            texts = {name: pa.string() for name in (names.image, names.caption, names.uid, *keys) if name}
+            kept = csv.ConvertOptions(column_types=texts, include_columns=names.all)
+            table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, kept)
+            yield from table.to_batches(_ROWS)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Columns of a table that are read. caption: column of data.caption_key=null. keys: columns with a key."""
+
+    image: str
+    caption: str | None
+    uid: str | None
+    keys: tuple[str, ...]
+
+    @property
+    def all(self) -> list[str]:
+        names = [self.image, self.caption, self.uid, *self.keys]
+        return list(dict.fromkeys(name for name in names if name is not None))
+
+    @classmethod
+    def of(cls, rules: TableRules, present: Sequence[str], location: str) -> Names:
+        """Find the columns among those that are present. Raises ConfigError if one is missing."""
+
+        def column(key: str, given: str | None, usual: Sequence[str]) -> str | None:
+            if given is not None and given not in present:
+                raise ConfigError(f"{location} has no column {given!r} (data.{key}), but: {', '.join(present)}")
+            names = {name.lower(): name for name in reversed(present)}
+            return given or next((names[name] for name in usual if name in names), None)
+
+        image, caption = column("image_key", rules.image_key, IMAGE_NAMES), None
+        if image is None:
+            raise ConfigError(
+                f"{location} has no column of images with a usual name, but: {', '.join(present)}; give data.image_key"
+            )
+        keys = [key for key in caption_keys(rules.caption_key) if key is not None]
+        if None in caption_keys(rules.caption_key) and TXT not in present:
+            caption = column("caption_key", None, [name for name in CAPTION_NAMES if name != image.lower()])
+            if caption is None:
+                raise ConfigError(
+                    f"{location} has no column of captions with a usual name, but: {', '.join(present)}; give "
+                    "data.caption_key"
+                )
+        if JSON not in present:
+            for key in (*keys, *rules.further_keys):
+                if key not in rules.joined:
+                    column("caption_key" if key in keys else "where or another key", key, ())
+        kept = [key for key in (*keys, *rules.further_keys) if key in present]
+        return cls(image, caption, column("uid_key", rules.uid_key, UID_NAMES), tuple(kept))
+
+
+class OpenTable:
+    """An open table with random access. Raises ConfigError if its columns do not suffice."""
+
+    def __init__(self, rules: TableRules, location: str, batches: list[pa.RecordBatch]) -> None:
+        if not batches:
+            raise ValueError("it has no rows")
+        self._batches = batches
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self.location = location
+        self.folder = Path(rules.image_folder or Path(location).parent)
+        if os.path.isdir(location):
+            self.folder = Path(location)
+        schema = batches[0].schema
+        self.columns = {name: place for place, name in enumerate(schema.names)}
+        self.has_json = JSON in self.columns
+        present = list(self.columns)
+        if self.has_json:
+            # The first row that is an object tells the names.
+            rows = batches[0].column(self.columns[JSON]).to_pylist()
+            entries = (entry for row in rows if row and isinstance(entry := _parsed(row), dict))
+            present += next(entries, {})
+        self.names = Names.of(rules, present, location)
+        column = self.columns.get(self.names.image)
+        self.has_images = column is None or not arrow().types.is_null(schema.field(column).type)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def cell(self, row: int, column: str) -> Any:
+        """Return a value; None if the table has no such column."""
+        if column not in self.columns:
+            return None
+        batch = int(self._starts.searchsorted(row, side="right")) - 1
+        return self._batches[batch].column(self.columns[column])[row - int(self._starts[batch])].as_py()
+
+    def sample(self, row: int) -> TableSample:
+        return TableSample(self, row)
+
+    def close(self) -> None:
+        self._batches = []
+
+
+class TableSample(StoredSample):
+    """A row of a table; see `StoredSample`. Its .json is the row, or the row's own."""
+
+    def __init__(self, table: OpenTable, row: int) -> None:
+        self._table, self._row = table, row
+
+    def image(self) -> bytes:
+        table = self._table
+        image = table.cell(self._row, table.names.image)
+        if image is None and table.has_json and isinstance(self._entry, dict):
+            image = self._entry.get(table.names.image)
+        if isinstance(image, dict):
+            # Hugging Face's feature Image.
+            image = image.get("path") if image.get("bytes") is None else image["bytes"]
+        if isinstance(image, bytes):
+            if len(image) > LARGEST_FILE:
+                raise BadSampleError("enormous_file", f"the image has {len(image):,} bytes")
+            return image
+        if not isinstance(image, str) or not image:
+            raise BadSampleError("missing_image", f"{table.names.image} is {image!r:.80}, neither bytes nor a path")
+        try:
+            return read_image_file(
+                io.below(table.folder, image.removeprefix(f"{table.folder}".rstrip("/") + "/"), links=True)
+            )
+        except io.DamagedFileError as error:
+            raise BadSampleError("unsafe_path", f"{error.fault}; see data.image_folder") from None
+
+    def _text(self) -> Any:
+        name = self._table.names.caption
+        if name is not None:
+            return self._value(name, "caption")
+        text = self._table.cell(self._row, TXT)
+        if text is None:
+            raise BadSampleError("missing_caption", "no .txt next to the image")
+        return decoded(text)
+
+    def uid(self, key: str | None) -> str | None:
+        return super().uid(key or self._table.names.uid)
+
+    @cached_property
+    def _entry(self) -> Any:
+        table = self._table
+        if not table.has_json:
+            return {name: table.cell(self._row, name) for name in table.names.all if name != table.names.image}
+        text = table.cell(self._row, JSON)
+        if text is None:
+            return {}
+        entry = _parsed(text)
+        if entry is None:
+            raise BadSampleError("bad_json", f"row {self._row} is not JSON: {text!r:.60}")
+        return entry
+
+
+def scan_table(rules: TableRules, cache: ShardCache, state: State | None, location: str) -> Scan:
+    """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
+
+    Raises ConfigError if a column is missing, or if none of the first image files can be read.
+    """
+    if state is not None and state[0] < 0:
+        return Scan("missing")
+    pa = arrow()
+    if state is not None and not state[0]:
+        return Scan("empty file")
+    try:
+        table = rules.open(cache, location, state or (0, 0), columns=[JSON])
+    except (pa.ArrowException, OSError, ValueError, BadSampleError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        return Scan(f"not readable as {rules.format_of(location)}: {first_line(error)}")
+    records, keys = np.zeros(len(table), RECORD), []
+    records["image_offset"] = np.arange(1, len(table) + 1)
+    for row, record in enumerate(records):
+        sample = table.sample(row)
+        try:
+            record["caption"] = digest(sample.texts(caption_keys(rules.caption_key)[0])[0])
+        except BadSampleError:
+            record["caption"] = NO_CAPTION
+        keys.append((sample.uid(rules.uid_key) or f"{row:09d}").replace("\0", " "))
+    failures: list[BadSampleError] = []
+    for row in range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ():
+        try:
+            table.sample(row).image()
+            break
+        except BadSampleError as error:
+            failures.append(error)
+    else:
+        if failures:
+            raise ConfigError(
+                f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. "
+                f"Paths in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
+            )
+    return Scan(None, records, keys, state[0] if state else 0, len(keys) - len(set(keys)))
+
+
+def _mapped(descriptor: int) -> list[pa.RecordBatch]:
+    """Return the record batches of an open Arrow file or stream, memory-mapped."""
+    pa = arrow()
+    if not os.fstat(descriptor).st_size:
+        return []
+    content = pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    if content[:6].to_pybytes() == b"ARROW1":
+        reader = pa.ipc.open_file(content)
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    if content[-8:].to_pybytes() != _END_OF_STREAM:
+        raise pa.ArrowInvalid("truncated: no end-of-stream mark")
+    return list(pa.ipc.open_stream(content))
+
+
+def _batches_of_folder(folder: Path) -> Iterator[pa.RecordBatch]:
+    """Yield relative path, .txt and .json of the images below a folder, in the order of their paths."""
+    pa = arrow()
+    files = set(files_below(folder))
+    images = sorted(file for file in files if file.rpartition(".")[2].lower() in IMAGE_EXTENSIONS)
+
+    def beside(image: str, extension: str) -> bytes | None:
+        name = image.rpartition(".")[0] + extension
+        with suppress(io.DamagedFileError):
+            return io.read_bytes(io.below(folder, name, links=True), 16 * io.MB) if name in files else None
+        return None
+
+    for first in range(0, len(images), _ROWS):
+        rows = images[first : first + _ROWS]
+        texts = {
+            name: pa.array([beside(row, end) for row in rows], pa.binary())
+            for name, end in ((TXT, ".txt"), (JSON, ".json"))
+        }
+        yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **texts})
+
+
+def _parsed(text: bytes) -> Any:
+    """Return the content of a JSON text, None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def arrow() -> Any:
+    """Return pyarrow with its IPC. Raises ConfigError if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError:
+        raise ConfigError(f"tables need pyarrow: {installation('tables')}") from None
+    return pyarrow
