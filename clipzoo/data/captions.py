@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ NO_CAPTION = 0
 """Digest of a sample without a usable caption."""
 TXT = ".txt"
 """Name of the .txt among caption keys."""
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 Setting = Literal["caption", "hard", "box", "group"]
 """Settings data.<setting>_key that name keys of the .json."""
 Item = TypeVar("Item")
@@ -120,8 +123,11 @@ class StoredSample:
     """A sample of an open shard: image, captions, hard negatives, regions, and group.
 
     All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the name of the
-    setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key.
+    setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key. joined: returns the value of
+    another table under a key.
     """
+
+    joined: Callable[[str], Any] | None = None
 
     def image(self) -> bytes:
         """Return the encoded image."""
@@ -136,12 +142,17 @@ class StoredSample:
         """Content of the .json, or the row of a table."""
         raise NotImplementedError
 
+    def value(self, key: str) -> Any:
+        """Return the value under a key of the .json or row, else that of the joined table; None without one."""
+        value = self._entry.get(key) if isinstance(self._entry, dict) else None
+        return self.joined(key) if value is None and self.joined is not None else value
+
     def uid(self, key: str | None) -> str | None:
         """Return the text or number under a key ("uid" if None) that identifies the sample, None without one."""
-        value = None
         with suppress(BadSampleError):
-            value = self._entry.get(key or "uid") if isinstance(self._entry, dict) else None
-        return None if value is None else str(value)
+            if isinstance(self._entry, dict) and (value := self._entry.get(key or "uid")) is not None:
+                return str(value)
+        return None
 
     def texts(self, key: str | None, setting: Setting = "caption") -> list[str]:
         """Return the usable texts under a key of the .json, or that of the .txt if the key is None."""
@@ -197,11 +208,12 @@ class StoredSample:
 
     def _value(self, key: str, setting: Setting) -> Any:
         """Return the value under a key of the .json."""
-        entry = self._entry
-        if not isinstance(entry, dict) or entry.get(key) is None:
+        value = self.value(key)
+        if value is None:
+            entry = self._entry
             present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
             raise BadSampleError(f"missing_{setting}", f"json has no data.{setting}_key {key!r}, but: {present}")
-        return entry[key]
+        return value
 
 
 class TarSample(StoredSample):
@@ -258,6 +270,41 @@ def chosen(
     if len(items) < count:
         notes[f"repeated_{setting}"] = f"{len(items)} instead of {count}: they are repeated"
     return [items[place % len(items)] for place in range(count)]
+
+
+def fitted(caption: str, tokenizer: Any, how: str, random: np.random.Generator) -> tuple[str, bool]:
+    """Return the part of a caption that is used, and True if all of it does not fit into the context.
+
+    how: "truncate" keeps the first tokens; "window" the tokens from a random word on that leaves none of the context
+    empty; "sentences" a random sentence and those after it that fit. tokenizer: a `Tokenizer`, which cuts captions.
+    """
+
+    def tokens(text: str) -> int:
+        return int(tokenizer([text])[0].tolist().index(tokenizer.end_token)) - control
+
+    # Numbers of tokens before the caption, and of those that fit.
+    empty = tokenizer([""])[0].tolist()
+    control = empty.index(tokenizer.end_token)
+    most = len(empty) - control - 1
+
+    def is_long(text: str) -> bool:
+        # A caption that fills the context fits if all tokens of its last word are in it.
+        rest, _, last = text.rstrip().rpartition(" ")
+        return tokens(text) == most and (not rest or tokens(rest) > most - tokens(last))
+
+    if not is_long(caption):
+        return caption, False
+    words, sentences = caption.split(), [part for part in _SENTENCE_END.split(caption) if has_text(part)]
+    if how == "window":
+        # The last word from which the rest fills the context; the rest grows shorter with its start.
+        last = bisect_left(range(len(words)), True, key=lambda first: tokens(" ".join(words[first:])) < most)
+        return " ".join(words[int(random.integers(max(last, 1))) :]), True
+    if how == "sentences" and len(sentences) > 1:
+        first = end = int(random.integers(len(sentences)))
+        while end < len(sentences) and (end == first or not is_long(" ".join(sentences[first : end + 1]))):
+            end += 1
+        return " ".join(sentences[first:end]), True
+    return caption, True
 
 
 def has_text(caption: str) -> bool:

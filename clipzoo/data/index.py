@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,7 +40,7 @@ REMEDY = "the index is built again"
 MAX_SHARD_BYTES = 2**44
 """Upper bound of a shard's samples and key bytes: sums over a hundred thousand shards fit into 64 bits."""
 _CACHED_SHARDS = 8
-_SHARDS_PER_PROCESS = 8
+SHARDS_PER_PROCESS = 8
 _SHOWN = 3
 _VERIFIED_BYTES = 2**29
 """Bytes of an index that are verified when it is loaded: about a second."""
@@ -74,7 +74,7 @@ class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
     captions: how often the captions repeat; a sample with several captions counts with its first one. tables: how the
-    rows of tables are read; None for tars.
+    rows of tables are read; None for tars. dropped: numbers of samples that a selection left out, by setting.
     """
 
     def __init__(
@@ -84,9 +84,10 @@ class ShardIndex:
         data: Path,
         captions: CaptionCounts,
         tables: TableRules | None = None,
+        dropped: Mapping[str, int] | None = None,
     ) -> None:
         self.shards, self.locations, self.data, self.captions = list(shards), list(locations), data, captions
-        self.tables = tables
+        self.tables, self.dropped = tables, dropped or {}
         self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
@@ -121,7 +122,36 @@ class ShardIndex:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[type[ShardIndex], tuple[Any, ...]]:
-        return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.tables)
+        return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.tables, self.dropped)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples a run sees, in the order in which samples are left out.
+
+    where: see `condition`. uids: a .npy of texts or of DataComp's pairs of numbers, or a text file with a uid a line.
+    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption.
+    fraction: of the samples that are left, keep those with the smallest digests of seed, shard and key.
+    """
+
+    where: str | None = None
+    uids: str | None = None
+    duplicates: Literal["image", "pair"] | None = None
+    fraction: float | None = None
+    seed: int | None = None
+    uid_key: str | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Selection | None:
+        """Return the selection of a `data` node, None without one."""
+        names = ("where", "uids", "duplicates", "fraction", "selection_seed", "uid_key")
+        selection = cls(*(data.get(name) for name in names))
+        return None if selection == cls(seed=selection.seed, uid_key=selection.uid_key) else selection
+
+    def name(self, index: ShardIndex) -> str:
+        """Return the name of the index of the selected samples."""
+        uids = None if self.uids is None else io.digest_of(Path(self.uids))
+        return hashlib.sha256(repr((index.fingerprint, replace(self, uids=uids))).encode()).hexdigest()[:16]
 
 
 # Reading and writing.
@@ -154,7 +184,7 @@ def load_or_build(
 
     # Read new and changed shards, and copy the rows of all others.
     stale_shards = list(compress(zip(locations, present_states, strict=True), stale))
-    count = min(processes or os.cpu_count() or 1, len(stale_shards) // _SHARDS_PER_PROCESS)
+    count = min(processes or os.cpu_count() or 1, len(stale_shards) // SHARDS_PER_PROCESS)
     scans = map_in_children(partial(_scan, cache, caption_key, tables), stale_shards, count, 4)
     names = relative_names(locations)
 
@@ -169,12 +199,12 @@ def load_or_build(
                 records, keys = scan.records.tobytes(), "\0".join(scan.keys).encode()
                 row = Shard(
                     names[number], len(scan.records), scan.bytes, state or (scan.bytes, 0), 0, len(keys),
-                    _digest_of(keys, records), scan.duplicates, scan.flaw,
+                    shard_digest(keys, records), scan.duplicates, scan.flaw,
                 )  # fmt: skip
             yield row, records, keys
 
-    with _open_folder(folders, locations[0]) as folder:
-        return _write(folder, locations, index_name(locations, caption_key, tables), rows(), tables)
+    with open_folder(folders, locations[0]) as folder:
+        return write_index(folder, locations, index_name(locations, caption_key, tables), rows(), tables)
 
 
 def _scan(
@@ -206,12 +236,12 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
     return not count or all(new in (0, old) for new, old in zip(scan.records[-1], old_records[-1], strict=True))
 
 
-def _digest_of(keys: bytes, records: bytes) -> str:
+def shard_digest(keys: bytes, records: bytes) -> str:
     return hashlib.sha256(keys + records).hexdigest()[:16]
 
 
 @contextmanager
-def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
+def open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
     """Yield the first writable folder. A folder that this function creates and that stays empty is removed."""
     refusals = []
     for folder in folders:
@@ -237,12 +267,13 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
     )
 
 
-def _write(
+def write_index(
     folder: Path,
     locations: Sequence[str],
     digest: str,
     rows: Iterable[tuple[Shard, bytes, bytes]],
     tables: TableRules | None = None,
+    dropped: Mapping[str, int] | None = None,
 ) -> ShardIndex:
     """Write an index, given every shard with its records and keys, in memory independent of the number of samples.
 
@@ -274,10 +305,10 @@ def _write(
         captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
         table = {
             "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
-            "shards": [asdict(shard) for shard in shards],
+            "shards": [asdict(shard) for shard in shards], "dropped": dropped or {},
         }  # fmt: skip
         io.write_whole(folder / f"{digest}.json", json.dumps(table))
-        return ShardIndex(shards, locations, data, captions, tables)
+        return ShardIndex(shards, locations, data, captions, tables, dropped)
     finally:
         for file in files:
             with suppress(OSError):  # a full disk, which has been reported
@@ -294,8 +325,15 @@ def load(
 
     A damaged index is logged and skipped.
     """
+    return load_named(index_name(locations, caption_key, tables), locations, folders, tables)
+
+
+def load_named(
+    name: str, locations: Sequence[str], folders: Sequence[Path], tables: TableRules | None
+) -> ShardIndex | None:
+    """Return the index with this name from the first of the folders that has one."""
     for folder in folders:
-        path = folder / f"{index_name(locations, caption_key, tables)}.json"
+        path = folder / f"{name}.json"
         if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations, tables), None)) is not None:
             return index
     return None
@@ -324,7 +362,7 @@ def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None
         if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
             raise io.DamagedFileError(path, "does not count the captions", REMEDY)
     captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, tables)
+    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, tables, table.get("dropped"))
 
     with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
@@ -337,7 +375,7 @@ def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None
             file.seek(int(index.starts[number]) * RECORD.itemsize)
             records = file.read(shard.count * RECORD.itemsize)
             file.seek(keys_start + shard.key_start)
-            if shard.digest != _digest_of(file.read(shard.key_bytes), records):
+            if shard.digest != shard_digest(file.read(shard.key_bytes), records):
                 raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
     return index
 
@@ -458,10 +496,12 @@ def _stated_count(location: str, usual: int) -> int:
 # Fingerprints of datasets: digests of their content, independent of their folder.
 
 
-def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int) -> str:
-    """Return a digest of the shards' names and samples and of the settings of their order."""
+def fingerprint(
+    indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int, joined: str | None = None
+) -> str:
+    """Return a digest of the shards' names and samples, of the settings of their order, and of a joined table's."""
     facts = [(index.fingerprint, source.weight) for index, source in zip(indexes, sources, strict=True)]
-    return hashlib.sha256(repr((facts, window)).encode()).hexdigest()
+    return hashlib.sha256(repr((facts, window, *([joined] if joined else []))).encode()).hexdigest()
 
 
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
@@ -475,13 +515,17 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     if data.get("path") is not None:
         tables = TableRules(data["format"], data["image_key"], data["caption_key"], data["uid_key"])
     sources, indexes = parse_sources(data["shards"]) if tables is None else tables.sources(data["path"]), []
+    selection = Selection.of(data)
     for source in sources:
         folders = index_folders(source.shards, data["index_folder"], run)
         index = load(source.shards, folders, data["caption_key"], tables)
         with suppress(OSError):
             # Another dataset may have shards of the same names.
             if index and states(source.shards, tables is not None) == [shard.state for shard in index.shards]:
-                indexes.append(index)
+                if selection is not None:
+                    index = load_named(selection.name(index), source.shards, folders, tables)
+                indexes += [index] if index else []
     if len(indexes) < len(sources):
         return None
-    return fingerprint(indexes, sources, data["shuffle_window"])
+    joined = data.get("caption_table")
+    return fingerprint(indexes, sources, data["shuffle_window"], joined and io.digest_of(Path(joined)))

@@ -8,43 +8,42 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
 from clipzoo.data.captions import StoredSample, TarSample
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import ShardIndex
 from clipzoo.data.locations import ShardCache, is_remote
 from clipzoo.data.plan import Plan
-from clipzoo.data.tables.formats import OpenTable
-from clipzoo.errors import ConfigError, TrainingError, first_line
+from clipzoo.data.tables.formats import JoinedTable, OpenTable, TableSample
+from clipzoo.errors import ConfigError, TrainingError
 
 _OPEN_SHARDS = 64
 _DOWNLOAD_THREADS = 4
 
 
 class ShardReader:
-    """Reads samples at random; the most recently used shards stay open."""
+    """Reads samples at random; the most recently used shards stay open.
 
-    def __init__(self, cache: ShardCache) -> None:
-        self._cache = cache
+    joined: a table with further values by uid. uid_key: as in ShardDataset.
+    """
+
+    def __init__(self, cache: ShardCache, joined: JoinedTable | None = None, uid_key: str | None = None) -> None:
+        self._cache, self._joined, self._uid_key = cache, joined, uid_key
         self._descriptors: OrderedDict[str, int] = OrderedDict()
-        self._tables: OrderedDict[str, OpenTable] = OrderedDict()
+        self._table = lru_cache(_OPEN_SHARDS)(partial(open_table, cache))
 
     def sample(self, index: ShardIndex, shard: int, position: int) -> StoredSample:
         """Return a sample, which is read on access. Raises BadSampleError."""
         record = index.records[index.starts[shard] + position]
+        sample: StoredSample
         if index.tables is None:
-            return TarSample(self._open(index, shard), record)
-        return self._table(index, shard).sample(int(record["image_offset"]) - 1)
-
-    def _table(self, index: ShardIndex, shard: int) -> OpenTable:
-        """Return an open table. Raises BadSampleError if it is missing or differs from the index."""
-        location = index.locations[shard]
-        if location not in self._tables:
-            self._tables[location] = open_table(self._cache, index, shard)
-        self._tables.move_to_end(location)
-        if len(self._tables) > _OPEN_SHARDS:
-            self._tables.popitem(last=False)
-        return self._tables[location]
+            sample = TarSample(self._open(index, shard), record)
+        else:
+            sample = TableSample(self._table(index, shard), int(record["image_offset"]) - 1)
+        if self._joined is not None:
+            sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
+        return sample
 
     def _open(self, index: ShardIndex, shard: int) -> int:
         """Return a descriptor of the shard. Raises BadSampleError if it is missing or differs from the index."""
@@ -71,17 +70,7 @@ class ShardReader:
 def open_table(cache: ShardCache, index: ShardIndex, shard: int) -> OpenTable:
     """Open a table as it was indexed. Raises BadSampleError."""
     assert index.tables is not None
-    location = index.locations[shard]
-    try:
-        return index.tables.open(cache, location, index.shards[shard].state)
-    except (ConfigError, TrainingError):
-        raise
-    # pyarrow's errors are OSError, ValueError, or have bases of their own.
-    except Exception as error:
-        if isinstance(error, BadSampleError):
-            raise
-        kind = "shard_missing" if isinstance(error, FileNotFoundError) else "shard_unreadable"
-        raise BadSampleError(kind, f"{location}: {first_line(error)}") from error
+    return index.tables.open(cache, index.locations[shard], index.shards[shard].state)
 
 
 class Prefetcher:

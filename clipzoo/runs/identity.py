@@ -31,6 +31,11 @@ HARMLESS = (
     "trainer.parallel", "trainer.fsdp", "teacher.path", "teacher.cache_gigabytes",
 )  # fmt: skip
 """Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
+LATER = (
+    "data.where", "data.uids", "data.duplicates", "data.fraction", "data.selection_seed", "data.uid_key",
+    "data.caption_table", "data.long_captions",
+)  # fmt: skip
+"""Keys that earlier versions did not have: null is the same as none, so that runs keep their names."""
 DATASET_FILE = "dataset.json"
 LOCATIONS = ("data.shards", "data.path", "data.image_folder")
 """Keys of the configuration that say where the dataset is."""
@@ -52,7 +57,11 @@ def flat(plain: Any, path: str = "") -> dict[str, Any]:
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat configuration without harmless keys and without passwords of URLs."""
-    return {key: value for key, value in flat(masked(plain)).items() if not is_within(key, HARMLESS)}
+    return {
+        key: value
+        for key, value in flat(masked(plain)).items()
+        if not is_within(key, HARMLESS) and not (value is None and key in LATER)
+    }
 
 
 def digest(plain: Mapping[str, Any]) -> str:

@@ -212,9 +212,9 @@ def test_broken_tables_are_one_message_before_training(tmp_path):
     assert "has no column 'img' (data.image_key)" in broken(tmp_path, "wrong.csv", csv_table, image_key="img")
     assert "none of the shards holds a sample" in broken(tmp_path, "torn.parquet", torn("parquet"))
     assert "truncated: no end-of-stream mark" in broken(tmp_path, "torn.arrow", torn("arrow"))
-    assert "empty file" in broken(tmp_path, "empty.csv", lambda path: path.write_bytes(b""))
+    assert "empty.csv: empty" in broken(tmp_path, "empty.csv", lambda path: path.write_bytes(b""))
     assert "has no rows" in broken(tmp_path, "header.csv", lambda path: path.write_text("image,caption\n"))
-    assert "missing" in broken(tmp_path, "none.csv", lambda path: None)
+    assert "none.csv: missing" in broken(tmp_path, "none.csv", lambda path: None)
     assert "images that were looked for can be read" in broken(
         tmp_path, "moved.csv", csv_table, image_folder="/nowhere"
     )

@@ -10,11 +10,11 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from clipzoo.config.vocabulary import CaptionKeys, TableFormat
 from clipzoo.data.captions import NO_CAPTION, StoredSample, caption_keys, decoded, digest
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, read_image_file
-from clipzoo.data.locations import ShardCache, Shards, Source, State, files_below, is_remote, parse_sources
+from clipzoo.data.locations import ShardCache, Shards, Source, State, files_below, is_remote, parse_sources, states
 from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
-from clipzoo.errors import ConfigError, first_line, installation
+from clipzoo.errors import ConfigError, TrainingError, first_line, installation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ IMAGE_NAMES = (
 CAPTION_NAMES = ("caption", "captions", "txt", "text", "title", "description", "alt_text", "sentence")
 UID_NAMES = ("uid", "key", "__key__", "id", "sample_id")
 """Names of columns that are found without data.image_key, data.caption_key and data.uid_key, the first one first."""
-JSON, TXT = "__json", ".txt"
+JSON, TXT = ".json", ".txt"
 """Columns with the text of a .json and of a .txt."""
 _ROWS = 256
 """Rows of a record batch of a copy."""
@@ -72,10 +72,10 @@ class TableRules:
 
     def format_of(self, location: str) -> TableFormat:
         """Return the format of a file or folder. Raises ConfigError if its name does not tell."""
-        found = self.format or ("folder" if os.path.isdir(location) else FORMATS.get(Path(location).suffix.lower()))
-        if found is None:
+        by_name = "folder" if os.path.isdir(location) else FORMATS.get(Path(location).suffix.lower())
+        if self.format is None and by_name is None:
             raise ConfigError(f"data.path: the name of {location} does not tell its format: give data.format")
-        return found
+        return self.format or by_name  # type: ignore[return-value]
 
     def sources(self, path: Shards) -> list[Source]:
         """Return the sources of `data.path`; see `parse_sources`."""
@@ -100,15 +100,13 @@ class TableRules:
             if state.get("_indices_files") or state.get("_indices_data_files"):
                 raise ConfigError(f"data.path={path} selects rows by an index: save it after flatten_indices()")
             return [str(io.below(folder, entry["filename"], links=True)) for entry in state["_data_files"]]
-        tables = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in FORMATS and entry.is_file())
-        if self.format not in (None, "folder"):
-            tables = [entry for entry in tables if FORMATS[entry.suffix.lower()] == self.format]
-        kinds = {FORMATS[entry.suffix.lower()] for entry in tables}
-        if self.format == "folder" or not tables:
-            return [str(folder)]
-        if len(kinds) > 1:
-            raise ConfigError(f"data.path={path} has tables of several formats ({', '.join(kinds)}): give data.format")
-        return [str(entry) for entry in tables]
+        tables = [str(path) for path in sorted(folder.iterdir()) if path.suffix.lower() in FORMATS]
+        formats = {self.format_of(path): path for path in tables if self.format != "folder"}
+        if len(formats) > 1:
+            raise ConfigError(
+                f"data.path={path} has tables of several formats ({', '.join(formats)}): give their files"
+            )
+        return tables if formats else [str(folder)]
 
     @property
     def identity(self) -> str:
@@ -116,31 +114,35 @@ class TableRules:
         return repr(replace(self, image_folder=None, further_keys=()))
 
     def open(self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()) -> OpenTable:
-        """Return an open table, from its copy unless it is an Arrow file.
+        """Return an open table, from its copy unless it is an Arrow file. Raises BadSampleError if it is damaged.
 
-        columns: names; the table then has only these, and those of captions and uids, but no images' bytes, and is read
-        without a copy. Raises OSError, pyarrow.ArrowException and ValueError for a damaged file.
+        state: of the file when it was indexed. columns: further names; images' bytes are then left out, and Parquet
+        files are read without a copy.
         """
         form = self.format_of(location)
-        if form == "arrow":
-            with self._file(cache, location, state) as file:
-                return OpenTable(self, location, _mapped(file.fileno()))
-        if columns and form == "parquet":
-            with self._file(cache, location, state) as file:
-                return OpenTable(self, location, list(self._batches(form, location, file, columns)))
+        try:
+            if form == "arrow" or (columns and form == "parquet"):
+                with self._file(cache, location, state) as file:
+                    return OpenTable(self, location, list(self._batches(form, location, file, columns)))
 
-        def write(target: IO[bytes]) -> None:
-            with self._file(cache, location, state) as file:
-                batches = self._batches(form, location, file)
-                if (first := next(batches, None)) is not None:
-                    with arrow().ipc.new_file(target, first.schema) as writer:
-                        for batch in chain([first], batches):
-                            writer.write_batch(batch)
+            def write(target: IO[bytes]) -> None:
+                with self._file(cache, location, state) as file:
+                    batches = self._batches(form, location, file)
+                    if (first := next(batches, None)) is not None:
+                        with arrow().ipc.new_file(target, first.schema) as writer:
+                            for batch in chain([first], batches):
+                                writer.write_batch(batch)
 
-        facts = repr((location, state, self.identity, self.further_keys))
-        name = f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}-{Path(location).stem[-50:]}.arrow".replace(" ", "_")
-        with os.fdopen(cache.copy(name, write, lambda size: True), "rb") as file:
-            return OpenTable(self, location, _mapped(file.fileno()))
+            facts = hashlib.sha256(repr((location, state, self.identity, self.further_keys)).encode()).hexdigest()
+            name = f"{facts[:16]}-{Path(location).stem[-50:]}.arrow".replace(" ", "_")
+            with os.fdopen(cache.copy(name, write, lambda size: True), "rb") as file:
+                return OpenTable(self, location, list(self._batches("arrow", location, file)))
+        except (BadSampleError, ConfigError, TrainingError):
+            raise
+        # pyarrow's errors are OSError, ValueError, or have bases of their own.
+        except Exception as error:
+            kind = "shard_missing" if isinstance(error, FileNotFoundError) else "shard_unreadable"
+            raise BadSampleError(kind, f"not readable as {form}: {first_line(error)}") from error
 
     def _file(self, cache: ShardCache, location: str, state: State) -> IO[bytes]:
         if os.path.isdir(location):
@@ -156,11 +158,26 @@ class TableRules:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a table. columns: as in `open`."""
         pa = arrow()
-        if form == "folder":
-            yield from _batches_of_folder(Path(location))
+        if form == "arrow" and os.fstat(file.fileno()).st_size:
+            content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            if content[:6].to_pybytes() == b"ARROW1":
+                reader = pa.ipc.open_file(content)
+                yield from map(reader.get_batch, range(reader.num_record_batches))
+            elif content[-8:].to_pybytes() != _END_OF_STREAM:
+                raise pa.ArrowInvalid("truncated: no end-of-stream mark")
+            else:
+                yield from pa.ipc.open_stream(content)
+        elif form == "folder":
+            files = set(files_below(Path(location)))
+            images = sorted(name for name in files if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS)
+            for first in range(0, len(images), _ROWS):
+                rows = images[first : first + _ROWS]
+                texts = {name: [_beside(location, row, name, files) for row in rows] for name in (TXT, JSON)}
+                columns_of_texts = {name: pa.array(values, pa.binary()) for name, values in texts.items()}
+                yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **columns_of_texts})
         elif form == "jsonl":
             lines = (line for line in file if line.strip())
-            while rows := [line for line, _ in zip(lines, range(_ROWS), strict=False)]:
+            while rows := list(islice(iter(lines), _ROWS)):
                 yield pa.record_batch({JSON: pa.array(rows, pa.binary())})
         elif form == "parquet":
             from pyarrow import parquet
@@ -168,12 +185,12 @@ class TableRules:
             with parquet.ParquetFile(file, pre_buffer=False) as source:
                 schema = source.schema_arrow
                 names = Names.of(self, schema.names, location)
-                kept, kind = list(dict.fromkeys([*names.all, *columns])), schema.field(names.image).type
-                if light := bool(columns) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                kept, kind = names.all, schema.field(names.image).type
+                if light := bool(columns) and not _is_text(kind):
                     kept.remove(names.image)
                 for batch in source.iter_batches(_ROWS, columns=kept, use_threads=False):
                     yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
-        else:
+        elif form in ("csv", "tsv"):
             from pyarrow import csv
 
             delimiter = "\t" if form == "tsv" else ","
@@ -238,12 +255,9 @@ class OpenTable:
     def __init__(self, rules: TableRules, location: str, batches: list[pa.RecordBatch]) -> None:
         if not batches:
             raise ValueError("it has no rows")
-        self._batches = batches
+        self.batches = batches
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
-        self.location = location
-        self.folder = Path(rules.image_folder or Path(location).parent)
-        if os.path.isdir(location):
-            self.folder = Path(location)
+        self.folder = Path(location if os.path.isdir(location) else rules.image_folder or Path(location).parent)
         schema = batches[0].schema
         self.columns = {name: place for place, name in enumerate(schema.names)}
         self.has_json = JSON in self.columns
@@ -255,7 +269,8 @@ class OpenTable:
             present += next(entries, {})
         self.names = Names.of(rules, present, location)
         column = self.columns.get(self.names.image)
-        self.has_images = column is None or not arrow().types.is_null(schema.field(column).type)
+        self.has_paths = column is None or _is_text(schema.field(column).type)
+        self.has_images = self.has_paths or not arrow().types.is_null(schema.field(column).type)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -265,13 +280,7 @@ class OpenTable:
         if column not in self.columns:
             return None
         batch = int(self._starts.searchsorted(row, side="right")) - 1
-        return self._batches[batch].column(self.columns[column])[row - int(self._starts[batch])].as_py()
-
-    def sample(self, row: int) -> TableSample:
-        return TableSample(self, row)
-
-    def close(self) -> None:
-        self._batches = []
+        return self.batches[batch].column(self.columns[column])[row - int(self._starts[batch])].as_py()
 
 
 class TableSample(StoredSample):
@@ -317,7 +326,8 @@ class TableSample(StoredSample):
     def _entry(self) -> Any:
         table = self._table
         if not table.has_json:
-            return {name: table.cell(self._row, name) for name in table.names.all if name != table.names.image}
+            names = [name for name in table.names.all if name != table.names.image or table.has_paths]
+            return {name: table.cell(self._row, name) for name in names}
         text = table.cell(self._row, JSON)
         if text is None:
             return {}
@@ -327,26 +337,59 @@ class TableSample(StoredSample):
         return entry
 
 
+class JoinedTable:
+    """Values of other tables by uid, for the keys that samples lack. columns: those of `keys` that the tables have.
+
+    path: as data.path. uid_key: None for "uid". Raises ConfigError if a uid occurs twice, or for no such column.
+    """
+
+    def __init__(self, path: str, keys: Sequence[str], uid_key: str | None, cache: ShardCache) -> None:
+        # The uids take the place of the images.
+        rules = TableRules(None, uid_key or "uid", list(keys), None, None, (), tuple(keys))
+        locations = [location for source in rules.sources(path) for location in source.shards]
+        try:
+            opened = zip(locations, states(locations), strict=True)
+            self._tables = [rules.open(cache, location, state or (0, 0)) for location, state in opened]
+        except BadSampleError as error:
+            raise ConfigError(f"data.caption_table={path}: {error}") from None
+        self.columns = tuple(dict.fromkeys(key for table in self._tables for key in table.names.keys))
+        if not self.columns:
+            raise ConfigError(f"data.caption_table={path} has no column of the caption keys {', '.join(keys)}")
+        self._samples = np.cumsum([0, *map(len, self._tables)])
+        uids = [TableSample(table, row).uid(rules.image_key) for table in self._tables for row in range(len(table))]
+        digests = np.array([digest(uid or "") for uid in uids], np.uint64)
+        self._rows = np.argsort(digests, kind="stable")
+        self._digests = digests[self._rows]
+        if len(repeated := np.flatnonzero(self._digests[1:] == self._digests[:-1])):
+            uid = uids[self._rows[repeated[0]]]
+            raise ConfigError(f"data.caption_table={path} has the {rules.image_key} {uid!r} more than once")
+        self.digest = io.digest_of(*map(Path, locations))
+
+    def value(self, uid: str, key: str) -> Any:
+        """Return the value of a column for a uid; None without one."""
+        place = int(self._digests.searchsorted(np.uint64(digest(uid))))
+        if place == len(self._digests) or self._digests[place] != digest(uid):
+            return None
+        row = int(self._rows[place])
+        table = int(self._samples.searchsorted(row, side="right")) - 1
+        return TableSample(self._tables[table], row - int(self._samples[table])).value(key)
+
+
 def scan_table(rules: TableRules, cache: ShardCache, state: State | None, location: str) -> Scan:
     """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
 
     Raises ConfigError if a column is missing, or if none of the first image files can be read.
     """
-    if state is not None and state[0] < 0:
-        return Scan("missing")
-    pa = arrow()
-    if state is not None and not state[0]:
-        return Scan("empty file")
+    if state is not None and state[0] <= 0:
+        return Scan("empty" if state[0] == 0 else "missing")
     try:
-        table = rules.open(cache, location, state or (0, 0), columns=[JSON])
-    except (pa.ArrowException, OSError, ValueError, BadSampleError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        return Scan(f"not readable as {rules.format_of(location)}: {first_line(error)}")
+        table = rules.open(cache, location, state or (0, 0), columns=rules.further_keys or [JSON])
+    except BadSampleError as error:
+        return Scan(str(error))
     records, keys = np.zeros(len(table), RECORD), []
     records["image_offset"] = np.arange(1, len(table) + 1)
     for row, record in enumerate(records):
-        sample = table.sample(row)
+        sample = TableSample(table, row)
         try:
             record["caption"] = digest(sample.texts(caption_keys(rules.caption_key)[0])[0])
         except BadSampleError:
@@ -355,7 +398,7 @@ def scan_table(rules: TableRules, cache: ShardCache, state: State | None, locati
     failures: list[BadSampleError] = []
     for row in range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ():
         try:
-            table.sample(row).image()
+            TableSample(table, row).image()
             break
         except BadSampleError as error:
             failures.append(error)
@@ -368,39 +411,16 @@ def scan_table(rules: TableRules, cache: ShardCache, state: State | None, locati
     return Scan(None, records, keys, state[0] if state else 0, len(keys) - len(set(keys)))
 
 
-def _mapped(descriptor: int) -> list[pa.RecordBatch]:
-    """Return the record batches of an open Arrow file or stream, memory-mapped."""
-    pa = arrow()
-    if not os.fstat(descriptor).st_size:
-        return []
-    content = pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
-    if content[:6].to_pybytes() == b"ARROW1":
-        reader = pa.ipc.open_file(content)
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-    if content[-8:].to_pybytes() != _END_OF_STREAM:
-        raise pa.ArrowInvalid("truncated: no end-of-stream mark")
-    return list(pa.ipc.open_stream(content))
+def _beside(folder: str, image: str, extension: str, files: Collection[str]) -> bytes | None:
+    """Return the content of the file next to an image with this extension; None without one."""
+    name = image.rpartition(".")[0] + extension
+    with suppress(io.DamagedFileError):
+        return io.read_bytes(io.below(Path(folder), name, links=True), 16 * io.MB) if name in files else None
+    return None
 
 
-def _batches_of_folder(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield relative path, .txt and .json of the images below a folder, in the order of their paths."""
-    pa = arrow()
-    files = set(files_below(folder))
-    images = sorted(file for file in files if file.rpartition(".")[2].lower() in IMAGE_EXTENSIONS)
-
-    def beside(image: str, extension: str) -> bytes | None:
-        name = image.rpartition(".")[0] + extension
-        with suppress(io.DamagedFileError):
-            return io.read_bytes(io.below(folder, name, links=True), 16 * io.MB) if name in files else None
-        return None
-
-    for first in range(0, len(images), _ROWS):
-        rows = images[first : first + _ROWS]
-        texts = {
-            name: pa.array([beside(row, end) for row in rows], pa.binary())
-            for name, end in ((TXT, ".txt"), (JSON, ".json"))
-        }
-        yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **texts})
+def _is_text(kind: pa.DataType) -> bool:
+    return arrow().types.is_string(kind) or arrow().types.is_large_string(kind)
 
 
 def _parsed(text: bytes) -> Any:
