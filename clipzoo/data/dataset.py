@@ -40,7 +40,7 @@ from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.plan import Plan, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
 from clipzoo.data.tables.formats import JoinedTable, TableRules
-from clipzoo.data.tables.selection import condition, select
+from clipzoo.data.tables.selection import names_in, select
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers
 from clipzoo.errors import ConfigError, number_of
@@ -140,8 +140,7 @@ class ShardDataset(Part, Dataset):
         if shards is not None and path is None:
             self._sources = parse_sources(shards)
         elif path is not None and shards is None:
-            names = () if where is None else condition(where)[1]
-            keys = tuple(key for key in (hard_key, box_key, group_key, *names) if key is not None)
+            keys = tuple(key for key in (hard_key, box_key, group_key, *names_in(where or "")) if key is not None)
             self._tables = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
             self._sources = self._tables.sources(path)
         else:

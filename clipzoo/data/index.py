@@ -129,7 +129,8 @@ class ShardIndex:
 class Selection:
     """Which samples a run sees, in the order in which samples are left out.
 
-    where: see `condition`. uids: a .npy of texts or of DataComp's pairs of numbers, or a text file with a uid a line.
+    where: condition of SQL on keys of the .json or columns. uids: a .npy of texts or of DataComp's pairs of numbers,
+    or a text file with a uid a line.
     duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption.
     fraction: of the samples that are left, keep those with the smallest digests of seed, shard and key.
     """

@@ -218,7 +218,9 @@ def test_broken_tables_are_one_message_before_training(tmp_path):
     assert "images that were looked for can be read" in broken(
         tmp_path, "moved.csv", csv_table, image_folder="/nowhere"
     )
-    assert "give data.image_key" in broken(tmp_path, "odd.csv", lambda path: path.write_text("a,b\n1,2\n"))
+    assert "has no column with a usual name (data.image_key), but: a, b" in broken(
+        tmp_path, "odd.csv", lambda path: path.write_text("a,b\n1,2\n")
+    )
     assert "does not tell its format" in broken(tmp_path, "odd.txt", csv_table)
     ragged = "image,caption\n000001.png,one\n000002.png\n"
     assert "Expected 2 columns, got 1" in broken(tmp_path, "ragged.csv", lambda path: path.write_text(ragged))

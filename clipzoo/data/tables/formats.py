@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -176,16 +176,16 @@ class TableRules:
                 columns_of_texts = {name: pa.array(values, pa.binary()) for name, values in texts.items()}
                 yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **columns_of_texts})
         elif form == "jsonl":
-            lines = (line for line in file if line.strip())
-            while rows := list(islice(iter(lines), _ROWS)):
+            lines: Iterator[bytes] = (line for line in file if line.strip())
+            while rows := list(islice(lines, _ROWS)):
                 yield pa.record_batch({JSON: pa.array(rows, pa.binary())})
         elif form == "parquet":
             from pyarrow import parquet
 
             with parquet.ParquetFile(file, pre_buffer=False) as source:
                 schema = source.schema_arrow
-                names = Names.of(self, schema.names, location)
-                kept, kind = names.all, schema.field(names.image).type
+                names = find_names(self, schema.names, location)
+                kept, kind = names.kept, schema.field(names.image).type
                 if light := bool(columns) and not _is_text(kind):
                     kept.remove(names.image)
                 for batch in source.iter_batches(_ROWS, columns=kept, use_threads=False):
@@ -197,56 +197,39 @@ class TableRules:
             rows = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
             header = csv.open_csv(file, csv.ReadOptions(use_threads=False), rows).schema.names
             file.seek(0)
-            names, keys = Names.of(self, header, location), caption_keys(self.caption_key)
+            names, keys = find_names(self, header, location), caption_keys(self.caption_key)
             texts = {name: pa.string() for name in (names.image, names.caption, names.uid, *keys) if name}
-            kept = csv.ConvertOptions(column_types=texts, include_columns=names.all)
+            kept = csv.ConvertOptions(column_types=texts, include_columns=names.kept)
             table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, kept)
             yield from table.to_batches(_ROWS)
 
 
-@dataclass(frozen=True)
-class Names:
-    """Columns of a table that are read. caption: column of data.caption_key=null. keys: columns with a key."""
+class Names(NamedTuple):
+    """Columns of a table. caption: that of data.caption_key=null. kept: all columns that samples need."""
 
     image: str
     caption: str | None
     uid: str | None
-    keys: tuple[str, ...]
+    kept: list[str]
 
-    @property
-    def all(self) -> list[str]:
-        names = [self.image, self.caption, self.uid, *self.keys]
-        return list(dict.fromkeys(name for name in names if name is not None))
 
-    @classmethod
-    def of(cls, rules: TableRules, present: Sequence[str], location: str) -> Names:
-        """Find the columns among those that are present. Raises ConfigError if one is missing."""
-
-        def column(key: str, given: str | None, usual: Sequence[str]) -> str | None:
-            if given is not None and given not in present:
-                raise ConfigError(f"{location} has no column {given!r} (data.{key}), but: {', '.join(present)}")
-            names = {name.lower(): name for name in reversed(present)}
-            return given or next((names[name] for name in usual if name in names), None)
-
-        image, caption = column("image_key", rules.image_key, IMAGE_NAMES), None
-        if image is None:
-            raise ConfigError(
-                f"{location} has no column of images with a usual name, but: {', '.join(present)}; give data.image_key"
-            )
-        keys = [key for key in caption_keys(rules.caption_key) if key is not None]
-        if None in caption_keys(rules.caption_key) and TXT not in present:
-            caption = column("caption_key", None, [name for name in CAPTION_NAMES if name != image.lower()])
-            if caption is None:
-                raise ConfigError(
-                    f"{location} has no column of captions with a usual name, but: {', '.join(present)}; give "
-                    "data.caption_key"
-                )
-        if JSON not in present:
-            for key in (*keys, *rules.further_keys):
-                if key not in rules.joined:
-                    column("caption_key" if key in keys else "where or another key", key, ())
-        kept = [key for key in (*keys, *rules.further_keys) if key in present]
-        return cls(image, caption, column("uid_key", rules.uid_key, UID_NAMES), tuple(kept))
+def find_names(rules: TableRules, present: Sequence[str], location: str) -> Names:
+    """Find the columns among those that are present. Raises ConfigError if one is missing."""
+    keys = caption_keys(rules.caption_key)
+    wanted = [("image_key", rules.image_key, IMAGE_NAMES), ("uid_key", rules.uid_key, UID_NAMES)]
+    if None in keys and TXT not in present:
+        wanted.append(("caption_key", None, CAPTION_NAMES))
+    wanted += [("caption_key", key, ()) for key in keys if key is not None and JSON not in present]
+    usual_names, found = {name.lower(): name for name in reversed(present)}, dict[str, str | None]()
+    for setting, name, usual in wanted:
+        column = name or next((usual_names[choice] for choice in usual if choice in usual_names), None)
+        if column not in present and column not in rules.joined and (setting, column) != ("uid_key", None):
+            name = "with a usual name" if column is None else repr(column)
+            raise ConfigError(f"{location} has no column {name} (data.{setting}), but: {', '.join(present)}")
+        found[setting] = column
+    names = [*found.values(), *keys, *rules.further_keys]
+    kept = list(dict.fromkeys(name for name in names if name is not None and name in present))
+    return Names(str(found["image_key"]), found.get("caption_key") if None in keys else None, found["uid_key"], kept)
 
 
 class OpenTable:
@@ -267,7 +250,7 @@ class OpenTable:
             rows = batches[0].column(self.columns[JSON]).to_pylist()
             entries = (entry for row in rows if row and isinstance(entry := _parsed(row), dict))
             present += next(entries, {})
-        self.names = Names.of(rules, present, location)
+        self.names = find_names(rules, present, location)
         column = self.columns.get(self.names.image)
         self.has_paths = column is None or _is_text(schema.field(column).type)
         self.has_images = self.has_paths or not arrow().types.is_null(schema.field(column).type)
@@ -326,7 +309,7 @@ class TableSample(StoredSample):
     def _entry(self) -> Any:
         table = self._table
         if not table.has_json:
-            names = [name for name in table.names.all if name != table.names.image or table.has_paths]
+            names = [name for name in table.names.kept if name != table.names.image or table.has_paths]
             return {name: table.cell(self._row, name) for name in names}
         text = table.cell(self._row, JSON)
         if text is None:
@@ -352,7 +335,7 @@ class JoinedTable:
             self._tables = [rules.open(cache, location, state or (0, 0)) for location, state in opened]
         except BadSampleError as error:
             raise ConfigError(f"data.caption_table={path}: {error}") from None
-        self.columns = tuple(dict.fromkeys(key for table in self._tables for key in table.names.keys))
+        self.columns = tuple(dict.fromkeys(key for table in self._tables for key in table.names.kept if key in keys))
         if not self.columns:
             raise ConfigError(f"data.caption_table={path} has no column of the caption keys {', '.join(keys)}")
         self._samples = np.cumsum([0, *map(len, self._tables)])
@@ -395,19 +378,18 @@ def scan_table(rules: TableRules, cache: ShardCache, state: State | None, locati
         except BadSampleError:
             record["caption"] = NO_CAPTION
         keys.append((sample.uid(rules.uid_key) or f"{row:09d}").replace("\0", " "))
-    failures: list[BadSampleError] = []
-    for row in range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ():
+    checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
+    failures = list[BadSampleError]()
+    for row in checked:
         try:
             TableSample(table, row).image()
-            break
         except BadSampleError as error:
             failures.append(error)
-    else:
-        if failures:
-            raise ConfigError(
-                f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. "
-                f"Paths in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
-            )
+    if failures and len(failures) == len(checked):
+        raise ConfigError(
+            f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. Paths "
+            f"in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
+        )
     return Scan(None, records, keys, state[0] if state else 0, len(keys) - len(set(keys)))
 
 

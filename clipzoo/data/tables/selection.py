@@ -5,16 +5,14 @@ A selection is an index with fewer records, stored under the fingerprint of the 
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,15 +34,9 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import arrow
 from clipzoo.distributed.launch import say
-from clipzoo.errors import ConfigError, first_line, number_of
+from clipzoo.errors import ConfigError, first_line, installation, number_of
 
-_OPERATIONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.And: operator.and_, ast.Or: operator.or_, ast.Add: operator.add, ast.Sub: operator.sub,
-    ast.Mult: operator.mul, ast.Div: operator.truediv, ast.In: lambda value, texts: value.isin(texts),
-}  # fmt: skip
-_FUNCTIONS = {"length": "utf8_length", "lower": "utf8_lower", "is_null": "is_null"}
-"""Functions of a condition, and their names in pyarrow.compute."""
+_ROW = "clipzoo_row"
 _PAIRS = np.dtype("u8,u8")
 """Uids of DataComp: both halves of 32 hexadecimal digits."""
 
@@ -67,8 +59,6 @@ def _selected(
     index: ShardIndex, selection: Selection, cache: ShardCache, folders: Sequence[Path], name: str
 ) -> ShardIndex:
     """Write and return the index of the selected samples."""
-    if selection.where is not None:
-        condition(selection.where)
     uids = None if selection.uids is None else _read_uids(Path(selection.uids))
     numbers = range(len(index.shards))
     processes = min(os.cpu_count() or 1, len(numbers) // SHARDS_PER_PROCESS)
@@ -137,69 +127,34 @@ def _examine(
 
 
 def _passing(index: ShardIndex, where: str, reader: ShardReader, cache: ShardCache, number: int) -> np.ndarray:
-    """Return which samples of a shard pass a condition, [count] bool."""
-    pa, (expression, names) = arrow(), condition(where)
+    """Return which samples of a shard pass a condition of SQL, [count] bool."""
+    pa, names, location = arrow(), names_in(where), index.locations[number]
     rows = np.arange(index.counts[number])
     try:
-        opened = index.tables and index.tables.open(cache, index.locations[number], index.shards[number].state, names)
+        import duckdb
+    except ImportError:
+        raise ConfigError(f"data.where needs duckdb: {installation('tables')}") from None
+    try:
+        opened = index.tables and index.tables.open(cache, location, index.shards[number].state, names)
         if opened and not opened.has_json:
-            table = pa.Table.from_batches([batch.select(names) for batch in opened.batches])
+            table = pa.Table.from_batches(opened.batches).drop_columns([] if opened.has_paths else [opened.names.image])
             rows = index.records_of(number)["image_offset"].astype(np.int64) - 1
         else:
             samples = [reader.sample(index, number, position) for position in rows]
             table = pa.table({name: pa.array([sample.value(name) for sample in samples]) for name in names})
-        places = table.append_column("", pa.array(np.arange(len(table)))).filter(expression)[""]
-    except (pa.ArrowException, BadSampleError, ValueError, TypeError) as error:
-        reason = f"cannot be applied to {index.locations[number]}: {first_line(error)}"
-        raise ConfigError(f"data.where={where!r} {reason}") from None
-    return np.isin(rows, places.to_numpy())
+        # The condition comes from the user's configuration; it can read nothing but the rows.
+        connection = duckdb.connect(config={"enable_external_access": "false", "threads": "1"})
+        connection.register("rows", table.append_column(_ROW, pa.array(np.arange(len(table)))))
+        passing = connection.execute(f"SELECT {_ROW} FROM rows WHERE ({where})").fetchnumpy()[_ROW]
+    except (pa.ArrowException, duckdb.Error, BadSampleError, ValueError) as error:
+        reason = " ".join(str(error).partition("LINE 1")[0].split())
+        raise ConfigError(f"data.where={where!r} cannot be applied to {location}: {reason}") from None
+    return np.isin(rows, passing)
 
 
-def condition(where: str) -> tuple[Any, list[str]]:
-    """Return a condition as an expression of pyarrow, and the names of its columns. Nothing is executed.
-
-    Conditions have Python's syntax: names of columns or column("a name"), numbers, texts, lists after `in`,
-    comparisons, + - * /, and, or, not, length(text), lower(text), is_null(value). A comparison
-    with a missing value does not pass, and neither does its negation. Raises ConfigError.
-    """
-    arrow()
-    from pyarrow import compute
-
-    names: list[str] = []
-
-    def built(node: ast.AST) -> Any:
-        match node:
-            case ast.BoolOp(op, values):
-                return reduce(_OPERATIONS[type(op)], map(built, values))
-            case ast.BinOp(left, op, right) if type(op) in _OPERATIONS:
-                return _OPERATIONS[type(op)](built(left), built(right))
-            case ast.UnaryOp(ast.Not(), operand):
-                return ~built(operand)
-            case ast.UnaryOp(ast.USub(), operand):
-                return compute.negate(built(operand))
-            case ast.Compare(left, operators, others) if all(type(op) in _OPERATIONS for op in operators):
-                terms = list(map(built, [left, *others]))
-                pairs = zip(operators, terms, terms[1:], strict=False)
-                return reduce(operator.and_, [_OPERATIONS[type(op)](one, other) for op, one, other in pairs])
-            case ast.Name(name) | ast.Call(ast.Name("column"), [ast.Constant(str(name))]):
-                names.append(name)
-                return compute.field(name)
-            case ast.Call(ast.Name(name), [argument]) if name in _FUNCTIONS:
-                return getattr(compute, _FUNCTIONS[name])(built(argument))
-            case ast.Constant(bool() | int() | float() | str() as value):
-                return compute.scalar(value)
-            case ast.List(values):
-                return [ast.literal_eval(value) for value in values]
-        raise ValueError(f"{ast.unparse(node)} is not supported")
-
-    try:
-        expression = built(ast.parse(where.strip(), mode="eval").body)
-        if not names:
-            raise ValueError("it names no column")
-    except (ValueError, SyntaxError, TypeError, AttributeError, RecursionError) as error:
-        example = "width >= 200 and language in ['en', 'de']"
-        raise ConfigError(f'data.where={where!r} is not a condition like "{example}": {first_line(error)}') from None
-    return expression, list(dict.fromkeys(names))
+def names_in(where: str) -> tuple[str, ...]:
+    """Return all words of a condition that may be names of columns."""
+    return tuple(dict.fromkeys(quoted or word for quoted, word in re.findall(r'"([^"]+)"|\b([^\W\d]\w*)', where)))
 
 
 def _read_uids(path: Path) -> np.ndarray:
