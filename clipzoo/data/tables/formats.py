@@ -176,9 +176,9 @@ class TableRules:
                 columns_of_texts = {name: pa.array(values, pa.binary()) for name, values in texts.items()}
                 yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **columns_of_texts})
         elif form == "jsonl":
-            lines: Iterator[bytes] = (line for line in file if line.strip())
-            while rows := list(islice(lines, _ROWS)):
-                yield pa.record_batch({JSON: pa.array(rows, pa.binary())})
+            lines = (line for line in file if line.strip())
+            while part := list(islice(lines, _ROWS)):
+                yield pa.record_batch({JSON: pa.array(part, pa.binary())})
         elif form == "parquet":
             from pyarrow import parquet
 
