@@ -182,6 +182,12 @@ def test_captions_are_drawn_by_their_probabilities(tmp_path):
     assert abs(first - 0.3 * draws) < 3 * (draws * 0.3 * 0.7) ** 0.5
 
 
+@pytest.mark.parametrize("form", ["tar", "csv", "jsonl", "parquet"])
+def test_the_caption_without_a_key_stands_beside_captions_with_one(root, form):
+    data = selected(root, form, caption_key=[".txt", "language", "uid"])
+    assert data.whole([7])[0][1] == ["number 7", "de", facts(7)["uid"]]
+
+
 @pytest.mark.parametrize("form", ["tar", "csv", "arrow"])
 def test_captions_of_a_second_table_are_joined_by_uid(root, tmp_path, form):
     lines = [

@@ -217,7 +217,8 @@ def find_names(rules: TableRules, present: Sequence[str], location: str) -> Name
     """Find the columns among those that are present. Raises ConfigError if one is missing."""
     keys = caption_keys(rules.caption_key)
     wanted = [("image_key", rules.image_key, IMAGE_NAMES), ("uid_key", rules.uid_key, UID_NAMES)]
-    if None in keys and TXT not in present:
+    without_key = None in keys and TXT not in present
+    if without_key:
         wanted.append(("caption_key", None, CAPTION_NAMES))
     wanted += [("caption_key", key, ()) for key in keys if key is not None and JSON not in present]
     usual_names, found = {name.lower(): name for name in reversed(present)}, dict[str, str | None]()
@@ -226,10 +227,10 @@ def find_names(rules: TableRules, present: Sequence[str], location: str) -> Name
         if column not in present and column not in rules.joined and (setting, column) != ("uid_key", None):
             name = "with a usual name" if column is None else repr(column)
             raise ConfigError(f"{location} has no column {name} (data.{setting}), but: {', '.join(present)}")
-        found[setting] = column
+        found.setdefault(setting, column)
     names = [*found.values(), *keys, *rules.further_keys]
     kept = list(dict.fromkeys(name for name in names if name is not None and name in present))
-    return Names(str(found["image_key"]), found.get("caption_key") if None in keys else None, found["uid_key"], kept)
+    return Names(str(found["image_key"]), found["caption_key"] if without_key else None, found["uid_key"], kept)
 
 
 class OpenTable:
