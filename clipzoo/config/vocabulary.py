@@ -91,6 +91,7 @@ Share = Annotated[float, Range(above=0, at_most=1)]
 """A fraction above 0."""
 CaptionKeys = str | Annotated[list[str], Distinct()] | dict[str, float]
 """A key of a sample's .json, several keys, or keys with probabilities; ".txt" is the sample's .txt."""
+TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "folder"]
 Decay = Annotated[float, Range(at_least=0, below=1)]
 """Weight of the old value in a moving average."""
 Scale = Annotated[float, Range(at_least=1e-3, at_most=1e3)]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -27,6 +30,7 @@ NO_CAPTION = 0
 """Digest of a sample without a usable caption."""
 TXT = ".txt"
 """Name of the .txt among caption keys."""
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 Setting = Literal["caption", "hard", "box", "group"]
 """Settings data.<setting>_key that name keys of the .json."""
 Item = TypeVar("Item")
@@ -116,22 +120,43 @@ def digest(caption: str) -> int:
 
 
 class StoredSample:
-    """A sample of an open shard: image, captions, hard negatives, regions, and group. Parses the .json once.
+    """A sample of an open shard: image, captions, hard negatives, regions, and group.
 
-    record: a RECORD. All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the
-    name of the setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key.
+    All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the name of the
+    setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key. joined: returns the value of
+    another table under a key.
     """
 
-    def __init__(self, descriptor: int, record: np.void) -> None:
-        self._descriptor, self._record = descriptor, record
+    joined: Callable[[str], Any] | None = None
 
     def image(self) -> bytes:
         """Return the encoded image."""
-        return read_member(self._descriptor, self._record, "image")
+        raise NotImplementedError
+
+    def _text(self) -> Any:
+        """Return the caption without a key: that of the .txt."""
+        raise NotImplementedError
+
+    @property
+    def _entry(self) -> Any:
+        """Content of the .json, or the row of a table."""
+        raise NotImplementedError
+
+    def value(self, key: str) -> Any:
+        """Return the value under a key of the .json or row, else that of the joined table; None without one."""
+        value = self._entry.get(key) if isinstance(self._entry, dict) else None
+        return self.joined(key) if value is None and self.joined is not None else value
+
+    def uid(self, key: str | None) -> str | None:
+        """Return the text or number under a key ("uid" if None) that identifies the sample, None without one."""
+        with suppress(BadSampleError):
+            if isinstance(self._entry, dict) and (value := self._entry.get(key or "uid")) is not None:
+                return str(value)
+        return None
 
     def texts(self, key: str | None, setting: Setting = "caption") -> list[str]:
         """Return the usable texts under a key of the .json, or that of the .txt if the key is None."""
-        value = self._read("txt") if key is None else self._value(key, setting)
+        value = self._text() if key is None else self._value(key, setting)
         texts = value if isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
             reason = f"{key} is {value!r:.80}, neither a text nor a list of texts"
@@ -183,24 +208,40 @@ class StoredSample:
 
     def _value(self, key: str, setting: Setting) -> Any:
         """Return the value under a key of the .json."""
-        entry = self._entry
-        if not isinstance(entry, dict) or entry.get(key) is None:
+        value = self.value(key)
+        if value is None:
+            entry = self._entry
             present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
             raise BadSampleError(f"missing_{setting}", f"json has no data.{setting}_key {key!r}, but: {present}")
-        return entry[key]
+        return value
+
+
+class TarSample(StoredSample):
+    """A sample of an open tar. record: a RECORD. Parses the .json once."""
+
+    def __init__(self, descriptor: int, record: np.void) -> None:
+        self._descriptor, self._record = descriptor, record
+
+    def image(self) -> bytes:
+        return read_member(self._descriptor, self._record, "image")
+
+    def _text(self) -> str:
+        return decoded(read_member(self._descriptor, self._record, "txt"))
 
     @cached_property
     def _entry(self) -> Any:
         try:
-            return json.loads(self._read("json"))
+            return json.loads(decoded(read_member(self._descriptor, self._record, "json")))
         except (ValueError, RecursionError) as error:
             raise BadSampleError("bad_json", f"json: {error}") from error
 
-    def _read(self, role: str) -> str:
-        try:
-            return read_member(self._descriptor, self._record, role).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise BadSampleError("caption_not_utf8", str(error)) from error
+
+def decoded(text: bytes) -> str:
+    """Return a text in UTF-8. Raises BadSampleError."""
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadSampleError("caption_not_utf8", str(error)) from error
 
 
 def caption_keys(keys: CaptionKeys | None) -> list[str | None]:
@@ -229,6 +270,41 @@ def chosen(
     if len(items) < count:
         notes[f"repeated_{setting}"] = f"{len(items)} instead of {count}: they are repeated"
     return [items[place % len(items)] for place in range(count)]
+
+
+def fitted(caption: str, tokenizer: Any, how: str, random: np.random.Generator) -> tuple[str, bool]:
+    """Return the part of a caption that is used, and True if all of it does not fit into the context.
+
+    how: "truncate" keeps the first tokens; "window" the tokens from a random word on that leaves none of the context
+    empty; "sentences" a random sentence and those after it that fit. tokenizer: a `Tokenizer`, which cuts captions.
+    """
+
+    def tokens(text: str) -> int:
+        return int(tokenizer([text])[0].tolist().index(tokenizer.end_token)) - control
+
+    # Numbers of tokens before the caption, and of those that fit.
+    empty = tokenizer([""])[0].tolist()
+    control = empty.index(tokenizer.end_token)
+    most = len(empty) - control - 1
+
+    def is_long(text: str) -> bool:
+        # A caption that fills the context fits if all tokens of its last word are in it.
+        rest, _, last = text.rstrip().rpartition(" ")
+        return tokens(text) == most and (not rest or tokens(rest) > most - tokens(last))
+
+    if not is_long(caption):
+        return caption, False
+    words, sentences = caption.split(), [part for part in _SENTENCE_END.split(caption) if has_text(part)]
+    if how == "window":
+        # The last word from which the rest fills the context; the rest grows shorter with its start.
+        last = bisect_left(range(len(words)), True, key=lambda first: tokens(" ".join(words[first:])) < most)
+        return " ".join(words[int(random.integers(max(last, 1))) :]), True
+    if how == "sentences" and len(sentences) > 1:
+        first = end = int(random.integers(len(sentences)))
+        while end < len(sentences) and (end == first or not is_long(" ".join(sentences[first : end + 1]))):
+            end += 1
+        return " ".join(sentences[first:end]), True
+    return caption, True
 
 
 def has_text(caption: str) -> bool:

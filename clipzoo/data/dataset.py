@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -26,22 +27,26 @@ from clipzoo.config.vocabulary import (
     Range,
     Share,
     Side,
+    TableFormat,
     Workers,
 )
 from clipzoo.data.base import Dataset
-from clipzoo.data.captions import CaptionCounts, chosen, digest
+from clipzoo.data.captions import CaptionCounts, caption_keys, chosen, digest, fitted
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
-from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
+from clipzoo.data.index import Selection, ShardIndex, check_shards, fingerprint, index_folders, load_or_build
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.plan import Plan, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
+from clipzoo.data.tables.formats import JoinedTable, TableRules
+from clipzoo.data.tables.selection import names_in, select
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, Part, Views, World
 
+Locations = str | list[str] | list[dict[str, str | float | list[str]]]
 StoredKeys = Callable[[Tensor], Tensor]
 """Sample ids [b] -> digests of the images whose features are stored, [b] int64; 0 where there are none."""
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
@@ -77,11 +82,16 @@ class ShardDataset(Part, Dataset):
     hard_key: key of the .json that holds the hard negative captions.
     box_key: key of the .json that holds regions, [[caption, left, top, right, bottom], ...] in shares of the image.
     group_key: key of the .json that holds the group of a sample, a string or a number; None for no groups.
+    path: tables or image folders in place of shards, with the same syntax; a key is then the name of a column.
+    format, image_key, uid_key, image_folder: see `TableRules`; uid_key is also the key of the .json.
+    where, uids, duplicates, fraction, selection_seed: samples that are left out before training; see `Selection`.
+    caption_table: table whose columns are further keys, joined by uid. long_captions: see `captions.fitted`; None cuts
+        captions that do not fit into the context, without counting them.
     """
 
     def __init__(
         self,
-        shards: str | list[str] | list[dict[str, str | float | list[str]]],
+        shards: Locations | None,
         tokenizer: Tokenizer,
         image_size: Side,
         crop_scale: Annotated[tuple[Share, Share], Ascending()],
@@ -102,6 +112,18 @@ class ShardDataset(Part, Dataset):
         hard_key: str | None = None,
         box_key: str | None = None,
         group_key: str | None = None,
+        path: Locations | None = None,
+        format: TableFormat | None = None,
+        image_key: str | None = None,
+        uid_key: str | None = None,
+        image_folder: str | None = None,
+        where: str | None = None,
+        uids: str | None = None,
+        duplicates: Literal["image", "pair"] | None = None,
+        fraction: Share | None = None,
+        selection_seed: int | None = None,
+        caption_table: str | None = None,
+        long_captions: Literal["truncate", "window", "sentences"] | None = None,
     ) -> None:
         if views.hard and hard_key is None:
             raise ConfigError(f"data.views.hard={views.hard} needs data.hard_key, the key of the hard negatives")
@@ -114,7 +136,15 @@ class ShardDataset(Part, Dataset):
             if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
                 message = f"the probabilities must be above 0 and sum to 1, not to {sum(shares):g}"
                 raise ConfigError(f"data.caption_key={dict(caption_key)}: {message}")
-        self._sources = parse_sources(shards)
+        self._tables: TableRules | None = None
+        if shards is not None and path is None:
+            self._sources = parse_sources(shards)
+        elif path is not None and shards is None:
+            keys = tuple(key for key in (hard_key, box_key, group_key, *names_in(where or "")) if key is not None)
+            self._tables = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
+            self._sources = self._tables.sources(path)
+        else:
+            raise ConfigError(f"data.shards is {shards} and data.path {path}: give one of them (tables: data=table)")
         self._tokenizer = tokenizer
         # Plain tuples, because Hydra's lists are slow to index.
         scale = crop_scale[0], crop_scale[1]
@@ -129,6 +159,10 @@ class ShardDataset(Part, Dataset):
         self._cache = ShardCache(cache_folder, cache_gigabytes)
         self._run: Path | None = None
         self._indexes: list[ShardIndex] = []
+        facts = {"where": where, "uids": uids, "duplicates": duplicates, "fraction": fraction}
+        self._selection = Selection.of({**facts, "selection_seed": selection_seed, "uid_key": uid_key})
+        self._caption_table, self._uid_key, self._long_captions = caption_table, uid_key, long_captions
+        self._joined: JoinedTable | None = None
         self._stored_keys: StoredKeys | None = None
         self.samples = 0
 
@@ -138,13 +172,26 @@ class ShardDataset(Part, Dataset):
         Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
         """
         self._run = cache
+        if self._caption_table is not None:
+            keys = [key for key in (*caption_keys(self._caption_key), self._hard_key) if key is not None]
+            self._joined = JoinedTable(self._caption_table, keys, self._uid_key, self._cache)
+            if self._tables is not None:
+                self._tables = replace(self._tables, joined=self._joined.columns)
 
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
             indexes = []
             for source in self._sources:
                 folders = index_folders(source.shards, self._index_folder, cache)
-                indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
-            return indexes, check_shards(indexes, self._max_bad_fraction) if check else []
+                index = load_or_build(
+                    source.shards, self._cache, folders, caption_key=self._caption_key, tables=self._tables
+                )
+                indexes.append(index)
+            faults = check_shards(indexes, self._max_bad_fraction) if check else []
+            if self._selection is not None:
+                for number, index in enumerate(indexes):
+                    folders = index_folders(index.locations, self._index_folder, cache)
+                    indexes[number] = select(index, self._selection, self._cache, folders)
+            return indexes, faults
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))
         # A node with its own copies of shards and index has to build its own index.
@@ -160,7 +207,7 @@ class ShardDataset(Part, Dataset):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self._indexes, self._sources, self._window)
+        return fingerprint(self._indexes, self._sources, self._window, self._joined.digest if self._joined else None)
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
         # Replacements of unusable samples are rare exceptions.
@@ -199,7 +246,7 @@ class ShardDataset(Part, Dataset):
         rows = rank_rows(global_batch, world)
         self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
-        read = partial(self.read, ShardReader(self._cache), seed)
+        read = partial(self.read, ShardReader(self._cache, self._joined, self._uid_key), seed)
         compute = partial(self._rank_batch, plan, read, rows, trim_text)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
@@ -257,7 +304,7 @@ class ShardDataset(Part, Dataset):
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
         """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
-        shards = ShardReader(self._cache)
+        shards = ShardReader(self._cache, self._joined, self._uid_key)
         samples = [self.read(shards, 0, sample_id, epoch=0) for sample_id in sample_ids]
         images = [sample.image for sample in samples if sample.image is not None]
         plain = [image[0] if self.views.crops else image for image in images]
@@ -265,7 +312,7 @@ class ShardDataset(Part, Dataset):
 
     def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
         """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
-        shards = ShardReader(self._cache)
+        shards = ShardReader(self._cache, self._joined, self._uid_key)
         return [self._whole(shards, sample_id) for sample_id in sample_ids]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
@@ -293,6 +340,11 @@ class ShardDataset(Part, Dataset):
                 if views.boxes and self._box_key:
                     boxes = chosen("box", source.regions(self._box_key), views.boxes, random, notes)
                     texts += [text for text, _ in boxes]
+                for number, text in enumerate(texts) if self._long_captions else ():
+                    draw = random("caption", draw=number + 1)
+                    texts[number], is_long = fitted(text, self._tokenizer, str(self._long_captions), draw)
+                    if is_long:
+                        notes["long_caption"] = f"does not fit into {self._tokenizer.context_length} tokens"
                 group = 0 if self._group_key is None else source.group(self._group_key)
                 regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
                 further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +28,8 @@ from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import CaptionCounts, caption_keys
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
-from clipzoo.data.locations import ShardCache, Source, is_remote, parse_sources, states
+from clipzoo.data.locations import ShardCache, Source, State, is_remote, parse_sources, states
+from clipzoo.data.tables.formats import TableRules, scan_table
 from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_descriptor, scan_shard
 from clipzoo.errors import ConfigError, masked, number_of
 
@@ -38,7 +40,7 @@ REMEDY = "the index is built again"
 MAX_SHARD_BYTES = 2**44
 """Upper bound of a shard's samples and key bytes: sums over a hundred thousand shards fit into 64 bits."""
 _CACHED_SHARDS = 8
-_SHARDS_PER_PROCESS = 8
+SHARDS_PER_PROCESS = 8
 _SHOWN = 3
 _VERIFIED_BYTES = 2**29
 """Bytes of an index that are verified when it is loaded: about a second."""
@@ -71,11 +73,21 @@ class Shard:
 class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    captions: how often the captions repeat; a sample with several captions counts with its first one.
+    captions: how often the captions repeat; a sample with several captions counts with its first one. tables: how the
+    rows of tables are read; None for tars. dropped: numbers of samples that a selection left out, by setting.
     """
 
-    def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path, captions: CaptionCounts) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        locations: Sequence[str],
+        data: Path,
+        captions: CaptionCounts,
+        tables: TableRules | None = None,
+        dropped: Mapping[str, int] | None = None,
+    ) -> None:
         self.shards, self.locations, self.data, self.captions = list(shards), list(locations), data, captions
+        self.tables, self.dropped = tables, dropped or {}
         self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
@@ -109,8 +121,38 @@ class ShardIndex:
         facts = [(shard.name, shard.count, shard.bytes, shard.digest) for shard in self.shards]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[type[ShardIndex], tuple[list[Shard], list[str], Path, CaptionCounts]]:
-        return ShardIndex, (self.shards, self.locations, self.data, self.captions)
+    def __reduce__(self) -> tuple[type[ShardIndex], tuple[Any, ...]]:
+        return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.tables, self.dropped)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples a run sees, in the order in which samples are left out.
+
+    where: condition of SQL on keys of the .json or columns. uids: a .npy of texts or of DataComp's pairs of numbers,
+    or a text file with a uid a line.
+    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption.
+    fraction: of the samples that are left, keep those with the smallest digests of seed, shard and key.
+    """
+
+    where: str | None = None
+    uids: str | None = None
+    duplicates: Literal["image", "pair"] | None = None
+    fraction: float | None = None
+    seed: int | None = None
+    uid_key: str | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Selection | None:
+        """Return the selection of a `data` node, None without one."""
+        names = ("where", "uids", "duplicates", "fraction", "selection_seed", "uid_key")
+        selection = cls(*(data.get(name) for name in names))
+        return None if selection == cls(seed=selection.seed, uid_key=selection.uid_key) else selection
+
+    def name(self, index: ShardIndex) -> str:
+        """Return the name of the index of the selected samples."""
+        uids = None if self.uids is None else io.digest_of(Path(self.uids))
+        return hashlib.sha256(repr((index.fingerprint, replace(self, uids=uids))).encode()).hexdigest()[:16]
 
 
 # Reading and writing.
@@ -122,15 +164,16 @@ def load_or_build(
     folders: Sequence[Path],
     processes: int | None = None,
     caption_key: CaptionKeys | None = None,
+    tables: TableRules | None = None,
 ) -> ShardIndex:
     """Return an up-to-date index of the shards; only new and changed shards are read.
 
     folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
-    None for one per core. caption_key: data.caption_key; the captions under its first key are counted. Raises
-    ConfigError if no folder is writable.
+    None for one per core. caption_key: data.caption_key; the captions under its first key are counted. tables: how
+    the rows of tables are read; None for tars. Raises ConfigError if no folder is writable.
     """
-    last_index = load(locations, folders, caption_key)
-    present_states = states(locations)
+    last_index = load(locations, folders, caption_key, tables)
+    present_states = states(locations, tables is not None)
     indexed_shards: list[Shard | None] = list(last_index.shards) if last_index else [None] * len(locations)
     # The state of a pipe is unknown until it is read: an intact shard is trusted.
     stale = [
@@ -141,9 +184,9 @@ def load_or_build(
         return last_index
 
     # Read new and changed shards, and copy the rows of all others.
-    stale_locations = [location for location, is_stale in zip(locations, stale, strict=True) if is_stale]
-    count = min(processes or os.cpu_count() or 1, len(stale_locations) // _SHARDS_PER_PROCESS)
-    scans = map_in_children(partial(_scan, cache, caption_key), stale_locations, count, 4)
+    stale_shards = list(compress(zip(locations, present_states, strict=True), stale))
+    count = min(processes or os.cpu_count() or 1, len(stale_shards) // SHARDS_PER_PROCESS)
+    scans = map_in_children(partial(_scan, cache, caption_key, tables), stale_shards, count, 4)
     names = relative_names(locations)
 
     def rows() -> Iterator[tuple[Shard, bytes, bytes]]:
@@ -157,15 +200,20 @@ def load_or_build(
                 records, keys = scan.records.tobytes(), "\0".join(scan.keys).encode()
                 row = Shard(
                     names[number], len(scan.records), scan.bytes, state or (scan.bytes, 0), 0, len(keys),
-                    _digest_of(keys, records), scan.duplicates, scan.flaw,
+                    shard_digest(keys, records), scan.duplicates, scan.flaw,
                 )  # fmt: skip
             yield row, records, keys
 
-    with _open_folder(folders, locations[0]) as folder:
-        return _write(folder, locations, index_name(locations, caption_key), rows())
+    with open_folder(folders, locations[0]) as folder:
+        return write_index(folder, locations, index_name(locations, caption_key, tables), rows(), tables)
 
 
-def _scan(cache: ShardCache, caption_key: CaptionKeys | None, location: str) -> Scan:
+def _scan(
+    cache: ShardCache, caption_key: CaptionKeys | None, tables: TableRules | None, shard: tuple[str, State | None]
+) -> Scan:
+    location, state = shard
+    if tables is not None:
+        return scan_table(tables, cache, state, location)
     if not is_remote(location):
         return scan_shard(location, caption_key)
     try:
@@ -189,12 +237,12 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
     return not count or all(new in (0, old) for new, old in zip(scan.records[-1], old_records[-1], strict=True))
 
 
-def _digest_of(keys: bytes, records: bytes) -> str:
+def shard_digest(keys: bytes, records: bytes) -> str:
     return hashlib.sha256(keys + records).hexdigest()[:16]
 
 
 @contextmanager
-def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
+def open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
     """Yield the first writable folder. A folder that this function creates and that stays empty is removed."""
     refusals = []
     for folder in folders:
@@ -220,8 +268,13 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
     )
 
 
-def _write(
-    folder: Path, locations: Sequence[str], digest: str, rows: Iterable[tuple[Shard, bytes, bytes]]
+def write_index(
+    folder: Path,
+    locations: Sequence[str],
+    digest: str,
+    rows: Iterable[tuple[Shard, bytes, bytes]],
+    tables: TableRules | None = None,
+    dropped: Mapping[str, int] | None = None,
 ) -> ShardIndex:
     """Write an index, given every shard with its records and keys, in memory independent of the number of samples.
 
@@ -244,7 +297,7 @@ def _write(
         samples = sum(shard.count for shard in shards)
         # No files are written for a source without samples, such as a mistyped one.
         if not samples:
-            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts())
+            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts(), tables)
         data = folder / f"{digest}-{content.hexdigest()[:12]}.bin"
         with io.whole(data) as target:
             for file in files:
@@ -253,10 +306,10 @@ def _write(
         captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
         table = {
             "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
-            "shards": [asdict(shard) for shard in shards],
+            "shards": [asdict(shard) for shard in shards], "dropped": dropped or {},
         }  # fmt: skip
         io.write_whole(folder / f"{digest}.json", json.dumps(table))
-        return ShardIndex(shards, locations, data, captions)
+        return ShardIndex(shards, locations, data, captions, tables, dropped)
     finally:
         for file in files:
             with suppress(OSError):  # a full disk, which has been reported
@@ -264,20 +317,30 @@ def _write(
 
 
 def load(
-    locations: Sequence[str], folders: Sequence[Path], caption_key: CaptionKeys | None = None
+    locations: Sequence[str],
+    folders: Sequence[Path],
+    caption_key: CaptionKeys | None = None,
+    tables: TableRules | None = None,
 ) -> ShardIndex | None:
     """Read the last written index from the first of the folders that has one; the shards are not checked.
 
     A damaged index is logged and skipped.
     """
+    return load_named(index_name(locations, caption_key, tables), locations, folders, tables)
+
+
+def load_named(
+    name: str, locations: Sequence[str], folders: Sequence[Path], tables: TableRules | None
+) -> ShardIndex | None:
+    """Return the index with this name from the first of the folders that has one."""
     for folder in folders:
-        path = folder / f"{index_name(locations, caption_key)}.json"
-        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations), None)) is not None:
+        path = folder / f"{name}.json"
+        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations, tables), None)) is not None:
             return index
     return None
 
 
-def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
+def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None) -> ShardIndex | None:
     """Read and verify an index; None for one of another version. Raises DamagedFileError.
 
     The data file must have the expected size, and records and keys that match the digests. In a file larger than
@@ -300,7 +363,7 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
         if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
             raise io.DamagedFileError(path, "does not count the captions", REMEDY)
     captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions)
+    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, tables, table.get("dropped"))
 
     with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
@@ -313,7 +376,7 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
             file.seek(int(index.starts[number]) * RECORD.itemsize)
             records = file.read(shard.count * RECORD.itemsize)
             file.seek(keys_start + shard.key_start)
-            if shard.digest != _digest_of(file.read(shard.key_bytes), records):
+            if shard.digest != shard_digest(file.read(shard.key_bytes), records):
                 raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
     return index
 
@@ -330,10 +393,13 @@ def _is_row(row: object) -> bool:
     )
 
 
-def index_name(locations: Sequence[str], caption_key: CaptionKeys | None = None) -> str:
+def index_name(
+    locations: Sequence[str], caption_key: CaptionKeys | None = None, tables: TableRules | None = None
+) -> str:
     """Return the file name, without suffix, of the index of these shards, which counts the captions under a key."""
     key = caption_keys(caption_key)[0]
     names = [*relative_names(locations), *([] if key is None else ["caption_key", key])]
+    names += [] if tables is None else [tables.identity]
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 
@@ -369,6 +435,7 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
     img2dataset's `<shard>_stats.json` states, or else the median of the intact shards.
     """
     faults: list[Fault] = []
+    setting = "data.shards" if all(index.tables is None for index in indexes) else "data.path"
     cut = never_indexed = 0
     for index in indexes:
         intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
@@ -400,14 +467,14 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
         more = f"; and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
         demo = any("data/demo/" in location for location, _ in shards)
         hint = ". `clipzoo world` makes the demo's in data/demo" if demo else ""
-        raise ConfigError(f"data.shards: none of the shards holds a sample. {examples}{more}{hint}")
+        raise ConfigError(f"{setting}: none of the shards holds a sample. {examples}{more}{hint}")
     fraction = (cut + never_indexed) / (indexed + never_indexed)
     if fraction > max_bad_fraction:
         examples = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
         raise ConfigError(
-            f"data.shards lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
+            f"{setting} lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
             f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {examples}. Download them again, remove "
-            "them from data.shards, or raise data.max_bad_fraction."
+            f"them from {setting}, or raise data.max_bad_fraction."
         )
     for fault in faults[: _SHOWN * 3]:
         _log.warning("shard %s: %s", fault.shard, fault.reason)
@@ -430,10 +497,12 @@ def _stated_count(location: str, usual: int) -> int:
 # Fingerprints of datasets: digests of their content, independent of their folder.
 
 
-def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int) -> str:
-    """Return a digest of the shards' names and samples and of the settings of their order."""
+def fingerprint(
+    indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int, joined: str | None = None
+) -> str:
+    """Return a digest of the shards' names and samples, of the settings of their order, and of a joined table's."""
     facts = [(index.fingerprint, source.weight) for index, source in zip(indexes, sources, strict=True)]
-    return hashlib.sha256(repr((facts, window)).encode()).hexdigest()
+    return hashlib.sha256(repr((facts, window, *([joined] if joined else []))).encode()).hexdigest()
 
 
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
@@ -443,13 +512,21 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     """
     if data["_target_"] != DATASET:
         return None
-    sources, indexes = parse_sources(data["shards"]), []
+    tables: TableRules | None = None
+    if data.get("path") is not None:
+        tables = TableRules(data["format"], data["image_key"], data["caption_key"], data["uid_key"])
+    sources, indexes = parse_sources(data["shards"]) if tables is None else tables.sources(data["path"]), []
+    selection = Selection.of(data)
     for source in sources:
-        index = load(source.shards, index_folders(source.shards, data["index_folder"], run), data["caption_key"])
+        folders = index_folders(source.shards, data["index_folder"], run)
+        index = load(source.shards, folders, data["caption_key"], tables)
         with suppress(OSError):
             # Another dataset may have shards of the same names.
-            if index and states(source.shards) == [shard.state for shard in index.shards]:
-                indexes.append(index)
+            if index and states(source.shards, tables is not None) == [shard.state for shard in index.shards]:
+                if selection is not None:
+                    index = load_named(selection.name(index), source.shards, folders, tables)
+                indexes += [index] if index else []
     if len(indexes) < len(sources):
         return None
-    return fingerprint(indexes, sources, data["shuffle_window"])
+    joined = data.get("caption_table")
+    return fingerprint(indexes, sources, data["shuffle_window"], joined and io.digest_of(Path(joined)))

@@ -14,17 +14,18 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, TextIO
 
 from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Range
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import NO_SPACE, file_type
+from clipzoo.io import MB, NO_SPACE, below, file_type, read_json
 from clipzoo.io.stores import RANGE_BYTES, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 KEY = "data.shards"
@@ -60,10 +61,11 @@ class Source:
     weight: float
 
 
-def parse_sources(shards: Shards) -> list[Source]:
+def parse_sources(shards: Shards, tables: Callable[[str], list[str] | None] | None = None) -> list[Source]:
     """Return the sources of `data.shards`: one for a path or a list of paths, one per entry of {path, weight}.
 
     A path is a tar, a brace pattern, a glob, a folder (its *.tar), an fsspec URL of one of these, or `pipe:COMMAND`.
+    tables: given for `data.path`; returns the files of a folder, None for other paths.
     """
     if isinstance(shards, str | Path):
         shards = [shards]
@@ -82,7 +84,7 @@ def parse_sources(shards: Shards) -> list[Source]:
         if not WEIGHT.admits(weight):
             raise ConfigError(f"data.shards: the weight of {patterns} must be {WEIGHT.words}, not {weight!r}")
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        locations = [shard for pattern in patterns for shard in _expand(str(pattern))]
+        locations = [shard for pattern in patterns for shard in _expand(str(pattern), tables)]
         if len(set(locations)) < len(locations):
             duplicate = min(shard for shard in locations if locations.count(shard) > 1)
             raise ConfigError(f"data.shards names {duplicate} twice: every sample comes once an epoch")
@@ -90,15 +92,19 @@ def parse_sources(shards: Shards) -> list[Source]:
     return sources
 
 
-def _expand(pattern: str) -> list[str]:
+def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> list[str]:
     from braceexpand import braceexpand
 
     if not pattern:
         raise ConfigError("data.shards holds an empty path")
-    if pattern.lower().endswith(TABLES):
+    if tables is not None and (files := tables(pattern)) is not None:
+        return files
+    if tables is None and pattern.lower().endswith(TABLES):
+        if (shards := _shards_of_index(pattern)) is not None:
+            return shards
         raise ConfigError(
-            f"data.shards={pattern} is a table, not shards: make them with clipzoo shards make {pattern} shards/ "
-            "then give data.shards=shards"
+            f"data.shards={pattern} is a table, not shards: train with data=table data.path={pattern}, or make shards "
+            f"with clipzoo shards make {pattern} shards/"
         )
     if _count(pattern) > MOST_SHARDS:
         raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
@@ -108,6 +114,18 @@ def _expand(pattern: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"data.shards: {pattern}: {error}") from None
     return paths if pattern.startswith("pipe:") else [shard for path in paths for shard in _listed(path)]
+
+
+def _shards_of_index(path: str) -> list[str] | None:
+    """Return the tars that an index of wids lists, relative to its folder; None if the file is another one."""
+    file = Path(path).expanduser().absolute()
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    content = read_json(file, 64 * MB)
+    if not isinstance(content, dict) or not isinstance(content.get("shardlist"), list):
+        return None
+    urls = [str(entry.get("url")) for entry in content["shardlist"] if isinstance(entry, dict)]
+    return [url if is_url(url) else str(below(file.parent, url, links=True)) for url in urls]
 
 
 def _count(pattern: str) -> int:
@@ -165,13 +183,16 @@ def is_remote(location: str) -> bool:
     return location.startswith("pipe:") or is_url(location)
 
 
-def states(locations: Sequence[str]) -> list[State | None]:
-    """Return the state of every shard: MISSING if there is none, None if it is unknown until the shard is read."""
+def states(locations: Sequence[str], folders: bool = False) -> list[State | None]:
+    """Return the state of every shard: MISSING if there is none, None if it is unknown until the shard is read.
+
+    folders: a folder may be a shard; its state is the number of its files and a hash of their names.
+    """
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(_state, locations))
+        return list(pool.map(partial(_state, folders=folders), locations))
 
 
-def _state(location: str) -> State | None:
+def _state(location: str, folders: bool) -> State | None:
     if location.startswith("pipe:"):
         return None
     try:
@@ -182,6 +203,9 @@ def _state(location: str) -> State | None:
                 return None
             return int(info["size"]), int(hashlib.sha256(_version(info).encode()).hexdigest()[:12], 16)
         status = os.stat(location)
+        if folders and stat.S_ISDIR(status.st_mode):
+            names = sorted(files_below(Path(location)))
+            return len(names), int(hashlib.sha256("\0".join(names).encode("utf-8", "replace")).hexdigest()[:12], 16)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
                 f"data.shards: {location} is {file_type(status.st_mode)}, not a file (pipe:COMMAND reads from a "
@@ -192,6 +216,15 @@ def _state(location: str) -> State | None:
         return MISSING
     except OSError as error:
         raise ConfigError(f"data.shards: {location} cannot be read: {error.strerror or error}") from error
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """Yield the paths of all files below a folder, relative to it, except hidden ones."""
+    for entry in os.scandir(folder):
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from (f"{entry.name}/{name}" for name in files_below(Path(entry.path)))
+        elif not entry.name.startswith("."):
+            yield entry.name
 
 
 def _version(facts: Mapping[str, Any]) -> str:
@@ -227,29 +260,36 @@ class ShardCache:
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
             return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
+        name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
+        name = f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
+        return self.copy(name, partial(copy_location, location), lambda found: found == size)
+
+    def copy(self, name: str, write: Callable[[IO[bytes]], None], is_current: Callable[[int], bool]) -> int:
+        """Return a file descriptor of the copy with this name, which the caller closes; write the copy if needed.
+
+        is_current: tells from its size whether an existing copy is reused. Raises as `open` and `write` do.
+        """
         with self._explained():
             self._folder.mkdir(mode=0o777 if self._chosen else 0o700, parents=True, exist_ok=True)
             # Everyone can write to the temporary folder: files of another user are neither read nor written through.
             if not self._chosen and (self._folder.is_symlink() or self._folder.stat().st_uid != os.getuid()):
                 raise ConfigError(f"{self._folder} belongs to another user: set data.cache_folder to a folder of yours")
-            name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
-            copy = self._folder / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
+            copy = self._folder / name
             lock = open(self._folder / f".{copy.name}.lock", "w")  # noqa: SIM115 - closed by `_held`
         with _held(lock):
-            if size is not None:
-                with suppress(FileNotFoundError):
-                    descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-                    if os.fstat(descriptor).st_size == size:
-                        with suppress(PermissionError):  # a copy of another user
-                            os.utime(descriptor)
-                        return descriptor
-                    os.close(descriptor)
+            with suppress(FileNotFoundError):
+                descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                if is_current(os.fstat(descriptor).st_size):
+                    with suppress(PermissionError):  # a copy of another user
+                        os.utime(descriptor)
+                    return descriptor
+                os.close(descriptor)
             partial_copy = copy.with_name(f".{copy.name}.part")
             try:
                 with self._explained():
                     target = open(partial_copy, "wb")  # noqa: SIM115 - closed below
                 with self._explained(full_disk_only=True), target:
-                    copy_location(location, target)
+                    write(target)
                 with self._explained():
                     descriptor = os.open(partial_copy, os.O_RDONLY)
                     os.replace(partial_copy, copy)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipzoo.config.vocabulary import CaptionKeys
-from clipzoo.data.captions import NO_CAPTION, StoredSample, caption_keys, digest
+from clipzoo.data.captions import NO_CAPTION, TarSample, caption_keys, digest
 from clipzoo.data.faults import BadSampleError
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
@@ -96,7 +96,7 @@ def scan_descriptor(descriptor: int, caption_key: CaptionKeys | None = None) -> 
             if not record[f"{role}_offset"]:
                 record[f"{role}_offset"], record[f"{role}_size"] = member.offset, min(member.size, 2**32 - 1)
         try:
-            record["caption"] = digest(StoredSample(descriptor, record).texts(caption_keys(caption_key)[0])[0])
+            record["caption"] = digest(TarSample(descriptor, record).texts(caption_keys(caption_key)[0])[0])
         except BadSampleError:
             record["caption"] = NO_CAPTION
     return Scan(flaw, records, [key for key, _ in samples], size, len(samples) - len(by_key))

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -33,7 +34,7 @@ CHUNK = 8192
 REMEDY = "its images are encoded again"
 
 
-class StoredColumns(UserDict[str, Embedding]):
+class StoredColumns(UserDict[str, Any]):
     """Columns by name, read from their files on access. Values of a single file are memory-mapped."""
 
     def __init__(self, names: Iterable[str], files: Mapping[Path, range]) -> None:

@@ -21,7 +21,7 @@ from clipzoo.io.weights import is_of_other_program, run_of, weights_digest
 from clipzoo.runs.identity import (
     DATASET_FILE,
     HARMLESS,
-    LOCATION,
+    LOCATIONS,
     Fingerprint,
     differing,
     digest,
@@ -57,7 +57,7 @@ WEIGHT_KEYS = ("weights", "image", "text", "head", "resume")
 LONGEST_DESCRIPTION = 80
 """Largest number of characters before the digest in the name of a run."""
 LONGEST_VALUE = 32
-EXEMPT = ("seed", "row", "head.seed", "data.shards")
+EXEMPT = ("seed", "row", "head.seed", "data.shards", "data.path")
 """Keys besides HARMLESS in which a run of an experiment may differ. The number of pairs tells whether the shards hold
 the right dataset."""
 
@@ -162,8 +162,8 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
         return
     before, now = identity(config_of(folder)), identity(plain)
     different = differing(before, now)
-    if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
-        different.remove(LOCATION)
+    if set(LOCATIONS) & set(different) and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
+        different = [key for key in different if key not in LOCATIONS]
     remedy = "give another name=..., or remove the folder"
     if len(different) == 1 and different[0] in LENGTH and is_finished(folder):
         remedy = f"to continue it, give another name=... and init.resume={folder} (docs/how_to/recipes.md)"

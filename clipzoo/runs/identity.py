@@ -31,9 +31,14 @@ HARMLESS = (
     "trainer.parallel", "trainer.fsdp", "teacher.path", "teacher.cache_gigabytes",
 )  # fmt: skip
 """Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
+LATER = (
+    "data.where", "data.uids", "data.duplicates", "data.fraction", "data.selection_seed", "data.uid_key",
+    "data.caption_table", "data.long_captions",
+)  # fmt: skip
+"""Keys that earlier versions did not have: null is the same as none, so that runs keep their names."""
 DATASET_FILE = "dataset.json"
-LOCATION = "data.shards"
-"""Key of the configuration that says where the dataset is."""
+LOCATIONS = ("data.shards", "data.path", "data.image_folder")
+"""Keys of the configuration that say where the dataset is."""
 Fingerprint = Callable[[Path], str | None]
 """Returns the fingerprint of the configured dataset, None if it is not known (yet). The argument is a run directory,
 which may hold the dataset's index."""
@@ -52,7 +57,11 @@ def flat(plain: Any, path: str = "") -> dict[str, Any]:
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat configuration without harmless keys and without passwords of URLs."""
-    return {key: value for key, value in flat(masked(plain)).items() if not is_within(key, HARMLESS)}
+    return {
+        key: value
+        for key, value in flat(masked(plain)).items()
+        if not is_within(key, HARMLESS) and not (value is None and key in LATER)
+    }
 
 
 def digest(plain: Mapping[str, Any]) -> str:
@@ -135,5 +144,5 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 def _digest_elsewhere(plain: Mapping[str, Any]) -> str:
     """Return the digest of the identity without the dataset's location."""
-    facts = {key: value for key, value in identity(plain).items() if key != LOCATION}
+    facts = {key: value for key, value in identity(plain).items() if key not in LOCATIONS}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -305,8 +305,7 @@ def _clip_benchmark_probe(model: Any, folder: Path, transform: Any, options: arg
     from clip_benchmark.metrics import linear_probe
 
     train, test = (_loader(folder, transform, options, split)[1] for split in ("train", "test"))
-    stay = {"cuda": lambda self, *_: self}
-    stays = patch.object(torch.nn.Module, **stay), patch.object(torch.Tensor, **stay)
+    stays = [patch.object(kind, "cuda", lambda self, *_: self) for kind in (torch.nn.Module, torch.Tensor)]
     with stays[0], stays[1], TemporaryDirectory() as features, torch.enable_grad():
         metrics = linear_probe.evaluate(
             model, train, test, -1, options.batch, 0, 0.1, 10, "model", 0, features, NamedCuda("cpu"), amp=False

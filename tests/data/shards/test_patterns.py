@@ -39,6 +39,6 @@ def test_ordinary_patterns_are_expanded(pattern, count):
 
 
 @pytest.mark.parametrize("name", ["x.csv", "/data/pairs.TSV", "dataset_coco.json"])
-def test_a_table_of_captions_is_no_shard_and_the_message_names_the_command_that_makes_shards(name):
-    with pytest.raises(ConfigError, match=f"={name} is a table, not shards: make them with clipzoo"):
+def test_a_table_of_captions_is_no_shard_and_the_message_names_the_commands_that_take_it(name):
+    with pytest.raises(ConfigError, match=f"={name} is a table, not shards: train with data=table data.path={name},"):
         parse_sources(name)

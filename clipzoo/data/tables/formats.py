@@ -1,0 +1,424 @@
+"""Tables and image folders as sources: a file is a shard, a row is a sample.
+
+The rows of a shard are Arrow record batches. Arrow files are memory-mapped as they are. Other tables are decoded once
+into an Arrow file with the columns that training reads, a local copy in the same cache as those of remote shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from clipzoo import io
+from clipzoo.config.vocabulary import CaptionKeys, TableFormat
+from clipzoo.data.captions import NO_CAPTION, StoredSample, caption_keys, decoded, digest
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images import LARGEST_FILE, read_image_file
+from clipzoo.data.locations import ShardCache, Shards, Source, State, files_below, is_remote, parse_sources, states
+from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
+from clipzoo.errors import ConfigError, TrainingError, first_line, installation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMATS: dict[str, TableFormat] = {
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
+    ".feather": "arrow",
+}  # fmt: skip
+"""Formats of tables by file extension."""
+IMAGE_NAMES = (
+    "image", "jpg", "png", "webp", "image_bytes", "bytes", "image_path", "filepath", "file_path", "path", "file_name",
+    "filename", "file", "img", "photo",
+)  # fmt: skip
+CAPTION_NAMES = ("caption", "captions", "txt", "text", "title", "description", "alt_text", "sentence")
+UID_NAMES = ("uid", "key", "__key__", "id", "sample_id")
+"""Names of columns that are found without data.image_key, data.caption_key and data.uid_key, the first one first."""
+JSON, TXT = ".json", ".txt"
+"""Columns with the text of a .json and of a .txt."""
+_ROWS = 256
+"""Rows of a record batch of a copy."""
+_CHECKED = 16
+"""Rows of a table whose image files are looked for when it is indexed."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """How the rows of tables are read.
+
+    format: None to find it from the file. image_key, caption_key, uid_key: names of columns; None for the first one
+    with a usual name. image_folder: folder of relative paths; None for that of the table. further_keys: other columns
+    that samples or the selection need.
+    """
+
+    format: TableFormat | None = None
+    image_key: str | None = None
+    caption_key: CaptionKeys | None = None
+    uid_key: str | None = None
+    image_folder: str | None = None
+    further_keys: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+
+    def format_of(self, location: str) -> TableFormat:
+        """Return the format of a file or folder. Raises ConfigError if its name does not tell."""
+        by_name = "folder" if os.path.isdir(location) else FORMATS.get(Path(location).suffix.lower())
+        if self.format is None and by_name is None:
+            raise ConfigError(f"data.path: the name of {location} does not tell its format: give data.format")
+        return self.format or by_name  # type: ignore[return-value]
+
+    def sources(self, path: Shards) -> list[Source]:
+        """Return the sources of `data.path`; see `parse_sources`."""
+        try:
+            return parse_sources(path, self.files)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("data.shards", "data.path")) from None
+
+    def files(self, path: str) -> list[str] | None:
+        """Return the tables of a local folder, the folder itself if it holds images; None if `path` is no folder.
+
+        A folder written by Hugging Face's `save_to_disk` is read in the order of its state.json.
+        """
+        folder = Path(path).expanduser().absolute()
+        if not folder.is_dir():
+            return None
+        if (folder / "dataset_dict.json").is_file():
+            splits = ", ".join(sorted(state.parent.name for state in folder.glob("*/state.json")))
+            raise ConfigError(f"data.path={path} has several splits: give the folder of one of them ({splits})")
+        if (folder / "state.json").is_file():
+            state = io.read_json(folder / "state.json", 64 * io.MB, fields={"_data_files": list})
+            if state.get("_indices_files") or state.get("_indices_data_files"):
+                raise ConfigError(f"data.path={path} selects rows by an index: save it after flatten_indices()")
+            return [str(io.below(folder, entry["filename"], links=True)) for entry in state["_data_files"]]
+        tables = [str(path) for path in sorted(folder.iterdir()) if path.suffix.lower() in FORMATS]
+        formats = {self.format_of(path): path for path in tables if self.format != "folder"}
+        if len(formats) > 1:
+            raise ConfigError(
+                f"data.path={path} has tables of several formats ({', '.join(formats)}): give their files"
+            )
+        return tables if formats else [str(folder)]
+
+    @property
+    def identity(self) -> str:
+        """Text that differs if an index differs."""
+        return repr(replace(self, image_folder=None, further_keys=()))
+
+    def open(self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()) -> OpenTable:
+        """Return an open table, from its copy unless it is an Arrow file. Raises BadSampleError if it is damaged.
+
+        state: of the file when it was indexed. columns: further names; images' bytes are then left out, and Parquet
+        files are read without a copy.
+        """
+        form = self.format_of(location)
+        try:
+            if form == "arrow" or (columns and form == "parquet"):
+                with self._file(cache, location, state) as file:
+                    return OpenTable(self, location, list(self._batches(form, location, file, columns)))
+
+            def write(target: IO[bytes]) -> None:
+                with self._file(cache, location, state) as file:
+                    batches = self._batches(form, location, file)
+                    if (first := next(batches, None)) is not None:
+                        with arrow().ipc.new_file(target, first.schema) as writer:
+                            for batch in chain([first], batches):
+                                writer.write_batch(batch)
+
+            facts = hashlib.sha256(repr((location, state, self.identity, self.further_keys)).encode()).hexdigest()
+            name = f"{facts[:16]}-{Path(location).stem[-50:]}.arrow".replace(" ", "_")
+            with os.fdopen(cache.copy(name, write, lambda size: True), "rb") as file:
+                return OpenTable(self, location, list(self._batches("arrow", location, file)))
+        except (BadSampleError, ConfigError, TrainingError):
+            raise
+        # pyarrow's errors are OSError, ValueError, or have bases of their own.
+        except Exception as error:
+            kind = "shard_missing" if isinstance(error, FileNotFoundError) else "shard_unreadable"
+            raise BadSampleError(kind, f"not readable as {form}: {first_line(error)}") from error
+
+    def _file(self, cache: ShardCache, location: str, state: State) -> IO[bytes]:
+        if os.path.isdir(location):
+            return open(os.devnull, "rb")
+        file = os.fdopen(cache.open(location, size=state[0]), "rb")
+        if (size := os.fstat(file.fileno()).st_size) != state[0] and not is_remote(location):
+            file.close()
+            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {state[0]} when it was indexed")
+        return file
+
+    def _batches(
+        self, form: TableFormat, location: str, file: IO[bytes], columns: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table. columns: as in `open`."""
+        pa = arrow()
+        if form == "arrow" and os.fstat(file.fileno()).st_size:
+            content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            if content[:6].to_pybytes() == b"ARROW1":
+                reader = pa.ipc.open_file(content)
+                yield from map(reader.get_batch, range(reader.num_record_batches))
+            elif content[-8:].to_pybytes() != _END_OF_STREAM:
+                raise pa.ArrowInvalid("truncated: no end-of-stream mark")
+            else:
+                yield from pa.ipc.open_stream(content)
+        elif form == "folder":
+            files = set(files_below(Path(location)))
+            images = sorted(name for name in files if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS)
+            for first in range(0, len(images), _ROWS):
+                rows = images[first : first + _ROWS]
+                texts = {name: [_beside(location, row, name, files) for row in rows] for name in (TXT, JSON)}
+                columns_of_texts = {name: pa.array(values, pa.binary()) for name, values in texts.items()}
+                yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **columns_of_texts})
+        elif form == "jsonl":
+            lines = (line for line in file if line.strip())
+            while part := list(islice(lines, _ROWS)):
+                yield pa.record_batch({JSON: pa.array(part, pa.binary())})
+        elif form == "parquet":
+            from pyarrow import parquet
+
+            with parquet.ParquetFile(file, pre_buffer=False) as source:
+                schema = source.schema_arrow
+                names = find_names(self, schema.names, location)
+                kept, kind = names.kept, schema.field(names.image).type
+                if light := bool(columns) and not _is_text(kind):
+                    kept.remove(names.image)
+                for batch in source.iter_batches(_ROWS, columns=kept, use_threads=False):
+                    yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
+        elif form in ("csv", "tsv"):
+            from pyarrow import csv
+
+            delimiter = "\t" if form == "tsv" else ","
+            rows = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+            header = csv.open_csv(file, csv.ReadOptions(use_threads=False), rows).schema.names
+            file.seek(0)
+            names, keys = find_names(self, header, location), caption_keys(self.caption_key)
+            texts = {name: pa.string() for name in (names.image, names.caption, names.uid, *keys) if name}
+            kept = csv.ConvertOptions(column_types=texts, include_columns=names.kept)
+            table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, kept)
+            yield from table.to_batches(_ROWS)
+
+
+class Names(NamedTuple):
+    """Columns of a table. caption: that of data.caption_key=null. kept: all columns that samples need."""
+
+    image: str
+    caption: str | None
+    uid: str | None
+    kept: list[str]
+
+
+def find_names(rules: TableRules, present: Sequence[str], location: str) -> Names:
+    """Find the columns among those that are present. Raises ConfigError if one is missing."""
+    keys = caption_keys(rules.caption_key)
+    wanted = [("image_key", rules.image_key, IMAGE_NAMES), ("uid_key", rules.uid_key, UID_NAMES)]
+    without_key = None in keys and TXT not in present
+    if without_key:
+        wanted.append(("caption_key", None, CAPTION_NAMES))
+    wanted += [("caption_key", key, ()) for key in keys if key is not None and JSON not in present]
+    usual_names, found = {name.lower(): name for name in reversed(present)}, dict[str, str | None]()
+    for setting, name, usual in wanted:
+        column = name or next((usual_names[choice] for choice in usual if choice in usual_names), None)
+        if column not in present and column not in rules.joined and (setting, column) != ("uid_key", None):
+            name = "with a usual name" if column is None else repr(column)
+            raise ConfigError(f"{location} has no column {name} (data.{setting}), but: {', '.join(present)}")
+        found.setdefault(setting, column)
+    names = [*found.values(), *keys, *rules.further_keys]
+    kept = list(dict.fromkeys(name for name in names if name is not None and name in present))
+    return Names(str(found["image_key"]), found["caption_key"] if without_key else None, found["uid_key"], kept)
+
+
+class OpenTable:
+    """An open table with random access. Raises ConfigError if its columns do not suffice."""
+
+    def __init__(self, rules: TableRules, location: str, batches: list[pa.RecordBatch]) -> None:
+        if not batches:
+            raise ValueError("it has no rows")
+        self.batches = batches
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self.folder = Path(location if os.path.isdir(location) else rules.image_folder or Path(location).parent)
+        schema = batches[0].schema
+        self.columns = {name: place for place, name in enumerate(schema.names)}
+        self.has_json = JSON in self.columns
+        present = list(self.columns)
+        if self.has_json:
+            # The first row that is an object tells the names.
+            rows = batches[0].column(self.columns[JSON]).to_pylist()
+            entries = (entry for row in rows if row and isinstance(entry := _parsed(row), dict))
+            present += next(entries, {})
+        self.names = find_names(rules, present, location)
+        column = self.columns.get(self.names.image)
+        self.has_paths = column is None or _is_text(schema.field(column).type)
+        self.has_images = self.has_paths or not arrow().types.is_null(schema.field(column).type)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def cell(self, row: int, column: str) -> Any:
+        """Return a value; None if the table has no such column."""
+        if column not in self.columns:
+            return None
+        batch = int(self._starts.searchsorted(row, side="right")) - 1
+        return self.batches[batch].column(self.columns[column])[row - int(self._starts[batch])].as_py()
+
+
+class TableSample(StoredSample):
+    """A row of a table; see `StoredSample`. Its .json is the row, or the row's own."""
+
+    def __init__(self, table: OpenTable, row: int) -> None:
+        self._table, self._row = table, row
+
+    def image(self) -> bytes:
+        table = self._table
+        image = table.cell(self._row, table.names.image)
+        if image is None and table.has_json and isinstance(self._entry, dict):
+            image = self._entry.get(table.names.image)
+        if isinstance(image, dict):
+            # Hugging Face's feature Image.
+            image = image.get("path") if image.get("bytes") is None else image["bytes"]
+        if isinstance(image, bytes):
+            if len(image) > LARGEST_FILE:
+                raise BadSampleError("enormous_file", f"the image has {len(image):,} bytes")
+            return image
+        if not isinstance(image, str) or not image:
+            raise BadSampleError("missing_image", f"{table.names.image} is {image!r:.80}, neither bytes nor a path")
+        try:
+            return read_image_file(
+                io.below(table.folder, image.removeprefix(f"{table.folder}".rstrip("/") + "/"), links=True)
+            )
+        except io.DamagedFileError as error:
+            raise BadSampleError("unsafe_path", f"{error.fault}; see data.image_folder") from None
+
+    def _text(self) -> Any:
+        name = self._table.names.caption
+        if name is not None:
+            return self._value(name, "caption")
+        text = self._table.cell(self._row, TXT)
+        if text is None:
+            raise BadSampleError("missing_caption", "no .txt next to the image")
+        return decoded(text)
+
+    def uid(self, key: str | None) -> str | None:
+        return super().uid(key or self._table.names.uid)
+
+    @cached_property
+    def _entry(self) -> Any:
+        table = self._table
+        if not table.has_json:
+            names = [name for name in table.names.kept if name != table.names.image or table.has_paths]
+            return {name: table.cell(self._row, name) for name in names}
+        text = table.cell(self._row, JSON)
+        if text is None:
+            return {}
+        entry = _parsed(text)
+        if entry is None:
+            raise BadSampleError("bad_json", f"row {self._row} is not JSON: {text!r:.60}")
+        return entry
+
+
+class JoinedTable:
+    """Values of other tables by uid, for the keys that samples lack. columns: those of `keys` that the tables have.
+
+    path: as data.path. uid_key: None for "uid". Raises ConfigError if a uid occurs twice, or for no such column.
+    """
+
+    def __init__(self, path: str, keys: Sequence[str], uid_key: str | None, cache: ShardCache) -> None:
+        # The uids take the place of the images.
+        rules = TableRules(None, uid_key or "uid", list(keys), None, None, (), tuple(keys))
+        locations = [location for source in rules.sources(path) for location in source.shards]
+        try:
+            opened = zip(locations, states(locations), strict=True)
+            self._tables = [rules.open(cache, location, state or (0, 0)) for location, state in opened]
+        except BadSampleError as error:
+            raise ConfigError(f"data.caption_table={path}: {error}") from None
+        self.columns = tuple(dict.fromkeys(key for table in self._tables for key in table.names.kept if key in keys))
+        if not self.columns:
+            raise ConfigError(f"data.caption_table={path} has no column of the caption keys {', '.join(keys)}")
+        self._samples = np.cumsum([0, *map(len, self._tables)])
+        uids = [TableSample(table, row).uid(rules.image_key) for table in self._tables for row in range(len(table))]
+        digests = np.array([digest(uid or "") for uid in uids], np.uint64)
+        self._rows = np.argsort(digests, kind="stable")
+        self._digests = digests[self._rows]
+        if len(repeated := np.flatnonzero(self._digests[1:] == self._digests[:-1])):
+            uid = uids[self._rows[repeated[0]]]
+            raise ConfigError(f"data.caption_table={path} has the {rules.image_key} {uid!r} more than once")
+        self.digest = io.digest_of(*map(Path, locations))
+
+    def value(self, uid: str, key: str) -> Any:
+        """Return the value of a column for a uid; None without one."""
+        place = int(self._digests.searchsorted(np.uint64(digest(uid))))
+        if place == len(self._digests) or self._digests[place] != digest(uid):
+            return None
+        row = int(self._rows[place])
+        table = int(self._samples.searchsorted(row, side="right")) - 1
+        return TableSample(self._tables[table], row - int(self._samples[table])).value(key)
+
+
+def scan_table(rules: TableRules, cache: ShardCache, state: State | None, location: str) -> Scan:
+    """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
+
+    Raises ConfigError if a column is missing, or if none of the first image files can be read.
+    """
+    if state is not None and state[0] <= 0:
+        return Scan("empty" if state[0] == 0 else "missing")
+    try:
+        table = rules.open(cache, location, state or (0, 0), columns=rules.further_keys or [JSON])
+    except BadSampleError as error:
+        return Scan(str(error))
+    records, keys = np.zeros(len(table), RECORD), []
+    records["image_offset"] = np.arange(1, len(table) + 1)
+    for row, record in enumerate(records):
+        sample = TableSample(table, row)
+        try:
+            record["caption"] = digest(sample.texts(caption_keys(rules.caption_key)[0])[0])
+        except BadSampleError:
+            record["caption"] = NO_CAPTION
+        keys.append((sample.uid(rules.uid_key) or f"{row:09d}").replace("\0", " "))
+    checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
+    failures = list[BadSampleError]()
+    for row in checked:
+        try:
+            TableSample(table, row).image()
+        except BadSampleError as error:
+            failures.append(error)
+    if failures and len(failures) == len(checked):
+        raise ConfigError(
+            f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. Paths "
+            f"in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
+        )
+    return Scan(None, records, keys, state[0] if state else 0, len(keys) - len(set(keys)))
+
+
+def _beside(folder: str, image: str, extension: str, files: Collection[str]) -> bytes | None:
+    """Return the content of the file next to an image with this extension; None without one."""
+    name = image.rpartition(".")[0] + extension
+    with suppress(io.DamagedFileError):
+        return io.read_bytes(io.below(Path(folder), name, links=True), 16 * io.MB) if name in files else None
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return arrow().types.is_string(kind) or arrow().types.is_large_string(kind)
+
+
+def _parsed(text: bytes) -> Any:
+    """Return the content of a JSON text, None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def arrow() -> Any:
+    """Return pyarrow with its IPC. Raises ConfigError if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError:
+        raise ConfigError(f"tables need pyarrow: {installation('tables')}") from None
+    return pyarrow
