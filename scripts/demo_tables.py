@@ -144,7 +144,7 @@ TABLES = {
 
 
 def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
-    """A row per method: mean and 95 % interval over seeds; speed and memory of the first seed."""
+    """A row per method: mean and 95 % interval over seeds; memory of the first seed."""
     rows = []
     first = next(iter(runs.values()))[0]
     columns = {column: key for column, key in COLUMNS.items() if MetricKey.parse(key) in first.metrics}
@@ -155,9 +155,8 @@ def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
             cells.append(f"{statistics.mean(values):.1f}")
             if (count := len(values)) > 1:
                 cells[-1] += f" ± {student_t.ppf(0.975, count - 1) * statistics.stdev(values) / count**0.5:.1f}"
-        cells += [f"{float(records[0].training[key]):.0f}" for key in ("samples_per_second", "peak_memory_mib")]
-        rows.append(cells)
-    return text_table(["method", *columns, "samples/s", "peak MiB"], rows, left=1)
+        rows.append([*cells, f"{float(records[0].training['peak_memory_mib']):.0f}"])
+    return text_table(["method", *columns, "peak MiB"], rows, left=1)
 
 
 def cost_table(turns: Sequence[Mapping[str, Path]]) -> Table:
