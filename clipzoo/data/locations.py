@@ -274,7 +274,7 @@ class ShardCache:
             # Everyone can write to the temporary folder: files of another user are neither read nor written through.
             if not self._chosen and (self._folder.is_symlink() or self._folder.stat().st_uid != os.getuid()):
                 raise ConfigError(f"{self._folder} belongs to another user: set data.cache_folder to a folder of yours")
-            copy = self._folder / name
+            copy = below(self._folder, name)
             lock = open(self._folder / f".{copy.name}.lock", "w")  # noqa: SIM115 - closed by `_held`
         with _held(lock):
             with suppress(FileNotFoundError):

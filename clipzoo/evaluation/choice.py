@@ -63,7 +63,7 @@ class Choice(Task[ChoiceDataset]):
             captions = [dataset.captions[index] for example in examples for index in example.captions]
             texts = encoder.embed_captions(model, captions, evaluation.draws)
             draws = [_scores(model, *draw, examples) for draw in zip(images, texts, strict=True)]
-            return [torch.tensor(draws, dtype=torch.float64, device=model.device).transpose(0, 1)]
+            return [torch.tensor(draws, dtype=torch.float64).to(model.device).transpose(0, 1)]
 
         batches = gathered_batches(len(dataset.examples), encoder.batch_size, score, encoder.world)
         values = np.concatenate([part.numpy(force=True) for (part,) in batches if isinstance(part, torch.Tensor)])

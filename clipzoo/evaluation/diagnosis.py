@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View
@@ -43,7 +43,7 @@ class Diagnosis(Task[RetrievalDataset]):
     def __init__(self, map: Literal["pca", "umap"], seed: int) -> None:
         self._map, self._seed = map, seed
         if map == "umap" and find_spec("umap") is None:
-            raise ConfigError("eval.map=umap needs umap-learn: pip install 'clipzoo[umap]', or give eval.map=pca")
+            raise ConfigError(f"eval.map=umap needs umap-learn: {installation('umap')}, or give eval.map=pca")
 
     def check(self, dataset: EvaluationDataset) -> None:
         if not isinstance(dataset, RetrievalDataset) or len(dataset.images) < 2:

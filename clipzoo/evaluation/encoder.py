@@ -84,7 +84,7 @@ class BatchEncoder:
             with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
             with _full_precision(model):
-                indices = torch.tensor([rows[index] for index in batch], device=model.device)
+                indices = torch.tensor([rows[index] for index in batch]).to(model.device)
                 return [column(features, indices) for column in columns]
 
         with closing(loaded):

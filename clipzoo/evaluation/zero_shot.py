@@ -105,7 +105,7 @@ def _classification(evaluation: Evaluation, dataset: ClassificationDataset, cali
     """
     model, draws, test = evaluation.model, evaluation.draws, dataset.splits["test"]
     classifiers = build_classifiers(model, dataset.class_names, dataset.templates, evaluation.encoder, draws)
-    labels = torch.tensor(test.labels, device=model.device)
+    labels = torch.tensor(test.labels).to(model.device)
     members = None if test.all_labels is None else _members(dataset).to(model.device)
 
     def answer(scores: Tensor, indices: Tensor) -> Tensor:

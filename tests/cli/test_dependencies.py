@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 MODULES = {
     "hydra-core": "hydra", "pillow": "PIL", "faiss-cpu": "faiss", "pyyaml": "yaml", "open_clip_torch": "open_clip",
     "scikit-learn": "sklearn", "hydra-submitit-launcher": "hydra_plugins",
-    "mlflow-skinny": "mlflow", "mkdocs-material": "material",
+    "mlflow-skinny": "mlflow", "mkdocs-material": "material", "umap-learn": "umap",
 }  # fmt: skip
 """Distributions whose module has another name."""
 PROVIDED = {"open_clip_train": "open_clip", "griffe": "mkdocstrings"}

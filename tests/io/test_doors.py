@@ -143,6 +143,7 @@ def joins(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str
 
 TABLES = "a table of the user's own names images anywhere on the disk; they are read only as images"
 OPTIONS = "options of the command line, in folders of configurations"
+INSTALLED = "files of an installed package, named by the catalogue"
 RECIPES = "names that clipzoo's recipes and studies write in the code"
 TRUSTED = {
     ("cli/launch.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
@@ -153,10 +154,9 @@ TRUSTED = {
     ("config/groups.py", "folder / name"): OPTIONS,
     ("config/groups.py", "folder / path"): OPTIONS,
     ("data/index.py", "folder / f'{index_name(locations, caption_key)}.json'"): "a digest",
-    ("data/locations.py", "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'"): "a digest",
     ("data/write.py", "table.parent / image"): TABLES,
     ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
-    ("evaluation/datasets/prompts.py", "package.joinpath('datasets', file)"): "files of an installed package",
+    ("evaluation/datasets/prompts.py", "resources.files('clip_benchmark').joinpath('datasets', file)"): INSTALLED,
     ("io/files.py", "root / record"): RECIPES,
     ("io/files.py", "folder / record"): RECIPES,
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
@@ -256,6 +256,9 @@ READERS = {
     "data/loader.py": OWN,
     "distributed/launch.py": OWN,
     "data/images.py": "bytes in memory",
+    "data/reader.py": "through the cache of shards",
+    "data/tables/formats.py": "through the cache of shards",
+    "report/frame.py": OWN,
     "data/locations.py": "without waiting; the size is compared",
     "data/index.py": "verified when it was loaded, or just written",
     "training/tuned.py": CACHE,
@@ -277,6 +280,7 @@ WRITERS = {
     "exports/graphs.py": UNPUBLISHED,
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
+    "evaluation/datasets/remote.py": LOCK,
     "data/locations.py": CACHE,
     "distributed/launch.py": "the null device",
     "data/index.py": "an empty probe, removed at once",

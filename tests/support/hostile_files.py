@@ -380,7 +380,7 @@ def write_karpathy(folder: Path) -> None:
 
 def read_karpathy(folder: Path) -> None:
     with suppress(FileNotFoundError):  # of an image: `open_benchmark` makes it a message
-        karpathy(folder, "train", 5)
+        karpathy(folder, {"split": "train", "captions": 5})
     command("shards", "make", folder / "dataset_coco.json", folder / "shards", "--images", folder)
 
 

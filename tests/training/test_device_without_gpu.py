@@ -112,7 +112,7 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         "evaluation/",
     )  # fmt: skip
     in_steps = {wait for wait in waits if not wait.startswith(saving_and_judging)}
-    assert in_steps <= {*moving_and_logging, *STATE_WAITS, "model.py text_features"}
+    assert in_steps <= {*moving_and_logging, *STATE_WAITS, "model.py text_features", "types.py map_embedding"}
 
 
 def test_the_probes_solver_stays_on_the_device():

@@ -221,7 +221,7 @@ def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:
     for split in facts["splits"]:
         classes: dict[str, list[int]] = {}
         for label, name in enumerate(facts["labels"]):
-            for line in read_lines(_existing(base / "ImageSets" / "Main" / f"{name}_{split}.txt"), MB, REMEDY):
+            for line in read_lines(_existing(below(base, f"ImageSets/Main/{name}_{split}.txt")), MB, REMEDY):
                 number, flag = line.split()
                 classes.setdefault(number, []).extend([label] if flag != "-1" else [])
         every = list(classes.values())

@@ -17,7 +17,7 @@ from clipzoo.data.write import Pair, write_shards
 from clipzoo.evaluation import outputs
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
-from clipzoo.evaluation.datasets.readers import folders
+from clipzoo.evaluation.datasets.readers import class_folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.training.diagnostics import write_examples
@@ -161,7 +161,7 @@ def in_folders_of_classes(shard: Path, files: list[Path], folder: Path) -> list[
     for file in files:
         shutil.copy(file, folder / "test" / "things")
     shutil.copy(files[0], folder / "train" / "things")
-    images = folders(folder)[1]["test"]
+    images = class_folders(folder, {"splits": {"test": "test"}})[1]["test"]
     return transformed(images[number][0] for number in range(len(images)))
 
 
