@@ -99,5 +99,5 @@ def test_weights_of_another_model_and_another_kind_of_model_are_refused(tmp_path
     with pytest.raises(ConfigError, match="model.safetensors does not fit config.json .KeyError: .*: export the model"):
         clipzoo.from_transformers(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 12, "vocab_size": 9}')
-    with pytest.raises(ConfigError, match="model.safetensors lacks embeddings.LayerNorm.bias, .* more: export the model again"):
+    with pytest.raises(ConfigError, match="model.safetensors lacks embeddings.LayerNorm.bias, .* more"):
         clipzoo.from_transformers(tmp_path)

@@ -153,7 +153,6 @@ TRUSTED = {
     ("config/groups.py", "folder / group"): OPTIONS,
     ("config/groups.py", "folder / name"): OPTIONS,
     ("config/groups.py", "folder / path"): OPTIONS,
-    ("data/index.py", "folder / f'{index_name(locations, caption_key)}.json'"): "a digest",
     ("data/write.py", "table.parent / image"): TABLES,
     ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
     ("evaluation/datasets/prompts.py", "resources.files('clip_benchmark').joinpath('datasets', file)"): INSTALLED,
