@@ -63,7 +63,7 @@ Picture("emoji.png", width=760)
 # !clipzoo train experiment=emoji/clip name=vendors data.shards=data/vendors/train eval.root=data/vendors/downstream eval.zero_shot=[names] eval.retrieval=[search] trainer.epochs=12
 
 # %% [markdown]
-# Chance among 1,906 names is 0.05 %. With all 40 epochs (`make emoji`) the top-1 accuracy is 28.4 %;
+# Chance among 1,906 names is 0.05 %. With all 40 epochs (`make emoji`) the top-1 accuracy is 28.3 %;
 # [benchmarks](../benchmarks/methods.md#real-pictures-of-another-vendor) compare CLIP, WPSE and KME-CLIP on these pictures.
 #
 # ## Search
