@@ -123,7 +123,7 @@ def load(
                 folder = stored_folder(place, [FORMATS[kind].mark for kind in READABLE])
                 if (folder / CONFIG).exists():
                     folder = stored_folder(place, ["*.json", "*.safetensors"])
-        kind = next((kind for kind in READABLE if io.below(folder, FORMATS[kind].mark).exists()), None)
+        kind = next((kind for kind in READABLE if io.below(folder, FORMATS[kind].mark, links=True).exists()), None)
         if kind is None or (folder / "config.yaml").exists():
             model = loading.load_run(folder, trust, average)
         elif kind == "hub":
