@@ -172,16 +172,16 @@ def race_classifier(options: argparse.Namespace, scratch: Path) -> dict[str, Any
     names, templates = open_clip.IMAGENET_CLASSNAMES, open_clip.OPENAI_IMAGENET_TEMPLATES
     lines = [template("{c}") for template in templates]
     encoder = BatchEncoder(model.tokenizer, model.config["encoder"]["image_size"], "bicubic", 256, 0, "float32")
+    made: dict[str, Any] = {}
     contenders: dict[str, Callable[[], Any]] = {
-        "clipzoo": lambda: build_classifiers(model, names, lines, encoder, draws=1),
-        "CLIP_benchmark": lambda: zero_shot_classifier(peer, tokenizer, names, lines, "cpu", amp=False),
+        "clipzoo": lambda: made.update(ours=build_classifiers(model, names, lines, encoder, draws=1)[0]),
+        "CLIP_benchmark": lambda: made.update(
+            peer=zero_shot_classifier(peer, tokenizer, names, lines, "cpu", amp=False)
+        ),
         "open_clip": lambda: open_clip.build_zero_shot_classifier(peer, tokenizer, names, templates, use_tqdm=False),
     }
-    ours, theirs = contenders["clipzoo"]()[0], contenders["CLIP_benchmark"]()
-    return {
-        **_compared({"classifier": contenders}, options),
-        "largest_difference": float((ours - theirs.T).abs().max()),
-    }
+    result = _compared({"classifier": contenders}, options)
+    return {**result, "largest_difference": float((made["ours"] - made["peer"].T).abs().max())}
 
 
 def untrained(options: argparse.Namespace, scratch: Path) -> tuple[Any, Any, Any, Any]:
