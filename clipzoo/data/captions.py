@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,7 +120,7 @@ def digest(caption: str) -> int:
     return int.from_bytes(hashlib.blake2b(" ".join(caption.split()).encode(), digest_size=8).digest(), "little") or 1
 
 
-class StoredSample:
+class StoredSample(ABC):
     """A sample of an open shard: image, captions, hard negatives, regions, and group.
 
     All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the name of the
@@ -129,18 +130,18 @@ class StoredSample:
 
     joined: Callable[[str], Any] | None = None
 
+    @abstractmethod
     def image(self) -> bytes:
         """Return the encoded image."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _text(self) -> Any:
         """Return the caption without a key: that of the .txt."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _entry(self) -> Any:
         """Content of the .json, or the row of a table."""
-        raise NotImplementedError
 
     def value(self, key: str) -> Any:
         """Return the value under a key of the .json or row, else that of the joined table; None without one."""

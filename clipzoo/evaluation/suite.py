@@ -448,5 +448,8 @@ def dataset_key(key: str, dataset: EvaluationDataset) -> str:
         if isinstance(dataset, RetrievalDataset):
             facts.append(dataset.caption_image)
         else:
-            facts += [(each.images, each.captions, sorted(each.pairs), each.category) for each in dataset.examples]
+            facts += [
+                (example.images, example.captions, sorted(example.pairs), example.category)
+                for example in dataset.examples
+            ]
     return hashlib.sha256(repr((key, DECODING, facts, images)).encode()).hexdigest()

@@ -51,7 +51,7 @@ class Solve(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What all tasks of an evaluation share.
+    """Model, encoder and output folder, shared by all tasks of an evaluation.
 
     encoder: encodes images and captions on all ranks; its `world` and `image_size` are those of the evaluation. draws:
     number of draws of random features, 1 for heads without. output: folder for files of the report. solved: results of

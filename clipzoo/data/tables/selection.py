@@ -175,7 +175,7 @@ def _are_in(keys: Sequence[str], uids: np.ndarray) -> np.ndarray:
     """Return which keys are among sorted uids, [n] bool."""
     values = np.array(keys, str)
     if uids.dtype == _PAIRS:
-        # A key of another form is 0, which is no uid of DataComp.
+        # A key that is not 32 hexadecimal digits becomes 0, which DataComp does not use as a uid.
         digits = [key if len(key) == 32 and set(key) <= set("0123456789abcdef") else "0" for key in keys]
         values = np.array([divmod(int(digit, 16), 2**64) for digit in digits], _PAIRS)
     return uids[np.minimum(np.searchsorted(uids, values), len(uids) - 1)] == values

@@ -11,6 +11,7 @@ from typing import Any
 from PIL.Image import Image
 
 from clipzoo import io
+from clipzoo.errors import one_message
 from clipzoo.evaluation.datasets.dataset import Example, ImageFile, ImageFiles, Images, png, version_of
 from clipzoo.evaluation.datasets.tables import TableImages, row_groups
 
@@ -67,7 +68,7 @@ def read_tables(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
                 for template in layout["images"]:
                     image = row.get(template[1:-1])
                     if not isinstance(image, tuple):
-                        # Of a URL only the last part counts.
+                        # The file name is the last part of the URL.
                         file = re.sub("https?://.*/", "", _filled(template, row, path))
                         image = (files.setdefault(file, _image(folder, file)), 0)
                     places.append(parts.setdefault((*image, box), len(parts)))
@@ -87,8 +88,10 @@ def read_associations(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
     files: dict[str, int] = {}
     captions: list[str] = []
     examples: list[Example] = []
-    for row in io.read_table(_existing(folder, layout["file"]), ("candidates", "cue", "associations")):
-        names, right = json.loads(row["candidates"]), json.loads(row["associations"])
+    table = _existing(folder, layout["file"])
+    for row in io.read_table(table, ("candidates", "cue", "associations")):
+        with one_message(f"{table}: the cue {row['cue']!r} has no JSON lists of candidates and associations"):
+            names, right = json.loads(row["candidates"]), json.loads(row["associations"])
         places = tuple(files.setdefault(layout["image"].format(name=name), len(files)) for name in names)
         pairs = frozenset((place, 0) for place, name in enumerate(names) if name in right)
         # DataComp's metric is the Jaccard index of the examples with 10 or 12 candidates.

@@ -228,6 +228,14 @@ def written(folder: Path) -> ChoiceDataset:
     return ChoiceDataset(folder.name, images, captions, examples)
 
 
+def test_a_damaged_list_of_associations_is_named(tmp_path):
+    winogavil(tmp_path / "winogavil")
+    table = tmp_path / "winogavil/assets/winogavil_dataset.csv"
+    table.write_text(table.read_text().replace('"[""teepee""]"', '"[""teepee"'))
+    with pytest.raises(ConfigError, match="winogavil_dataset.csv: the cue 'tent' has no JSON lists"):
+        read_source("winogavil", tmp_path / "winogavil")
+
+
 def test_a_choice_dataset_reads_back_as_written_and_stores_each_image_once(tmp_path):
     source = written(tmp_path / "choices")
     dataset = open_tar_dataset(tmp_path, "choices")
