@@ -291,6 +291,7 @@ class Result:
             for key, value in parsed(self.metrics or {}).items()
             if key.metric in ("top1", "recall_at_1", "loss", "mean_average_precision", "modality_gap")
             or key.metric.endswith("_shot")
+            or (key.metric in ("text", "image", "group", "jaccard") and not key.protocol)
         )
         say(f"evaluation: {self.task.name} {self.dataset.name}: {headline} ({seconds:.1f} s)")
 

@@ -32,7 +32,7 @@ from clipzoo.report import published
 from clipzoo.report.statistics import rank_sum, short_run_names
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
-from clipzoo.runs.record import AVERAGE, DEVIATION, TASKS, MetricKey, RunRecord, TrainingLog, read_arrays
+from clipzoo.runs.record import AVERAGE, DEVIATION, PAPER_TASKS, MetricKey, RunRecord, TrainingLog, read_arrays
 
 PAPER = "paper"
 """Name of the scale of the papers."""
@@ -168,7 +168,7 @@ def columns_of(frame: pd.DataFrame, further: bool = False) -> dict[str, list[pub
         if not further and target in titles:
             by_task.setdefault(titles[target], []).append(key)
         is_detail = key.metric.endswith(DEVIATION) or key.task == "choice" and key.protocol
-        is_common = key.task in TASKS and (key.task != "zero_shot" or key.metric in ACCURACIES)
+        is_common = key.task in PAPER_TASKS and (key.task != "zero_shot" or key.metric in ACCURACIES)
         if further and key.dataset and not is_detail and not is_common and key.task != AVERAGE:
             places = ", ".join(title_of(part) for part in (key.task, key.protocol) if part)
             by_task.setdefault(f"{places}: {title_of(key.metric)}", []).append(key)

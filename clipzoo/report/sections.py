@@ -34,7 +34,7 @@ from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumb
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import AVERAGE, DEVIATION, TASKS, VALIDATION, MetricKey, TrainingLog
+from clipzoo.runs.record import AVERAGE, DEVIATION, PAPER_TASKS, VALIDATION, MetricKey, TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -415,7 +415,7 @@ def result_tables(metrics: Metrics) -> list[Table]:
     if of_mteb:
         lines = [[f"{key.dataset} {key.protocol}", key.metric, _measurement(metrics, key)] for key in of_mteb]
         tables.append(text_table(["task of mteb", "score", "%"], lines, left=2, title="mteb, main scores in %"))
-    further = [key for key in metrics if key.task not in (*TASKS, "mteb", VALIDATION, AVERAGE) and key.dataset]
+    further = [key for key in metrics if key.task not in (*PAPER_TASKS, "mteb", VALIDATION, AVERAGE) and key.dataset]
     for task in dict.fromkeys(key.task for key in further):
         keys = [key for key in further if key.task == task and not key.metric.endswith(DEVIATION)]
         is_long = len({(key.protocol, key.metric) for key in keys}) > MANY
@@ -446,7 +446,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     """
     from clipzoo.evaluation.datasets.dataset import catalogue
 
-    metrics = {key: value for key, value in metrics.items() if key.task in TASKS}
+    metrics = {key: value for key, value in metrics.items() if key.task in PAPER_TASKS}
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
     # Column -> published number and its table.

@@ -49,8 +49,10 @@ VALIDATION = "validation"
 """Task of the loss on held-out pairs, and their name as a dataset of retrieval."""
 AVERAGE = "average"
 """First segment of the metrics of averaged weights, "average/zero_shot/cifar10/top1"."""
-TASKS = ("zero_shot", "linear_probe", "retrieval", "choice")
-"""Tasks of an evaluation; lists of datasets in the node `eval` have these names."""
+PAPER_TASKS = ("zero_shot", "linear_probe", "retrieval")
+"""Tasks of the papers' tables."""
+TASKS = (*PAPER_TASKS, "choice", "knn", "few_shot")
+"""Tasks of an evaluation whose metrics are ranked; lists of datasets in the node `eval` have these names."""
 Setting = str | int | float | bool | None
 SETTINGS = {
     "zero_shot": ("prompts", "interpolation", "resize_mode"),
