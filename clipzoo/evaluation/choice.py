@@ -29,7 +29,7 @@ from clipzoo.evaluation.datasets.dataset import ChoiceDataset, EvaluationDataset
 from clipzoo.evaluation.encoder import gathered_batches
 from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.scoring import exact_products, mean_over_draws
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task
 from clipzoo.io import below
 from clipzoo.model import Model
 from clipzoo.types import Embedding, map_embedding
@@ -49,12 +49,12 @@ class Choice(Task[ChoiceDataset]):
             raise ConfigError(f"{dataset.name} has no examples of images and captions: remove it from eval.choice")
         check_examples(dataset)
 
-    def columns(self, evaluation: Evaluation, dataset: ChoiceDataset) -> Mapping[View, Mapping[str, Column]]:
-        return {View("test", evaluation.encoder.image_size): evaluation.image_columns()}
+    def columns(self, evaluation: Evaluation, dataset: ChoiceDataset) -> Mapping[str, Column]:
+        return evaluation.image_columns()
 
     def measure(self, evaluation: Evaluation, dataset: ChoiceDataset, columns: Rows) -> Metrics:
         model, encoder = evaluation.model, evaluation.encoder
-        rows = columns[View("test", encoder.image_size)]
+        (rows,) = columns.values()
         images = [rows[f"image.{draw}"] for draw in range(evaluation.draws)]
 
         @torch.no_grad()

@@ -20,7 +20,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.outputs import write_arrays
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task
 from clipzoo.types import map_embedding
 
 NEIGHBOURS = 10
@@ -49,8 +49,8 @@ class Diagnosis(Task[RetrievalDataset]):
         if not isinstance(dataset, RetrievalDataset) or len(dataset.images) < 2:
             raise ConfigError(f"{dataset.name} has not two images with captions: remove it from eval.diagnosis")
 
-    def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[View, Mapping[str, Column]]:
-        return {View("test", evaluation.encoder.image_size): {"image.0": evaluation.image_columns()["image.0"]}}
+    def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[str, Column]:
+        return {"image.0": evaluation.image_columns()["image.0"]}
 
     def measure(self, evaluation: Evaluation, dataset: RetrievalDataset, columns: Rows) -> Metrics:
         model, world = evaluation.model, evaluation.encoder.world

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -20,7 +19,7 @@ from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
 from clipzoo.evaluation.logistic import LogisticRegression, Solution
 from clipzoo.evaluation.probe import GRID, FeatureTask, LabelledFeatures, accuracies, ranks_in_classes
-from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, View, require_classes
+from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, require_kind
 from clipzoo.evaluation.zero_shot import build_classifiers
 from clipzoo.runs.record import DEVIATION
 from clipzoo.types import Embedding
@@ -59,10 +58,7 @@ class Neighbours(FeatureTask):
 
 
 def positions_by_vote(train: LabelledFeatures, test: LabelledFeatures, count: int, classes: int) -> Tensor:
-    """Return [n]: positions of the labels of the test images among the classes by number of votes.
-
-    Equal numbers of votes: the first class comes before the others, as in scikit-learn's KNeighborsClassifier.
-    """
+    """Positions [n] of the test labels among the classes by votes; ties as in scikit-learn: the first class wins."""
     parts = []
     for queries, labels in zip(test.features.split(QUERIES), test.labels.split(QUERIES), strict=True):
         nearest = nearest_labels(train, queries, count)
@@ -106,14 +102,14 @@ class FewShot(FeatureTask):
 
     def check(self, dataset: EvaluationDataset) -> None:
         super().check(dataset)
-        labels, shots = require_classes(self.name, dataset).splits["train"].labels, max(self._shots)
+        labels, shots = require_kind(ClassificationDataset, self.name, dataset).splits["train"].labels, max(self._shots)
         if (largest := int(torch.bincount(torch.tensor(labels)).max())) <= shots:
             fault = f"at most {largest} train images of a class, none to choose C for {shots} shots"
             raise ConfigError(f"{dataset.name} has {fault}: lower eval.shots")
 
-    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
+    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[str, Column]:
         embedding = {} if _has_points(evaluation) else {"image.0": evaluation.image_columns()["image.0"]}
-        return dict.fromkeys(self.views(evaluation, dataset), evaluation.feature_columns() | embedding)
+        return evaluation.feature_columns() | embedding
 
     def solves(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Mapping[str, Solve]:
         model, classes = evaluation.model, len(dataset.class_names)
@@ -160,11 +156,11 @@ def _has_points(evaluation: Evaluation) -> bool:
 
 def over_seeds(name: str, values: Sequence[float]) -> dict[str, float]:
     """Mean of a metric, its sample deviation, and NAME_interval, half the length of Student's 95 % interval."""
-    if len(values) == 1:
-        return {name: values[0]}
-    deviation = statistics.stdev(values)
-    half = float(student.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
-    return {name: statistics.fmean(values), f"{name}{DEVIATION}": deviation, f"{name}_interval": half}
+    summary = scoring.mean_over_draws([{name: value} for value in values])
+    if len(values) > 1:
+        quantile = float(student.ppf(0.975, len(values) - 1))
+        summary[f"{name}_interval"] = quantile * summary[f"{name}{DEVIATION}"] / math.sqrt(len(values))
+    return summary
 
 
 def fit(train: LabelledFeatures, validation: LabelledFeatures, classes: int) -> Solution:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -99,7 +99,7 @@ class LogisticRegression:
         renewal, small = 0, 0
         for iteration in range(limit):
             if iteration == renewal:
-                preconditioner = Preconditioner(logits, self._labels, self._variances, penalty)
+                preconditioner = _preconditioner(logits, self._labels, self._variances, penalty)
                 renewal = 2 * renewal + 20
             direction = -_inverse_hessian(gradient, preconditioner, history)
             slope = _dot(gradient, direction)
@@ -225,35 +225,32 @@ class Odds:
         return self._highest + torch.log1p(torch.expm1(-self._highest) + self.sum)
 
 
-class Preconditioner:
+def _preconditioner(logits: Tensor, labels: Tensor, variances: Tensor, penalty: float) -> Callable[[Tensor], Tensor]:
     """Inverse Hessian under the assumption that probabilities do not depend on features: (variances x A + penalty)^-1.
 
     A [k, k] is the mean over samples of diag(p) - p p^T. Both factors are diagonal in their eigenvectors.
     """
+    rows = slice(None, None, -(-len(logits) // SAMPLED_ROWS))
+    odds, labels = Odds(logits[rows]), labels[rows]
+    probabilities = (odds.wrong / odds.total).scatter_(1, labels, odds.own / odds.total)
+    complements = (1 - probabilities).scatter_(1, labels, odds.sum / odds.total)
+    spread = -(probabilities.mT @ probabilities) / len(labels)
+    spread.diagonal().copy_((probabilities * complements).mean(0))
+    values, axes = torch.linalg.eigh(spread)
+    values = values.clamp(min=values[-1].item() * 1e-7)
+    # The last row is the bias, without penalty.
+    divisors = torch.cat([variances[:, None] * values + penalty, values[None]])
 
-    def __init__(self, logits: Tensor, labels: Tensor, variances: Tensor, penalty: float) -> None:
-        rows = slice(None, None, -(-len(logits) // SAMPLED_ROWS))
-        odds, labels = Odds(logits[rows]), labels[rows]
-        probabilities = (odds.wrong / odds.total).scatter_(1, labels, odds.own / odds.total)
-        complements = (1 - probabilities).scatter_(1, labels, odds.sum / odds.total)
-        spread = -(probabilities.mT @ probabilities) / len(labels)
-        spread.diagonal().copy_((probabilities * complements).mean(0))
-        values, self._axes = torch.linalg.eigh(spread)
-        values = values.clamp(min=values[-1].item() * 1e-7)
-        self._weight = variances[:, None] * values + penalty
-        self._bias = values
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        rotated = gradient @ self._axes
-        rotated[:-1] /= self._weight
-        rotated[-1] /= self._bias
-        result = rotated @ self._axes.mT
+    def apply(gradient: Tensor) -> Tensor:
+        result = (gradient @ axes / divisors) @ axes.mT
         # A change common to all classes lies in A's null space, where the result is only rounding error.
         return result - result.mean(dim=1, keepdim=True)
 
+    return apply
+
 
 def _inverse_hessian(
-    gradient: Tensor, preconditioner: Preconditioner, history: deque[tuple[Tensor, Tensor, float]]
+    gradient: Tensor, preconditioner: Callable[[Tensor], Tensor], history: deque[tuple[Tensor, Tensor, float]]
 ) -> Tensor:
     """Two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
     result = gradient.clone()

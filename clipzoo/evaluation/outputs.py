@@ -74,5 +74,5 @@ def write_arrays(path: Path, **arrays: np.ndarray | int) -> None:
 def _thumbnails(images: Sequence[Image.Image]) -> np.ndarray:
     """[m, S, S, 3] uint8: whole images on white."""
     size = (THUMBNAIL, THUMBNAIL)
-    squares = [ImageOps.pad(image, size, Image.Resampling.BICUBIC, "white") for image in images]
-    return np.stack([np.asarray(square) for square in squares]) if squares else np.zeros((0, *size, 3), np.uint8)
+    squares = [np.asarray(ImageOps.pad(image, size, Image.Resampling.BICUBIC, "white")) for image in images]
+    return np.array(squares, np.uint8).reshape(-1, *size, 3)

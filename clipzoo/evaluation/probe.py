@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +20,7 @@ from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Evaluatio
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.outputs import write_arrays
-from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, Task, View, require_classes
+from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, Task, View, require_kind
 
 GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
 """Values of C."""
@@ -29,10 +28,7 @@ STRIDES = (16, 8, 4, 2, 1)
 
 
 class FeatureTask(Task[ClassificationDataset]):
-    """Base class of tasks on image features "before" and "after" the projection.
-
-    resize: shorter side in pixels before the central crop.
-    """
+    """Task on features "before" and "after" the projection. resize: shorter side in pixels before the central crop."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     reads: ClassVar[tuple[str, ...]] = splits
@@ -42,7 +38,7 @@ class FeatureTask(Task[ClassificationDataset]):
         self.resize = resize
 
     def check(self, dataset: EvaluationDataset) -> None:
-        dataset = require_classes(self.name, dataset)
+        dataset = require_kind(ClassificationDataset, self.name, dataset)
         for split in self.splits:
             if dataset.splits[split].all_labels is not None:
                 raise ConfigError(f"{dataset.name} has several labels for an image: remove it from eval.{self.name}")
@@ -52,8 +48,8 @@ class FeatureTask(Task[ClassificationDataset]):
     def views(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Sequence[View]:
         return [View(split, self.resize) for split in self.reads if split in dataset.splits]
 
-    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
-        return dict.fromkeys(self.views(evaluation, dataset), evaluation.feature_columns())
+    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[str, Column]:
+        return evaluation.feature_columns()
 
     def features(
         self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows, name: str
@@ -86,8 +82,7 @@ class LinearProbe(FeatureTask):
         def solve(projection: str) -> dict[str, Any]:
             parts = self.features(evaluation, dataset, columns, projection)
             name = f"{dataset.name}, {projection} projection"
-            result = probe(parts, dataset.class_names, dataset.metric, self._validation_share, self._seed, name)
-            return {**vars(result), "C": result.c, "predictions": result.predictions.tolist()}
+            return probe(parts, dataset.class_names, dataset.metric, self._validation_share, self._seed, name)
 
         cost = float(len(dataset.splits["train"]) * len(dataset.class_names))
         return {projection: Solve(cost, partial(solve, projection)) for projection in PROJECTIONS}
@@ -125,22 +120,6 @@ class LabelledFeatures(NamedTuple):
         return LabelledFeatures(self.features[chosen], self.labels[chosen])
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Result of a linear probe.
-
-    metrics: test metrics in percent. predictions: [n], of the test samples. c: chosen C. search: validation metric by
-    C. converged, iterations: those of the final fit.
-    """
-
-    metrics: dict[str, float]
-    predictions: Tensor
-    c: float
-    search: dict[float, float]
-    converged: bool
-    iterations: int
-
-
 def probe(
     splits: Mapping[str, LabelledFeatures],
     class_names: Sequence[str],
@@ -148,8 +127,11 @@ def probe(
     validation_share: float,
     seed: int,
     name: str,
-) -> Probe:
+) -> dict[str, Any]:
     """Choose C on validation, fit on train and validation, measure on test.
+
+    Returns the test metrics in percent, the predictions of the test samples, C, the search (validation metric by C),
+    and whether the final fit has converged, with its number of iterations.
 
     splits: train, test, optionally val. metric: maximised by the choice of C; the smallest C wins a tie.
     validation_share, seed: see `LinearProbe`. name: of the dataset and features, for messages.
@@ -174,8 +156,14 @@ def probe(
         both_splits = LabelledFeatures(*map(torch.cat, zip(train, validation, strict=True)))
         solution = LogisticRegression(both_splits.features, both_splits.labels, classes).solve(best)
         logits = solution.logits(test.features)
-    predictions, metrics = logits.argmax(dim=1).cpu(), accuracies(logits, test.labels)
-    return Probe(metrics, predictions, best, scores, solution.converged, solution.iterations)
+    return {
+        "metrics": accuracies(logits, test.labels),
+        "predictions": logits.argmax(dim=1).tolist(),
+        "C": best,
+        "search": scores,
+        "converged": solution.converged,
+        "iterations": solution.iterations,
+    }
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:

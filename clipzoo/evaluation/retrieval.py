@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs, scoring
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.encoder import BatchEncoder
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_kind
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, compute, require_kind
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey
@@ -32,15 +32,13 @@ class Retrieval:
     """Metrics in percent by protocol, and the retrieved images of the first draw.
 
     positions: [k], position of each caption's image. retrieved: [k, <= 10], indices of the best images, best first.
-    image_positions: [n], position of the best caption of each image. loss: mean and deviation over draws; empty unless
-    it is measured.
+    image_positions: [n], position of the best caption of each image.
     """
 
     metrics: dict[str, dict[str, float]]
     positions: Tensor
     retrieved: Tensor
     image_positions: Tensor
-    loss: dict[str, float] = field(default_factory=dict)
 
 
 class ImageTextRetrieval(Task[RetrievalDataset]):
@@ -65,30 +63,31 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
         dataset = require_kind(RetrievalDataset, self.name, dataset)
         scoring.check_captions(dataset, self._paired)
 
-    def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[View, Mapping[str, Column]]:
-        return {View("test", evaluation.encoder.image_size): evaluation.image_columns()}
+    def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[str, Column]:
+        return evaluation.image_columns()
 
     def measure(self, evaluation: Evaluation, dataset: RetrievalDataset, columns: Rows) -> Metrics:
-        result = self.result(evaluation, dataset, columns[View("test", evaluation.encoder.image_size)])
+        (images,) = columns.values()
+        result = self.result(evaluation, dataset, images)
         path = io.below(evaluation.output, f"{self.name}/{dataset.name}.npz")
         evaluation.encoder.world.run_on_first(lambda: outputs.write_retrieval(path, dataset, result))
-        return result.metrics | ({VALIDATION: result.loss} if result.loss else {})
+        return result.metrics
 
     def result(self, evaluation: Evaluation, dataset: RetrievalDataset, images: Mapping[str, Embedding]) -> Retrieval:
         """Metrics and retrieved images from the columns "image.<draw>". Collective."""
         model, world = evaluation.model, evaluation.encoder.world
         caption_image = torch.as_tensor(dataset.caption_image).to(model.device)
-        results, losses = [], []
+        results = []
         for draw, text in enumerate(evaluation.captions(dataset)):
             image = map_embedding(lambda tensor: tensor.to(model.device), images[f"image.{draw}"])
             results.append(_one_draw(model, image, text, caption_image, self._paired, world))
             if self._held_out is not None:
-                losses.append({"loss": self._held_out(model, image, text, world)})
+                results[-1].metrics[VALIDATION] = {"loss": self._held_out(model, image, text, world)}
         metrics = {
             protocol: scoring.mean_over_draws([result.metrics[protocol] for result in results])
             for protocol in results[0].metrics
         }
-        return replace(results[0], metrics=metrics, loss=scoring.mean_over_draws(losses) if losses else {})
+        return replace(results[0], metrics=metrics)
 
     def key(self, dataset: RetrievalDataset, protocol: str, metric: str) -> MetricKey:
         if protocol == VALIDATION:
@@ -104,8 +103,8 @@ def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, dr
     task = ImageTextRetrieval(paired)
     task.check(dataset)
     evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())
-    (images,) = compute(evaluation, dataset, task.columns(evaluation, dataset)).values()
-    return task.result(evaluation, dataset, images)
+    (view,) = task.views(evaluation, dataset)
+    return task.result(evaluation, dataset, compute(evaluation, dataset, view, task.columns(evaluation, dataset)))
 
 
 def _one_draw(

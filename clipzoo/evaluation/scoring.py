@@ -192,11 +192,10 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over several draws, followed by its sample deviation; one draw is unchanged."""
     if len(metrics) == 1:
         return dict(metrics[0])
-    summary = {}
+    summary: dict[str, float] = {}
     for name in metrics[0]:
         values = [draw[name] for draw in metrics]
-        summary[name] = statistics.fmean(values)
-        summary[f"{name}{DEVIATION}"] = statistics.stdev(values)
+        summary |= {name: statistics.fmean(values), f"{name}{DEVIATION}": statistics.stdev(values)}
     return summary
 
 

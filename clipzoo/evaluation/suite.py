@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,29 +140,34 @@ class Suite(Part):
         self._missing_is_error = missing == "error"
         # Settings that affect all tasks.
         self._settings = (root, image_size, interpolation, resize_mode, prompts, precision, draws)
-        self._datasets: dict[str, EvaluationDataset] = {}
+        # Datasets by the names of the task and of the dataset.
+        self._datasets: dict[tuple[str, str], EvaluationDataset] = {}
         self._mteb, self._mteb_tasks = mteb, list[Any]()
         self._missing: dict[str, str] = {}
 
     def open(self) -> None:
         """Open and check all datasets; the error for missing ones names each with the command that gets it."""
-        self._missing = {}
-        for name in dict.fromkeys(
-            name for names in (*(names for _, names in self._tasks), self._added) for name in names
-        ):
+        self._datasets, self._missing = {}, {}
+        for name in dict.fromkeys([*(name for _, names in self._tasks for name in names), *self._added]):
             splits = {"test", *(split for task, names in self._tasks if name in names for split in task.splits)}
             splits |= {"val"} if "train" in splits else set()
             try:
                 dataset = open_benchmark(name, self._root, self._prompts, sorted(splits), self._cache)
-                if name in self._added:
-                    self._tasks = [
-                        (task, [*names, name] if task.name == dataset.task and name not in names else names)
-                        for task, names in self._tasks
-                    ]
-                self._datasets[name] = dataset
-                self._check(dataset)
             except MissingDatasetError as error:
                 self._missing[name] = str(error)
+                continue
+            faults = []
+            for task, names in self._tasks:
+                if name not in names and (name not in self._added or task.name != dataset.task):
+                    continue
+                present = dataset.splits if isinstance(dataset, ClassificationDataset) else task.splits
+                if lacking := " and ".join(sorted(set(task.splits) - set(present))):
+                    faults.append(f"{name} has no split {lacking}: add it, or remove {name} from eval.{task.name}")
+                else:
+                    task.check(dataset)
+                    self._datasets[task.name, name] = dataset
+            if faults:
+                self._missing[name] = "; ".join(faults)
         self._mteb_tasks = []
         for task in self._mteb:
             try:
@@ -170,7 +175,8 @@ class Suite(Part):
             except ConfigError as error:
                 self._missing[str(task)] = str(error)
         if self.validation is not None:
-            self._datasets[VALIDATION] = open_validation(self.validation, *self._of_shards)
+            pairs = open_validation(self.validation, *self._of_shards)
+            self._datasets[ImageTextRetrieval.name, VALIDATION] = pairs
         if self._missing and self._missing_is_error:
             raise ConfigError("\n         ".join(self._missing.values()))
         for text in self._missing.values():
@@ -181,7 +187,7 @@ class Suite(Part):
 
         Print a note if the validation set has fewer pairs than `global_batch`, a batch of the training.
         """
-        pairs = self._datasets.get(VALIDATION) if self.validation is not None else None
+        pairs = self._datasets.get((ImageTextRetrieval.name, VALIDATION))
         if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:
             say(
                 f"evaluation: eval.validation has {number_of(len(pairs.images), 'pair')}, fewer than "
@@ -229,29 +235,10 @@ class Suite(Part):
 
     def _measurements(self, held_out: HeldOutLoss | None) -> list[Measurement]:
         """Tasks with their available datasets, in the order of the metrics."""
-        tasks = [*self._tasks]
-        if self.validation is not None:
-            tasks.append((ImageTextRetrieval(self._paired, held_out), [VALIDATION]))
-        pairs = [(task, name) for task, names in tasks for name in dict.fromkeys(names) if name in self._datasets]
-        measurements = [(task, self._datasets[name]) for task, name in pairs]
-        return [(task, dataset) for task, dataset in measurements if not absent_splits(task, dataset)]
-
-    def _check(self, dataset: EvaluationDataset) -> None:
-        """Raise ConfigError if a task that lists the dataset cannot use it, MissingDatasetError if it lacks a split."""
-        name, missing = dataset.name, []
-        for task in (task for task, names in self._tasks if name in names):
-            if absent := absent_splits(task, dataset):
-                lacking = " and ".join(absent)
-                missing.append(f"{name} has no split {lacking}: add it, or remove {name} from eval.{task.name}")
-            else:
-                task.check(dataset)
-        if missing:
-            raise MissingDatasetError("; ".join(missing))
-
-
-def absent_splits(task: Task, dataset: EvaluationDataset) -> list[str]:
-    """Splits that a task needs and a dataset with classes lacks."""
-    return sorted(set(task.splits) - set(dataset.splits)) if isinstance(dataset, ClassificationDataset) else []
+        tasks = [(task, [*names, *self._added]) for task, names in self._tasks]
+        tasks.append((ImageTextRetrieval(self._paired, held_out), [VALIDATION]))
+        pairs = [(task, name) for task, names in tasks for name in dict.fromkeys(names)]
+        return [(task, self._datasets[task.name, name]) for task, name in pairs if (task.name, name) in self._datasets]
 
 
 @dataclass(eq=False)
@@ -334,15 +321,14 @@ def evaluate(
         result.metrics = metrics
         if metrics is not None:
             result.say(0)
-    waiting: dict[str, list[Result]] = {dataset.name: [] for dataset in datasets}
-    for result in results:
-        if result.metrics is None:
-            waiting[result.dataset.name].append(result)
-    expected = {
-        dataset.name: {view for result in waiting[dataset.name] for view in result.task.views(evaluation, dataset)}
-        for dataset in datasets
+    # Several tasks share a view of a dataset.
+    sizes = {
+        (result.dataset.name, view): len(result.dataset.split_images(view.split))
+        for result in results
+        if result.metrics is None
+        for view in result.task.views(evaluation, result.dataset)
     }
-    clock = Clock(sum(_images(dataset, expected[dataset.name]) for dataset in datasets))
+    clock = Clock(sum(sizes.values()))
     columns_of: dict[str, Rows] = {}
     jobs: list[Job] = []
 
@@ -352,47 +338,42 @@ def evaluate(
         now = time.perf_counter()
         result.say(now - begin)
         begin = now
-        waiting[result.dataset.name].remove(result)
-
-    def finish_jobs() -> None:
-        _solve(jobs, world)
-        values = world.run_on_first(lambda: [job.stored() for job in jobs])
-        for result in dict.fromkeys(job.result for job in jobs):
-            finish(result, {job.name: value for job, value in zip(jobs, values, strict=True) if job.result is result})
-        jobs.clear()
 
     def remove_columns() -> None:
-        for name in () if keep_features else [name for name, results in waiting.items() if not results]:
-            shutil.rmtree(io.below(output, f"features/{name}"), ignore_errors=True)
+        waiting = {result.dataset.name for result in results if result.metrics is None}
+        for dataset in datasets:
+            if dataset.name not in waiting and not keep_features:
+                shutil.rmtree(io.below(output, f"features/{dataset.name}"), ignore_errors=True)
 
     for dataset in datasets:
         folder = io.below(output, f"features/{dataset.name}")
+        waiting = [result for result in results if result.dataset.name == dataset.name and result.metrics is None]
         functions: dict[View, dict[str, Column]] = {}
-        for result in waiting[dataset.name]:
-            for view, by_name in result.task.columns(evaluation, dataset).items():
+        for result in waiting:
+            by_name = result.task.columns(evaluation, dataset)
+            for view in result.task.views(evaluation, dataset):
                 functions[view] = {**by_name, **functions.get(view, {})}
-        clock.images += _images(dataset, functions) - _images(dataset, expected[dataset.name])
         columns_of[dataset.name] = {
             view: store(evaluation, dataset, view, by_name, folder, keys[dataset.name], clock)
             for view, by_name in functions.items()
         }
-        del functions  # classifiers
-        for result in [*waiting[dataset.name]]:
+        functions.clear()  # classifiers
+        for result in waiting:
             solves = result.task.solves(evaluation, dataset, columns_of[dataset.name])
             for name, solve in solves.items():
                 jobs.append(Job(result, name, solve, io.below(folder, f"{result.task.name}.{name}.json")))
             if not solves:
                 finish(result, {})
-        if world.size == 1:  # others wait for the jobs of all datasets
-            finish_jobs()
+        if world.size == 1 or dataset is datasets[-1]:  # several ranks wait for the jobs of all datasets
+            _solve(jobs, world)
+            values = world.run_on_first(lambda: [job.stored() for job in jobs])
+            for result in dict.fromkeys(job.result for job in jobs):
+                finish(
+                    result, {job.name: value for job, value in zip(jobs, values, strict=True) if job.result is result}
+                )
+            jobs.clear()
         world.run_on_first(remove_columns)
-    finish_jobs()
-    world.run_on_first(remove_columns)
     return {name: value for result in results for name, value in (result.metrics or {}).items()}
-
-
-def _images(dataset: EvaluationDataset, views: Iterable[View]) -> int:
-    return sum(len(dataset.split_images(view.split)) for view in views)
 
 
 def _solve(jobs: Sequence[Job], world: World) -> None:
@@ -406,23 +387,20 @@ def _solve(jobs: Sequence[Job], world: World) -> None:
 
     def work() -> None:
         nonlocal printed
-        for number in world.deal(len(todo)):
-            job, now = todo[number], time.perf_counter()
-            if number and now - printed > SECONDS_BETWEEN_LINES:
-                printed, left = now, (now - begin) * sum(costs[number:]) / sum(costs[:number])
-                say(f"evaluation: {number} of {number_of(len(todo), 'fit')}, about {left:.0f} s remaining")
-            io.write_json(job.path, {"key": job.result.key, "value": job.solve.run()})
-
-    def work_and_wait() -> None:
-        # Ranks may be busy for longer than the timeout of collectives.
         try:
-            work()
+            for number in world.deal(len(todo)):
+                job, now = todo[number], time.perf_counter()
+                if number and now - printed > SECONDS_BETWEEN_LINES:
+                    printed, left = now, (now - begin) * sum(costs[number:]) / sum(costs[:number])
+                    say(f"evaluation: {number} of {number_of(len(todo), 'fit')}, about {left:.0f} s remaining")
+                io.write_json(job.path, {"key": job.result.key, "value": job.solve.run()})
         except Exception:
             world.barrier()
             raise
+        # Ranks may be busy for longer than the timeout of collectives.
         world.barrier()
 
-    world.run_on_all(work_and_wait)
+    world.run_on_all(work)
 
 
 def model_key(model: Model, settings: tuple[object, ...]) -> str:

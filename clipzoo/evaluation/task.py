@@ -12,12 +12,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import (
-    ChoiceDataset,
-    ClassificationDataset,
-    EvaluationDataset,
-    RetrievalDataset,
-)
+from clipzoo.evaluation.datasets.dataset import ChoiceDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
 from clipzoo.model import Model
 from clipzoo.runs.record import MetricKey
@@ -53,9 +48,8 @@ class Solve(NamedTuple):
 class Evaluation:
     """Model, encoder and output folder, shared by all tasks of an evaluation.
 
-    encoder: encodes images and captions on all ranks; its `world` and `image_size` are those of the evaluation. draws:
-    number of draws of random features, 1 for heads without. output: folder for files of the report. solved: results of
-    the task's `solves` by name, for `measure`.
+    draws: number of draws of random features, 1 for heads without. output: folder for files of the report. solved:
+    results of the task's `solves` by name, for `measure`.
     """
 
     model: Model
@@ -81,10 +75,9 @@ class Evaluation:
             if self.draws == 1:
                 return head.embed_image(features)
             head.resample(draw)
-            try:
-                return head.embed_image(features)
-            finally:
-                head.resample(0)
+            embedded = head.embed_image(features)
+            head.resample(0)
+            return embedded
 
         return {f"image.{draw}": partial(embedding, draw=draw) for draw in range(self.draws)}
 
@@ -107,8 +100,8 @@ class Evaluation:
 class Task(ABC, Generic[Dataset]):
     """A way to measure a model on a dataset.
 
-    The suite asks all tasks of a dataset for their columns, computes these in one pass over the images for each view,
-    and stores them in files; columns of the same name are computed once. Then each task turns columns into metrics.
+    The suite computes the columns of all tasks in one pass over the images of each view; columns of the same name are
+    computed once. Then each task turns columns into metrics.
     """
 
     name: ClassVar[str]
@@ -118,10 +111,7 @@ class Task(ABC, Generic[Dataset]):
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """Settings that affect the metrics, for the cache key: all attributes of the task.
-
-        The name of a column states those that affect it.
-        """
+        """Settings that affect the metrics, for the cache key; the name of a column states those that affect it."""
         return tuple(vars(self).values())
 
     @abstractmethod
@@ -129,18 +119,17 @@ class Task(ABC, Generic[Dataset]):
         """Raise ConfigError if the dataset cannot be measured."""
 
     def views(self, evaluation: Evaluation, dataset: Dataset) -> Sequence[View]:
-        """Views of `columns`, without computing anything, for the estimate of the time that is left."""
+        """Images that are encoded."""
         return [View(split, evaluation.encoder.image_size) for split in self.splits]
 
     @abstractmethod
-    def columns(self, evaluation: Evaluation, dataset: Dataset) -> Mapping[View, Mapping[str, Column]]:
-        """Columns by name for each view. Collective: classifiers are embedded here."""
+    def columns(self, evaluation: Evaluation, dataset: Dataset) -> Mapping[str, Column]:
+        """Columns of each view by name. Collective: classifiers are embedded here."""
 
     def solves(self, evaluation: Evaluation, dataset: Dataset, columns: Rows) -> Mapping[str, Solve]:
-        """Long computations by name, which do not depend on each other or on the rank.
+        """Long computations by name, shared by the ranks; `measure` gets their results in `evaluation.solved`.
 
-        The suite shares those of all datasets among the ranks, stores the results, and passes them to `measure` in
-        `evaluation.solved`. Columns are read when they are used, so a computation should look them up itself.
+        Columns are read from files when they are used, so a computation should look them up itself.
         """
         return {}
 
@@ -154,37 +143,28 @@ class Task(ABC, Generic[Dataset]):
 
 
 def compute(
-    evaluation: Evaluation, dataset: EvaluationDataset, columns: Mapping[View, Mapping[str, Column]]
-) -> dict[View, dict[str, Embedding]]:
-    """Compute columns in memory: the twin of `clipzoo.evaluation.columns.stored`. Collective."""
-    result: dict[View, dict[str, Embedding]] = {}
-    for view, by_name in columns.items():
-        images, functions = dataset.split_images(view.split), list(by_name.values())
-        batches = evaluation.encoder.images(evaluation.model, images, view.size, functions)
-        result[view] = dict(zip(by_name, joined([[on_cpu(part) for part in batch] for batch in batches]), strict=True))
-    return result
+    evaluation: Evaluation, dataset: EvaluationDataset, view: View, columns: Mapping[str, Column]
+) -> dict[str, Embedding]:
+    """Compute columns in memory: the twin of `clipzoo.evaluation.columns.store`. Collective."""
+    images = dataset.split_images(view.split)
+    batches = evaluation.encoder.images(evaluation.model, images, view.size, list(columns.values()))
+    return dict(zip(columns, joined([[on_cpu(part) for part in batch] for batch in batches]), strict=True))
 
 
 def on_cpu(embedding: Embedding) -> Embedding:
     return map_embedding(Tensor.cpu, embedding)
 
 
-_KINDS = {
-    ClassificationDataset: ("classes", "zero_shot"),
-    RetrievalDataset: ("captions", "retrieval"),
-    ChoiceDataset: ("choices of captions", "choice"),
-}
+CONTENTS = {"zero_shot": "classes", "retrieval": "captions", "choice": "choices of captions"}
+"""Content of a dataset by its `task`."""
 Kind = TypeVar("Kind")
 
 
 def require_kind(kind: type[Kind], task: str, dataset: EvaluationDataset) -> Kind:
     """Return a dataset of this class. Raises ConfigError for another one. task: key of `eval` that names it."""
     if not isinstance(dataset, kind):
-        content, other = _KINDS[type(dataset)]
-        raise ConfigError(f"{dataset.name} has {content} and does not fit: move it from eval.{task} to eval.{other}")
+        raise ConfigError(
+            f"{dataset.name} has {CONTENTS[dataset.task]} and does not fit: move it from eval.{task} to "
+            f"eval.{dataset.task}"
+        )
     return dataset
-
-
-def require_classes(task: str, dataset: EvaluationDataset) -> ClassificationDataset:
-    """Return a dataset with classes, see `require_kind`."""
-    return require_kind(ClassificationDataset, task, dataset)

@@ -101,14 +101,13 @@ def open_validation(
             number, position = index.locate(sample)
             try:
                 caption = reader.sample(index, number, position).captions(caption_key)[0][0]
+                if not index.records[sample]["image_offset"]:
+                    raise BadSampleError("missing_image", "no image")
             except BadSampleError as error:
                 unusable.append(f"{index.keys(number)[position]} ({error.reason})")
-                continue
-            if index.records[sample]["image_offset"]:
+            else:
                 captions.append(caption)
                 pairs.append((index, number, position))
-            else:
-                unusable.append(f"{index.keys(number)[position]} (no image)")
     if len(pairs) < 2:
         raise ConfigError(
             f"eval.validation={shards} needs at least 2 pairs of an image and a caption, and has {len(pairs)}"

@@ -17,7 +17,7 @@ from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs, scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_classes
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_kind
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, concatenate, map_embedding
 
@@ -53,7 +53,7 @@ class ZeroShotClassification(Task[ClassificationDataset]):
         self._calibrated, self._column = calibrated, f"{self.name}.calibrated" if calibrated else self.name
 
     def check(self, dataset: EvaluationDataset) -> None:
-        dataset = require_classes(self.name, dataset)
+        dataset = require_kind(ClassificationDataset, self.name, dataset)
         test, is_ranked = dataset.splits["test"], dataset.metric == RANKED
         every = [label for labels in test.all_labels or () for label in labels]
         # WILDS's macro F1 is the mean over the classes that have samples.
@@ -62,12 +62,12 @@ class ZeroShotClassification(Task[ClassificationDataset]):
         for labels in parts:
             scoring.check_labels(torch.tensor(labels), dataset.class_names, f"{dataset.name}, test", complete)
 
-    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[View, Mapping[str, Column]]:
-        column = _classification(evaluation, dataset, self._calibrated)
-        return {View("test", evaluation.encoder.image_size): {self._column: column}}
+    def columns(self, evaluation: Evaluation, dataset: ClassificationDataset) -> Mapping[str, Column]:
+        return {self._column: _classification(evaluation, dataset, self._calibrated)}
 
     def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
-        rows = columns[View("test", evaluation.encoder.image_size)][self._column]
+        (view,) = self.views(evaluation, dataset)
+        rows = columns[view][self._column]
         if dataset.metric == RANKED:
             assert isinstance(rows, Tensor)
             precisions = [scoring.average_precision(scores, _members(dataset)).mean() for scores in rows.unbind(dim=1)]
@@ -84,9 +84,9 @@ def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncode
     resize: shorter side in pixels before the central crop. draws: number of draws, for heads with random features.
     """
     ZeroShotClassification().check(dataset)
-    evaluation, view = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path()), View("test", resize)
-    column = {ZeroShotClassification.name: _classification(evaluation, dataset)}
-    return _result(1, dataset, compute(evaluation, dataset, {view: column})[view][ZeroShotClassification.name])
+    evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())
+    column = {"": _classification(evaluation, dataset)}
+    return _result(1, dataset, compute(evaluation, dataset, View("test", resize), column)[""])
 
 
 def _members(dataset: ClassificationDataset) -> Tensor:

@@ -48,7 +48,9 @@ def measured(model, data: ChoiceDataset, output, draws: int = 1, world: World = 
     encoder = replace(batch_encoder(batch_size), world=world)
     evaluation, task = Evaluation(model, encoder, draws, output), Choice()
     task.check(data)
-    return task.measure(evaluation, data, compute(evaluation, data, task.columns(evaluation, data)))
+    (view,) = task.views(evaluation, data)
+    columns = {view: compute(evaluation, data, view, task.columns(evaluation, data))}
+    return task.measure(evaluation, data, columns)
 
 
 def test_scores_of_groups_are_those_of_winogrounds_formulas_and_ties_are_wrong():

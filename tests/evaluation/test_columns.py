@@ -44,7 +44,7 @@ def test_stored_columns_are_those_of_a_pass_in_memory_to_the_last_bit(tmp_path, 
     evaluation, functions, stored, _ = write(tmp_path, head, draws=draws)
     # 42 images in files of two batches of 8.
     assert [path.name for path in files(tmp_path)] == [f"ab.{first}.safetensors" for first in (0, 16, 32)]
-    expected = compute(evaluation, classes(), {VIEW: functions})[VIEW]
+    expected = compute(evaluation, classes(), VIEW, functions)
     assert list(stored) == list(expected) and len(stored) == 2 + draws
     for name, values in expected.items():
         read = stored[name]

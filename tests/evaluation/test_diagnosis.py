@@ -115,7 +115,8 @@ def test_closed_forms_of_equal_and_of_orthogonal_vectors():
 def test_the_task_measures_each_image_with_its_first_caption(head, tmp_path):
     model, encoder, dataset = model_of(head), batch_encoder(), gallery()
     evaluation, task = Evaluation(model, encoder, 1, tmp_path), Diagnosis("pca", 0)
-    columns = compute(evaluation, dataset, task.columns(evaluation, dataset))
+    (view,) = task.views(evaluation, dataset)
+    columns = {view: compute(evaluation, dataset, view, task.columns(evaluation, dataset))}
     metrics = task.measure(evaluation, dataset, columns)
     firsts = [list(dataset.caption_image).index(image) for image in range(len(dataset.images))]
     (images,) = (view["image.0"] for view in columns.values())

@@ -43,17 +43,17 @@ def test_the_search_finds_a_c_as_good_as_its_neighbours_and_tests_the_refitted_m
     def score(c):
         return 100 * (model.solve(c).logits(parts["val"].features).argmax(1) == parts["val"].labels).double().mean()
 
-    assert {GRID[index] for index in range(0, 97, 16)} <= set(result.search)
-    for c in (min(result.search), result.c, max(result.search)):
-        assert result.search[c] == pytest.approx(score(c).item())
-    center = GRID.index(result.c)
-    around = [result.search[GRID[center + step]] for step in (-3, -2, -1, 1, 2, 3)]
-    assert max(around) <= result.search[result.c]
-    assert result.c == min(c for c, value in result.search.items() if value == result.search[result.c])
+    assert {GRID[index] for index in range(0, 97, 16)} <= set(result["search"])
+    for c in (min(result["search"]), result["C"], max(result["search"])):
+        assert result["search"][c] == pytest.approx(score(c).item())
+    center = GRID.index(result["C"])
+    around = [result["search"][GRID[center + step]] for step in (-3, -2, -1, 1, 2, 3)]
+    assert max(around) <= result["search"][result["C"]]
+    assert result["C"] == min(c for c, value in result["search"].items() if value == result["search"][result["C"]])
     whole = LabelledFeatures(*map(torch.cat, zip(parts["train"], parts["val"], strict=True)))
-    refit = LogisticRegression(whole.features, whole.labels, 5).solve(result.c)
+    refit = LogisticRegression(whole.features, whole.labels, 5).solve(result["C"])
     top1 = 100 * (refit.logits(parts["test"].features).argmax(1) == parts["test"].labels).double().mean().item()
-    assert result.metrics["top1"] == pytest.approx(top1)
+    assert result["metrics"]["top1"] == pytest.approx(top1)
 
 
 class Peak:
@@ -126,7 +126,7 @@ def test_without_a_validation_split_c_is_chosen_on_a_share_of_train():
     hits = {}
     for share, size in ((0.1, 30), (0.5, 150)):
         result = probe(parts, NAMES, "top1", share, 0, "data")
-        hits[share] = [value * size / 100 for value in result.search.values()]
+        hits[share] = [value * size / 100 for value in result["search"].values()]
         assert hits[share] == pytest.approx([round(count) for count in hits[share]])
     assert any(round(count) % 5 for count in hits[0.5]), "with 30 samples all counts would be multiples of 5"
 
