@@ -168,9 +168,8 @@ def test_captions_are_drawn_by_their_probabilities(tmp_path):
     )
     data.open(None, World())
     from clipzoo.data.captions import chosen
-    from clipzoo.data.reader import ShardReader
 
-    sample = ShardReader(data._cache).sample(data._indexes[0], 0, 3)
+    sample = data._reader.sample(data._indexes[0], 0, 3)
     texts, shares = sample.captions({"caption": 0.3, "recaption": 0.7})
     draws = 100_000
     first = sum(
