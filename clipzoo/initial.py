@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io as text_io
 import math
 import os
 import shutil
@@ -81,8 +79,7 @@ def initialise(
 ) -> list[Row]:
     """Load the weights of `init` into the model of a new run, and write the checkpoint of `init.resume` to its folder.
 
-    parts: parts of the run, with an open dataset. Returns the outcome of each tensor; empty without initial weights,
-    and for a run that resumes from its own checkpoint.
+    parts: with an open dataset. Returns the outcome of each tensor; none if the run resumes from its own checkpoint.
     """
     has_weights, source = "digests" in values["init"], plain["init"].get("resume")
     if not has_weights and source is None:
@@ -100,19 +97,15 @@ def initialise(
 
 
 def report_initial_weights(rows: Sequence[Row], folder: Path) -> None:
-    """Write <folder>/init.csv, one line per tensor of the model and per unused one of the source, if there are rows.
-
-    Also prints how many tensors of each part are loaded, resized or kept.
-    """
+    """Write <folder>/init.csv, a line per tensor of the model and per unused one of the source; print a summary."""
     if not rows:
         return
-    text = text_io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["part", "outcome", "tensor", "shape", "source", "source_shape"])
-    for row in rows:
-        shapes = ["x".join(map(str, shape)) for shape in (row.shape, row.source_shape)]
-        table.writerow([row.part, row.outcome, row.tensor, shapes[0], row.source, shapes[1]])
-    io.write_whole(folder / TABLE, text.getvalue())
+    from pandas import DataFrame  # takes half a second to import
+
+    table = DataFrame(rows)
+    for key in ("shape", "source_shape"):
+        table[key] = table[key].map(lambda shape: "x".join(map(str, shape)))
+    io.write_whole(folder / TABLE, table.to_csv(index=False))
     parts = []
     for part in (*TOWERS, "head", "objective"):
         if counts := Counter(row.outcome for row in rows if row.part == part):
@@ -159,8 +152,7 @@ class InitialWeights(Part):
     ) -> list[Row]:
         """Fill the model, built from `config`, and its objective in place, and return the outcome of each tensor.
 
-        Raises ConfigError if weights are missing or do not fit, see `fill_tower` and `fill_head`, or the source has
-        unused weights that `leave_out` does not match.
+        Raises ConfigError if weights are missing, do not fit, or are unused and not matched by `leave_out`.
         """
         sources: dict[str, Source] = {}
         for part, (key, name) in self._sources.items():
@@ -268,9 +260,8 @@ class Source:
 
 
 def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
-    """Read the weights `key=name`: a run, a .safetensors file, a .pt file of plain values, or a model of a library.
+    """Read the weights `key=name`. tower: its pretrained weights are meant by `timm` and `huggingface` without a name.
 
-    tower: its pretrained weights are meant by `timm` and `huggingface` without a name. trust: as in `clipzoo.load`.
     Raises ConfigError if there are no such weights, or the file contains objects other than tensors.
     """
     try:
@@ -335,9 +326,8 @@ def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
 def fill_head(head: nn.Module, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
     """Copy all tensors of the head, or none if the source has none of them. place: key and value, for the message.
 
-    Values that the configuration fixes, such as the temperature of head=cosine, are not overwritten. Raises ConfigError
-    if the source lacks a tensor of the head, a shape differs, the head lacks biases of the source, or the source has no
-    tensor of the head and `is_required`.
+    Values that the configuration fixes, such as the temperature of head=cosine, are kept. Raises ConfigError if tensors
+    or biases are missing on one side or have other shapes, or the source has no head and `is_required`.
     """
     targets = {f"head.{name}": value for name, value in head.state_dict().items()}
     fixed = {f"head.{name}" for name, parameter in head.named_parameters() if not parameter.requires_grad}
@@ -412,9 +402,8 @@ def copy_checkpoint(
 ) -> None:
     """Copy a checkpoint of another run into a new run directory, which then resumes from it. On the first rank.
 
-    source: a run directory, whose newest usable checkpoint is taken, or one of its checkpoints. plain: the
-    configuration of the new run. parts: parts of the new run, with an open dataset.
-    Raises ConfigError if there is no checkpoint, or a run of this configuration would not have reached it.
+    source: a run, whose newest usable checkpoint is taken, or a checkpoint. plain: the new configuration. Raises
+    ConfigError if there is no checkpoint, or a run of this configuration would not have reached it.
     """
     place, (run, chosen_step) = f"init.resume={source}", run_and_step(source)
     stored = config_of(run)

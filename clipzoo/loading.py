@@ -59,10 +59,7 @@ class LoadedModel(Model):
     def __init__(
         self, model: Model, config: Mapping[str, Any], folder: Path | None = None, averaged: bool = False
     ) -> None:
-        """config: configuration of encoder, head and data. folder: the run directory of the model, for its record.
-
-        averaged: whether the weights are the run's averaged weights.
-        """
+        """config: of encoder, head and data. folder: the run directory. averaged: the weights are the run's average."""
         super().__init__(model.encoder, model.head)
         self.config = config
         self.folder = folder
@@ -104,8 +101,7 @@ class LoadedModel(Model):
     def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
         """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.
 
-        For models trained with SigLIP: exp(log_scale) * similarity + bias, with the learned scale and bias.
-        Equals `similarity` for models of other objectives.
+        With the learned scale and bias of SigLIP: exp(log_scale) * similarity + bias. Else equal to `similarity`.
         """
         logits = self.similarity(image, text)
         pair = self.config.get(PAIR)
@@ -196,11 +192,7 @@ def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedMo
 
 
 def load_published(folder: Path, trust: Collection[str] = ()) -> LoadedModel:
-    """Return the model of a directory with clipzoo.json.
-
-    Raises ConfigError if the directory names code, untrusted classes or files outside it, or its weights are not a
-    safetensors file.
-    """
+    """Return the model of a clipzoo.json; ConfigError for code, untrusted classes, outside files or pickles."""
     path = folder / CONFIG
     require_data_only(folder)
     content = io.read_json(path, io.MB, REMEDY, fields=FIELDS)

@@ -265,12 +265,11 @@ def write_features(
 ) -> int:
     """Write the embeddings of all samples of an open dataset, and return the number of new files. Collective.
 
-    Files that exist are kept, and a file is complete or missing: after a kill the same call continues with the next
-    shard. Ranks share the shards.
+    Complete files are kept: after a kill the same call continues with the next shard. Ranks share the shards.
 
     source: name of the model for messages. batch: samples per batch. workers: processes that decode images.
-    precision: precision of the encoders. report: called with the number of done samples of this rank, and of all its
-    samples. Raises ConfigError if the folder has features of another model or other settings.
+    precision: of the encoders. report: called with the done and all samples of this rank. Raises ConfigError if the
+    folder has features of another model or other settings.
     """
     transform, tokenizer = model.transform, cast(Any, model.tokenizer)
     key = model_key(model, (precision, transform.interpolation, transform.resize_mode))

@@ -98,10 +98,7 @@ def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
 
 
 def word(characters: str) -> Callable[[str], str]:
-    """Return an argparse `type` for a word of these characters (a class of a regular expression).
-
-    Its first character is a letter or a digit.
-    """
+    """Return an argparse `type` for a word: a letter or digit, then characters of this regular expression's class."""
 
     def read(text: str) -> str:
         if not re.fullmatch(f"[A-Za-z0-9]{characters}{{0,252}}", text):

@@ -202,10 +202,7 @@ def _write(
 def evaluate_mixes(
     first: LoadedModel, second: LoadedModel, mixes: Sequence[float], suite: Suite, folder: Path, world: World
 ) -> dict[str, float]:
-    """Evaluate (1 - mix) first + mix second for all mixes; write <folder>/mix/metrics.json and mix.md.
-
-    Returns the metrics of the last mix.
-    """
+    """Evaluate (1 - mix) first + mix second for all mixes; write <folder>/mix. Returns the metrics of the last mix."""
     from clipzoo.loading import interpolate
     from clipzoo.report.render import Cell, markdown, terminal, text_table
 

@@ -101,10 +101,7 @@ def main(arguments: list[str]) -> None:
 
 
 def batch_script(options: argparse.Namespace) -> str:
-    """Return a batch script of the folder SLURM with the overrides and sizes of the command line.
-
-    The script takes further overrides from sbatch.
-    """
+    """Return a batch script with overrides and sizes of the command line; it takes further overrides from sbatch."""
     from clipzoo.cli.evaluate import PLACEHOLDERS
 
     script, *overrides = options.overrides or ("",)
@@ -137,8 +134,7 @@ def batch_script(options: argparse.Namespace) -> str:
 def recipe(options: argparse.Namespace) -> str:
     """Return the file that starts the training of the overrides on several nodes, from its template.
 
-    Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; the rendezvous on the first node assigns the ranks. All
-    recipes are elastic if --min-nodes is below --nodes.
+    Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; all recipes are elastic if --min-nodes is below --nodes.
     """
     plain = compose(options.overrides)
     nodes, gpus = options.nodes or 1, options.gpus or 8
@@ -166,10 +162,7 @@ def recipe(options: argparse.Namespace) -> str:
 
 
 def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str, str]:
-    """Check all points of a sweep, or the corners of a search.
-
-    Returns the name of the batch script, the range of its array, and `trainer.device`.
-    """
+    """Check all points of a sweep or the corners of a search; return the batch script, its array, and the device."""
     if (search := search_of(overrides)) is not None:
         plain = [compose(line) for line in search[1].corner_lines()]
         return "search", f"0-{(at_once or 1) - 1}", plain[0]["trainer"]["device"]

@@ -74,10 +74,7 @@ class Given:
         self.commands: list[str] = []
 
     def override(self, facts: Mapping[str, Any]) -> None:
-        """Add the overrides of the table.
-
-        facts: values of fields that are not those of flags. A field that is None leaves its override out.
-        """
+        """Add the overrides of the table. facts: values of other fields than flags; None leaves an override out."""
         values = {**self.values, **facts}
         for flag, entry in TABLE[self.program].items():
             if isinstance(names := entry.get("choices"), dict) and values[flag] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,16 +37,16 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=FORMATS, required=True, help="the format")
     parser.add_argument("--output", type=output_folder, required=True, help="folder for the files")
     parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
-    _add_trust(parser)
     hub = ["--to hub"]
     parser.add_argument("--licence", needs=hub, help="licence of the model, for the card of a hub directory")
     parser.add_argument("--data-licence", needs=hub, help="licence of the training data, for the card")
     parser.add_argument("--upload", metavar="USER/NAME", needs=hub, help="upload it; needs a token of the hub")
-    parser.set_defaults(run=export)
+    _set_defaults(parser, export)
 
 
-def _add_trust(parser: argparse.ArgumentParser) -> None:
+def _set_defaults(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None]) -> None:
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of a run's own classes")
+    parser.set_defaults(run=run)
 
 
 def export(options: argparse.Namespace) -> None:
@@ -72,8 +73,7 @@ def index_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
     parser.add_argument("--images", required=True, help="a folder of images or tar shards, or a pattern of shards")
     parser.add_argument("--output", type=output_folder, required=True, help="folder of the index")
-    _add_trust(parser)
-    parser.set_defaults(run=index)
+    _set_defaults(parser, index)
 
 
 def index(options: argparse.Namespace) -> None:
@@ -108,8 +108,7 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=number_in(Count), default=256, help="samples per batch (default: %(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="float32", help="of the encoders")
-    _add_trust(parser)
-    parser.set_defaults(run=features)
+    _set_defaults(parser, features)
 
 
 def features(options: argparse.Namespace) -> None:
@@ -158,8 +157,7 @@ def search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidates", type=count, help="KME-CLIP: images that are scored exactly (default: all)")
     parser.add_argument("--recall", action="store_true", needs=["--candidates"],
                         help="print the share of the exact best images that is found")  # fmt: skip
-    _add_trust(parser)
-    parser.set_defaults(run=search)
+    _set_defaults(parser, search)
 
 
 def search(options: argparse.Namespace) -> None:
@@ -199,8 +197,7 @@ def explore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--captions", type=number_in(Samples), default=24, needs=["--static"],
                         help=f"captions of each dataset {default}")  # fmt: skip
     parser.add_argument("--cache", type=output_folder, metavar="DIR", help="for embeddings (default: RUN/explore)")
-    _add_trust(parser)
-    parser.set_defaults(run=explore)
+    _set_defaults(parser, explore)
 
 
 def explore(options: argparse.Namespace) -> None:
@@ -212,16 +209,11 @@ def explore(options: argparse.Namespace) -> None:
 
 
 def _checkpoint_step(source: str) -> int | None:
-    """Return the number of steps of the checkpoint that `load` reads; None for a model without checkpoints.
-
-    Raises:
-        ConfigError: a run has not saved a checkpoint yet.
-    """
+    """Return the number of steps of the checkpoint that `load` reads; ConfigError for a run without a checkpoint."""
     path = Path(source)
     if is_checkpoint(path):
         return step_of(path)
-    complete = [checkpoint for checkpoint in checkpoints_in(path / "checkpoints") if mark_of(checkpoint).exists()]
-    if complete:
+    if complete := [place for place in checkpoints_in(path / "checkpoints") if mark_of(place).exists()]:
         return step_of(complete[-1])
     if (path / "config.yaml").exists():
         from clipzoo.runs.directory import config_of

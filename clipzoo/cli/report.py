@@ -108,8 +108,7 @@ def compare(options: argparse.Namespace) -> None:
 def write_comparison(options: argparse.Namespace, folders: Sequence[Path], runs: Sequence[Path], name: str) -> None:
     """Write the papers' tables, or a comparison of several runs, and print the path of the page.
 
-    The page is in --output, in the folder `name` of a single folder, next to runs of one folder, or in the working
-    directory.
+    It is in --output, in the folder `name` of a single folder, next to runs of one folder, or in the working directory.
     """
     from clipzoo.report.pages import write_pages
 

@@ -307,8 +307,7 @@ def uploaded(
 ) -> Iterator[None]:
     """Keep the store of a run up to date while the run is trained in the block; no-op for None. Collective.
 
-    Raises ConfigError if another process trains the run or the store cannot be used, and TrainingError at the end if
-    the store has not received all files within upload_patience seconds.
+    Raises ConfigError if another process trains it or the store is unusable, TrainingError after upload_patience (s).
     """
     if run is None:
         yield

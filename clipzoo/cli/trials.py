@@ -41,8 +41,7 @@ KILLS = 3
 def run_search(search: Search, space: Space) -> None:
     """Train trials until none is left to draw, then write the page of the search.
 
-    Any number of processes may do so at the same time: each draws its own trials. Raises TrainingError at the end if
-    trials have failed.
+    Several processes may do so at once: each draws its own. Raises TrainingError at the end if trials have failed.
     """
     _launcher(search)
     launch.hand_on_cores()
@@ -122,8 +121,7 @@ def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
 def _train(study: Study, trial: Trial) -> int:
     """Run the training of a trial and return its exit code, below 0 after a signal.
 
-    A request to stop is passed on: the run then saves its state. When this process is killed, the kernel sends SIGTERM
-    to the run.
+    A request to stop is passed on. When this process is killed, the kernel sends SIGTERM to the run, which saves.
     """
     if trial.folder.exists():
         # A run whose search was killed a moment ago may still be saving its state.

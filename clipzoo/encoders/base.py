@@ -174,10 +174,7 @@ def call_as_forward(
 
 @contextmanager
 def on_meta(stored: int) -> Iterator[None]:
-    """Build modules on the meta device, with at most a few times as many parameters as the `stored` tensors.
-
-    Raises ConfigError if a configuration has layers for more.
-    """
+    """Build modules on the meta device; ConfigError for many more parameters than there are `stored` tensors."""
     most, registered = 4 * stored + 1000, count()
 
     def counted(*parameter: object) -> None:
@@ -193,10 +190,7 @@ def on_meta(stored: int) -> Iterator[None]:
 
 
 def require_as_large(model: nn.Module, stored: Iterable[Tensor], path: Path, remedy: str = "") -> None:
-    """Raise DamagedFileError if a model, built on the meta device, is much larger than its weights.
-
-    Counts the buffers that the model computes, such as attention masks. path, remedy: for the message.
-    """
+    """Raise DamagedFileError if a model on the meta device, with its buffers, is much larger than its weights."""
     needed_bytes = sum(value.nbytes for values in (model.parameters(), model.buffers()) for value in values)
     stored_bytes = sum(value.nbytes for value in stored)
     if needed_bytes > 4 * stored_bytes + COMPUTED_BYTES:

@@ -337,10 +337,8 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
 
 
 def stored_configuration(folder: Path, content: Mapping[str, Any] | None = None) -> Any:
-    """Return the configuration in a folder of transformers, with the settings of the model's own class only.
-
-    Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
-    content: of its config.json; None to read it. Raises ConfigError if it is damaged, or its model_type unknown.
+    """Return a folder's configuration of transformers with the settings of the model's own class only: not kernels,
+    quantization and code that transformers would fetch. content: of config.json; None to read it. Raises ConfigError.
     """
     from transformers import CONFIG_MAPPING
 

@@ -309,8 +309,7 @@ def require_listed(options: Mapping[str, Any], allowed: Sequence[str], place: st
 def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None = None) -> Tensor:
     """Return open_clip's residual attention block at one position of each row, [b, w].
 
-    states: [b, L, w]. state: [b, w], `states` at the position. visible: [b, L], True where it attends; None for all
-    positions.
+    states: [b, L, w]. state: [b, w], `states` at the position. visible: [b, L], where it attends; None: everywhere.
     """
     attention, width = block.attn, states.shape[-1]
     weight, bias = attention.in_proj_weight, attention.in_proj_bias

@@ -221,10 +221,9 @@ class Description:
 
 
 def describe(name: str) -> Description:
-    """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
+    """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER"; ConfigError if there is none.
 
     Models of the registry have the preprocessing of their weights, or CLIP's where tags differ.
-    Raises ConfigError if there is no such model.
     """
     import open_clip
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
@@ -293,10 +292,7 @@ def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
 
 
 def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
-    """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, overridden by the user's options.
-
-    Raises ConfigError if open_clip has no such option.
-    """
+    """Return the settings of a tower, overridden by the user's options. Raises ConfigError for an unknown option."""
     allowed = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
     require_listed(options, allowed, f"{key}.options.", f"open_clip's {kind.__name__}")
     with one_message(f"{key}: the settings of this model are none of open_clip's {kind.__name__}"):

@@ -226,10 +226,7 @@ def frozen_tensors(module: nn.Module, prefix: str = "") -> dict[str, Tensor]:
 
 
 class LowRank(nn.Module):
-    """A weight [o, i, ...] -> W + lora_scale B A, the product in the shape of the weight. B is zero at first.
-
-    rank: r. alpha: lora_scale is alpha / r.
-    """
+    """A weight [o, i, ...] -> W + (alpha / rank) B A, the product in the shape of the weight. B is zero at first."""
 
     lora_scale: Tensor
 

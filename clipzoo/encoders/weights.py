@@ -44,9 +44,8 @@ class Row:
 def fill_tower(
     part: Literal["image", "text"], tower: nn.Module, source: Mapping[str, Tensor], key: str, vocabulary: int | None
 ) -> list[Row]:
-    """Copy every tensor of a tower from `source`, in place.
+    """Copy every tensor of a tower from `source`, in place. key: for messages. vocabulary: see `resized`.
 
-    key: of the configuration, for messages. vocabulary: see `resized`.
     Raises ConfigError, and copies nothing, if the source lacks a tensor of the tower or has it in another shape.
     """
     targets = tower.state_dict()

@@ -146,8 +146,7 @@ class Collection:
 def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) -> list[Collection]:
     """Return the evaluation datasets of a run's configuration; missing ones are reported.
 
-    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset. Raises ConfigError if
-    the configuration has no evaluation dataset, or lacks one of these names, or if all datasets are missing.
+    names: datasets to open; empty for all. limit: pictures of each, evenly spaced. Raises ConfigError without datasets.
     """
     node = config.get("eval") or {}
     dataset_names = list(dict.fromkeys(name for task in TASKS for name in node.get(task) or ()))
@@ -196,14 +195,7 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
         return Collection(dataset.name, gallery, count)
     places = {row: place for place, row in enumerate(rows)}
     captions: dict[int, list[str]] = {}
-    if isinstance(dataset, RetrievalDataset):
-        owners = [*zip(dataset.captions, map(int, dataset.caption_image), strict=True)]
-    else:
-        pairs = [(part, *pair) for part in dataset.examples for pair in sorted(part.pairs)]
-        owners = list(
-            dict.fromkeys((dataset.captions[part.captions[text]], part.images[image]) for part, image, text in pairs)
-        )
-    for caption, row in owners:
+    for caption, row in zip(dataset.captions, map(int, dataset.caption_image), strict=True):
         if row in places:
             captions.setdefault(places[row], []).append(caption)
     choices = list(dict.fromkeys(texts[0] for texts in captions.values()))
@@ -220,10 +212,7 @@ def _spaced(count: int, limit: int) -> list[int]:
 
 
 class ExploredModel:
-    """A model with an index of each collection, which is built when a question first needs it.
-
-    step: of the model's checkpoint; None for a model without checkpoints.
-    """
+    """A model with an index of each collection, built at the first question. step: of its checkpoint, if any."""
 
     def __init__(self, name: str, model: LoadedModel, build: Callable[[int], SearchIndex], step: int | None) -> None:
         self.name, self.model, self.step = name, model, step
@@ -392,8 +381,7 @@ def explored(
 ) -> ExploredModel:
     """Return the model with an index of each collection, that of the first one already built.
 
-    source: name by which `clipzoo.load` finds the model. folder: keeps the embeddings; those of other weights or
-    pictures are made again. step: of the model's checkpoint.
+    source: name for `clipzoo.load`. folder: keeps embeddings of these weights and pictures. step: of the checkpoint.
     """
 
     def build(number: int) -> SearchIndex:
@@ -469,10 +457,7 @@ def grid(tokens: int) -> tuple[int, int]:
 
 
 def thinned(curve: Curve, main: bool) -> dict[str, Any]:
-    """At most MOST_VALUES values of a curve, the last one included, without NaN and infinity.
-
-    main: the page shows it at once.
-    """
+    """At most MOST_VALUES finite values of a curve, the last one included. main: the page shows it at once."""
     points = [point for point in zip(curve.steps, curve.values, strict=True) if abs(point[1]) < float("inf")]
     stride = -(-len(points) // MOST_VALUES) or 1
     points = points[::-stride][::-1]
@@ -514,10 +499,9 @@ def listener(port: int) -> socket.socket:
 
 
 def server(explorer: Explorer) -> uvicorn.Server:
-    """Return the server of the page; `run(sockets=[listener(port)])` answers until it is interrupted.
+    """Return the server of the page, `run(sockets=[listener(port)])`; ModuleNotFoundError without the extra `explore`.
 
-    A connection carries one request, which must arrive within CLIENT_TIMEOUT_SECONDS. Raises ModuleNotFoundError
-    without the packages of the extra `explore`.
+    A connection carries one request, which must arrive within CLIENT_TIMEOUT_SECONDS.
     """
     import uvicorn
     from starlette.applications import Starlette

@@ -71,8 +71,7 @@ class SearchIndex:
     def __init__(self, folder: str | Path, model: LoadedModel | None = None, trust: str | Sequence[str] = ()) -> None:
         """Open a complete index. model: None loads the one that built it. trust: as in `clipzoo.load`.
 
-        Raises:
-            ConfigError: the index is incomplete or damaged, or the model has other weights than the one that built it.
+        Raises ConfigError if the index is incomplete or damaged, or the model has other weights than its builder.
         """
         self.folder = Path(folder)
         facts = _facts(self.folder)
@@ -148,10 +147,7 @@ class SearchIndex:
 
 
 class Candidates:
-    """Images by the inner product of their factor with that of a caption; see `Head.search_factors`.
-
-    Computed by faiss if it is installed, else in blocks of products.
-    """
+    """Images by the inner products of `Head.search_factors`, computed by faiss if it is installed."""
 
     def __init__(self, head: Head, images: Embedding) -> None:
         self._head = head
@@ -181,10 +177,7 @@ class Candidates:
 
 
 def read_gallery(source: str) -> Gallery:
-    """List the images of a folder (and the folders below it), or of the shards of a folder or a pattern.
-
-    Raises ConfigError if there are no images.
-    """
+    """List the images below a folder, or of the shards of a folder or a pattern. Raises ConfigError without images."""
     folder = Path(source)
     if folder.is_dir():
         tars = sorted(folder.glob("*.tar"))
@@ -217,12 +210,8 @@ def build_index(
 ) -> SearchIndex | None:
     """Embed the images of a folder or of tar shards, and return the index on the first rank. Collective.
 
-    source: name by which `clipzoo.load` finds the model. images: a gallery, or see `read_gallery`. report: called with
-    progress messages. replace: remove an index of other images or of another model from the folder. Blocks that exist
-    are kept.
-
-    Raises:
-        ConfigError: the folder has an index of other images or of another model, and replace is False.
+    source: name for `clipzoo.load`. images: a gallery, or see `read_gallery`. report: takes progress messages. replace:
+    remove an index of other images or another model, which raises ConfigError otherwise. Blocks that exist are kept.
     """
     folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
     facts = facts_of(model, source, gallery.source, gallery.names)

@@ -33,10 +33,7 @@ PROBE = [
 
 
 def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a tokenizer of the library tokenizers, and the content of tokenizer_config.json.
-
-    Raises ConfigError if these files cannot represent the tokenizer.
-    """
+    """Return a fast tokenizer and its tokenizer_config.json. Raises ConfigError if these cannot represent it."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     kind, length = type(tokenizer), tokenizer.context_length
@@ -114,8 +111,7 @@ def _cleaning(kind: str) -> list[Any]:
 def image_settings(model: LoadedModel) -> dict[str, Any]:
     """Return the image processor of transformers with exactly the pixels of `LoadedModel.transform`.
 
-    transformers' CLIPImageProcessor resizes tensors and rounds the central crop down; the one for timm's models uses
-    torchvision's transforms of PIL images, as clipzoo and open_clip do.
+    That for timm's models: CLIPImageProcessor resizes tensors, not PIL images, and rounds the central crop down.
     """
     size, encoder = model.encoder.image_size, model.config["encoder"]
     mode = {"shortest": "center", "squash": "squash"}.get(model.transform.resize_mode)

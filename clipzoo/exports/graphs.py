@@ -116,10 +116,7 @@ TOLERANCE = 1e-3
 
 
 def write_onnx(model: Model, folder: Path) -> None:
-    """Write image.onnx, text.onnx and score.onnx, and run each once. Weights beyond 2 GB are in *.onnx.data.
-
-    Raises TrainingError if onnxruntime computes other values than torch.
-    """
+    """Write *.onnx, weights over 2 GB in *.onnx.data. TrainingError if onnxruntime computes other values than torch."""
     import torch.onnx  # takes a third of a second to import
     from onnxruntime import InferenceSession
 

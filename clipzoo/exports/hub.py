@@ -176,10 +176,7 @@ def _nodes(model: LoadedModel) -> dict[str, Any]:
 
 
 def upload(folder: Path, repository: str) -> str:
-    """Upload a directory to the hub as USER/NAME, made if it does not exist, and return its address.
-
-    Raises ConfigError if there is no token, or the hub refuses the upload.
-    """
+    """Upload a directory to the hub's USER/NAME and return its address. Raises ConfigError if the hub refuses it."""
     from huggingface_hub import HfApi
 
     require_token()

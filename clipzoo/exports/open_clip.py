@@ -264,8 +264,7 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
     """Return an open_clip model by name and tag or checkpoint file, NAME/TAG, or from a folder "local-dir:FOLDER".
 
-    The weights must be on this machine, or open_clip downloads them. Raises ConfigError if open_clip has no such model
-    or weights, or no encoder here can represent it.
+    open_clip downloads missing weights. Raises ConfigError if it has no such model, or no encoder can represent it.
     """
     import open_clip
     from open_clip import factory

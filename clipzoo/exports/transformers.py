@@ -22,9 +22,8 @@ from clipzoo.exports.open_clip import CLIP_HEAD, head_faults
 from clipzoo.exports.transformers_models import KINDS, TEXT, VISION, converted, layers_of
 from clipzoo.io import MB, DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import from_hub
-from clipzoo.loading import PAIR, LoadedModel, read_weights, require_data_only
+from clipzoo.loading import PAIR, REMEDY, LoadedModel, read_weights, require_data_only
 
-REMEDY = "export the model again"
 _MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 INTERPOLATIONS = {3: "bicubic", 2: "bilinear"}
 """By PIL's codes."""
@@ -67,8 +66,7 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
 def from_transformers(name: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
     """Return a model of transformers that embeds images and text, with its own tokenizer and preprocessing.
 
-    name: a folder, or OWNER/MODEL or OWNER/MODEL@REVISION on the Hugging Face hub. No code of it is executed, and its
-    weights are read from .safetensors files only.
+    name: a folder, OWNER/MODEL or OWNER/MODEL@REVISION, of which no code runs and only .safetensors files are read.
     Raises ConfigError if there is no such model, or its logits are not scaled cosines of its features.
     """
     with from_hub(str(name), f"transformers:{name} is neither a folder nor a model that the Hugging Face hub gives"):

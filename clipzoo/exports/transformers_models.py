@@ -38,10 +38,7 @@ OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.t
 
 
 class TransformersModel(ABC):
-    """A class of transformers that may hold a model of two towers with a cosine head.
-
-    name: name of the class. processor: class that joins its tokenizer and image processor.
-    """
+    """A class of transformers for two towers with a cosine head. processor: joins its tokenizer and image processor."""
 
     name: str
     processor: str
@@ -52,10 +49,7 @@ class TransformersModel(ABC):
 
     @abstractmethod
     def nodes(self, path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes `encoder` and `head` of a model; none if our towers cannot represent it.
-
-        path: of its config.json.
-        """
+        """Return the nodes `encoder` and `head` for the config.json at `path`; none if our towers cannot hold it."""
 
     @abstractmethod
     def config(self, model: LoadedModel) -> dict[str, Any]:
