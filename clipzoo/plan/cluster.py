@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product, starmap
 from typing import Any
@@ -80,14 +80,17 @@ class Setting:
         words += [f"micro-batch {self.micro_batch}"] * (self.micro_batch < local) + ["checkpointing"] * self.recomputed
         return ", ".join(words)
 
-    def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
-        """Return the overrides of a training with this setting. recomputed_now: of the configuration."""
+    def overrides(self, ranks: int, local: int, switches: Iterable[str], recomputed_now: bool) -> list[str]:
+        """Return the overrides of a training with this setting.
+
+        switches: keys of activation checkpointing. recomputed_now: of the configuration.
+        """
         lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
         if 1 < self.shards < ranks:
             lines.append(f"trainer.fsdp.shard_group={self.shards}")
         lines.append(f"trainer.micro_batch={'null' if self.micro_batch >= local else self.micro_batch}")
         if self.recomputed != recomputed_now:
-            lines += [f"{key}={str(self.recomputed).lower()}" for key in recomputation_keys]
+            lines += [f"{key}={str(self.recomputed).lower()}" for key in switches]
         return lines
 
 

@@ -198,22 +198,17 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
 
 def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, Any]:
     """Return the configuration with activation checkpointing off, or on: of all towers unless it is on for some."""
-    changed = copy.deepcopy(dict(plain))
-    if not (recomputed and recomputes(plain)):
-        for key in recomputation_keys(plain):
+    changed, switches = copy.deepcopy(dict(plain)), recomputation(plain)
+    if not (recomputed and any(switches.values())):
+        for key in switches:
             *path, name = key.split(".")
             reduce(getitem, path, changed)[name] = recomputed
     return changed
 
 
-def recomputes(plain: Mapping[str, Any]) -> bool:
-    """Return True if activation checkpointing is on for a tower."""
-    return any(value for key, value in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint"))
-
-
-def recomputation_keys(plain: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the configuration that switch activation checkpointing."""
-    return [key for key, _ in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint")]
+def recomputation(plain: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the keys of the configuration that switch activation checkpointing of towers, with their values."""
+    return {key: value for key, value in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint")}
 
 
 def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from clipzoo.cli.arguments import Parser, number_in, refuse
 from clipzoo.config.compose import compose
@@ -21,9 +21,6 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import Machines, Range, Samples
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.plan.cluster import GPUS, Cluster, configured
-
-if TYPE_CHECKING:
-    pass
 
 SAMPLES = 12_000_000
 """Size of the dataset unless --samples gives it: that of CC12M."""
@@ -71,7 +68,7 @@ def main(arguments: list[str]) -> None:
 
     # torch is imported only now: a mistyped key is reported at once.
     from clipzoo.build import found_in_model
-    from clipzoo.plan.counts import count, recomputation_keys, recomputes
+    from clipzoo.plan.counts import count, recomputation
     from clipzoo.plan.prediction import predict, predictions, shape_of
     from clipzoo.training.loggers import quiet_libraries
 
@@ -79,8 +76,8 @@ def main(arguments: list[str]) -> None:
     plain = filled(plain, found_in_model(plain, trust))
     counts = count(plain, options.samples, trust)
     shape = shape_of(plain, counts, cluster)
-    keys = recomputation_keys(plain)
-    recomputed = recomputes(plain)
+    switches = recomputation(plain)
+    recomputed = any(switches.values())
     as_configured = predict(plain, counts, cluster, configured(plain, cluster, shape.local, recomputed))
     best, *others = predictions(plain, counts, cluster)
     print(
@@ -112,7 +109,7 @@ def main(arguments: list[str]) -> None:
     if not best.fits(cluster):
         print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
         return
-    print(f"\nchoose: {' '.join(best.setting.overrides(shape.ranks, shape.local, keys, recomputed))}")
+    print(f"\nchoose: {' '.join(best.setting.overrides(shape.ranks, shape.local, switches, recomputed))}")
 
 
 def _gigabytes(size: float) -> str:

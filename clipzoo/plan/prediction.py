@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from clipzoo.heads.base import FLOAT, Shape
 from clipzoo.plan.cluster import Cluster, Setting, settings
-from clipzoo.plan.counts import Counts, recomputation_keys
+from clipzoo.plan.counts import Counts, recomputation
 
 OPTIMIZER_TRAFFIC = 28
 """Bytes of a GPU's memory that an optimizer's step reads and writes for a parameter: AdamW in float32."""
@@ -83,7 +83,7 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
     the one with the least memory if none fits.
     """
     shape = shape_of(plain, counts, cluster)
-    options = settings(cluster, shape.local, can_recompute=bool(recomputation_keys(plain)))
+    options = settings(cluster, shape.local, can_recompute=bool(recomputation(plain)))
     candidates = [predict(plain, counts, cluster, setting) for setting in options]
     fitting = [item for item in candidates if item.fits(cluster)]
     if fitting:

@@ -9,7 +9,7 @@ import pytest
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.plan.cluster import GPUS, Cluster, configured
-from clipzoo.plan.counts import count, recomputes
+from clipzoo.plan.counts import count, recomputation
 from clipzoo.plan.prediction import Prediction, predict, shape_of
 from tests.support.fake_training import peak_memory
 from tests.support.pretended_ranks import pretended_ranks
@@ -37,7 +37,7 @@ def planned(plain: dict[str, Any], ranks: int = RANKS) -> tuple[Prediction, int]
     """The plan of the configuration as it is, and the number of its parameters."""
     counts, cluster = count(plain, 1000), Cluster(GPUS["H100"], ranks)
     local = shape_of(plain, counts, cluster).local
-    plan = predict(plain, counts, cluster, configured(plain, cluster, local, recomputes(plain)))
+    plan = predict(plain, counts, cluster, configured(plain, cluster, local, any(recomputation(plain).values())))
     return plan, counts.encoder + counts.others
 
 

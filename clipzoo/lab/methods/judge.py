@@ -11,11 +11,11 @@ from scipy import stats
 from scipy.special import logsumexp
 from torch import Tensor
 
-from clipzoo.lab.worlds.world import EnumeratedWorld, full_name
+from clipzoo.lab.worlds.scenes import named
+from clipzoo.lab.worlds.world import EnumeratedWorld
 from clipzoo.model import Model
 from clipzoo.types import evaluation_mode
 
-ZERO_SHOT, IMAGE_TO_TEXT, TEXT_TO_IMAGE = "zero_shot", "image_to_text", "text_to_image"
 LOSS = "loss"
 """InfoNCE of the whole split, in nats: the mean of both directions."""
 ACCURACY = "accuracy"
@@ -41,7 +41,7 @@ def judge(model: Model, world: EnumeratedWorld, split: Split, factor: float = 1.
     """
     with evaluation_mode(model):
         images = model.encode_image(split.images)
-        texts = [*world.captions, *map(full_name, world.objects)]
+        texts = [*world.captions, *(named(*item) for item in world.objects)]
         scores = model.similarity(images, model.encode_text(model.encoder.tokenizer(texts))).double().numpy()
     captions = len(world.captions)
     return judge_scores(factor * scores[:, :captions], scores[:, captions:], world, split)
@@ -57,9 +57,9 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
     present = np.array([[item in scene for item in world.objects] for scene in world.scenes])
     pairs = scores[:, split.captions]
     outcomes = {
-        ZERO_SHOT: present[split.scenes, named.argmax(1)].astype(np.float64),
-        IMAGE_TO_TEXT: _reciprocal_ranks(pairs),
-        TEXT_TO_IMAGE: _reciprocal_ranks(pairs.T),
+        "zero_shot": present[split.scenes, named.argmax(1)].astype(np.float64),
+        "image_to_text": _reciprocal_ranks(pairs),
+        "text_to_image": _reciprocal_ranks(pairs.T),
     }
     metrics = {name: 100 * float(values.mean()) for name, values in outcomes.items()}
     metrics[ACCURACY] = float(np.mean(list(metrics.values())))

@@ -16,7 +16,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import lenet
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Batch, Progress
@@ -104,7 +104,7 @@ class Digits(Study):
             f"{100 * by_loss[TWO]['accuracy']:.1f} % two-sided; a label's distribution over the {len(test[0])} test "
             f"images is spread over {by_loss[LABEL]['effective_images']:.1f}, {by_loss[TWO]['effective_images']:.1f} "
             f"and, trained on images given labels, {by_loss[IMAGE]['effective_images']:.1f} of them; "
-            f"{count_borne_out(claims)}."
+            f"{Claim.count(claims)}."
         )
         drawings = {"labels": self._draw_labels(outputs, test), "images": self._draw_images(outputs, test[0])}
         return Findings(verdict, [check], claims, {"losses": list(by_loss.values()), "trainings": rows}, drawings)

@@ -12,7 +12,7 @@ from clipzoo.types import Features
 
 
 class Views(Encoder):
-    """One network per view, each [b, ...] -> [b, width]."""
+    """One network per view, [b, ...] -> [b, width], or tokens [b, M, width], of which the first is the pooled one."""
 
     def __init__(self, image: nn.Module, text: nn.Module, image_width: int, text_width: int) -> None:
         super().__init__()
@@ -20,10 +20,13 @@ class Views(Encoder):
         self.image_network, self.text_network = image, text
 
     def image(self, image: Tensor) -> Features:
-        return Features(self.image_network(image))
+        return self._features(self.image_network(image))
 
     def text(self, text: Tensor) -> Features:
-        return Features(self.text_network(text))
+        return self._features(self.text_network(text))
+
+    def _features(self, outputs: Tensor) -> Features:
+        return Features(outputs) if outputs.ndim == 2 else Features(outputs[:, 0], outputs)
 
 
 class Vectors(Views):
@@ -33,25 +36,16 @@ class Vectors(Views):
         super().__init__(nn.Identity(), nn.Identity(), image_width, text_width)
 
 
-class Lookup(Encoder):
+class Lookup(Views):
     """Trainable token vectors for finitely many items; a view is an item number, [b] int64.
 
     items: number of items on each side. points: tokens per item. width: width of a token.
     """
 
     def __init__(self, items: int, points: int, width: int) -> None:
-        super().__init__()
-        self.image_width = self.text_width = width
-        self._shape = points, width
-        self.image_table, self.text_table = (nn.Embedding(items, points * width) for _ in range(2))
-
-    def image(self, image: Tensor) -> Features:
-        tokens = self.image_table(image).unflatten(1, self._shape)
-        return Features(tokens[:, 0], tokens)
-
-    def text(self, text: Tensor) -> Features:
-        tokens = self.text_table(text).unflatten(1, self._shape)
-        return Features(tokens[:, 0], tokens)
+        tables = (nn.Embedding(items, points * width) for _ in range(2))
+        image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
+        super().__init__(image, text, width, width)
 
 
 def perceptrons(widths: list[int]) -> Views:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
@@ -49,6 +50,10 @@ class Check:
     def met(self) -> bool:
         return self.error <= self.tolerance
 
+    @staticmethod
+    def count(checks: Sequence[Check]) -> str:
+        return f"{sum(check.met for check in checks)} of {len(checks)} closed forms are met"
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -57,6 +62,10 @@ class Claim:
     says: str
     measured: str
     borne_out: bool
+
+    @staticmethod
+    def count(claims: Sequence[Claim]) -> str:
+        return f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out"
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,16 @@ class Study(Part, ABC):
     @abstractmethod
     def run(self) -> Findings:
         """Run the study. The result depends only on the settings and is reproducible on one machine."""
+
+
+@dataclass(frozen=True)
+class AdamStudy(Study):
+    """A study whose trainings share settings of Adam: batch, steps, rate; see `fit`. seed: the first seed."""
+
+    batch: Count
+    steps: Count
+    rate: Rate
+    seed: Seed
 
 
 def fit(
@@ -130,14 +149,6 @@ def all_scores(model: Model, items: int) -> Tensor:
 def select(rows: Iterable[Row], **values: object) -> list[Row]:
     """Return the rows that have these values."""
     return [row for row in rows if all(row[key] == value for key, value in values.items())]
-
-
-def count_met(checks: Sequence[Check]) -> str:
-    return f"{sum(check.met for check in checks)} of {len(checks)} closed forms are met"
-
-
-def count_borne_out(claims: Sequence[Claim]) -> str:
-    return f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out"
 
 
 def pmi_agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str, float]:

@@ -10,20 +10,12 @@ import torch
 from matplotlib.colors import BoundaryNorm
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
+from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.studies.encoders import Vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, count_met, pmi_agreement
-from clipzoo.lab.studies.gaussian_theorems import (
-    Gaussian,
-    Learned,
-    exact_agreement,
-    learn,
-    matched_sample,
-    score_form,
-    shrunk,
-)
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, pmi_agreement
+from clipzoo.lab.studies.gaussian_theorems import Gaussian, Learned, learn, score_form, shrunk
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Batch, Progress
@@ -38,21 +30,17 @@ TICKS = [-4, -2, 0, 2, 4]
 
 
 @dataclass(frozen=True)
-class GaussianPlane(Study):
+class GaussianPlane(AdamStudy):
     """Train four models of one two-dimensional Gaussian and compare their densities with the closed forms.
 
-    variance: that of u and of v. covariance: that of u and v. samples: training samples. batch, steps, rate: settings
-    of Adam. sign_samples, sign_draws: the normalised encoder's loss is the mean over sign_draws draws of sign_samples
-    pairs. tolerance, moment_tolerance: relative tolerances of parameters and variances. loss_tolerance: absolute.
+    variance: that of u and of v. covariance: that of u and v. samples: training samples. sign_samples, sign_draws: the
+    normalised encoder's loss is the mean over sign_draws draws of sign_samples pairs. tolerance, moment_tolerance:
+    relative tolerances of parameters and variances. loss_tolerance: absolute.
     """
 
     variance: Positive
     covariance: float
     samples: Count
-    batch: Count
-    steps: Count
-    rate: Rate
-    seed: Seed
     sign_samples: Count
     sign_draws: Count
     tolerance: NonNegative
@@ -100,7 +88,7 @@ class GaussianPlane(Study):
         checks = self._checks(gaussian, learned, by_model)
         claims = plane_claims(by_model)
         verdict = (
-            f"{count_met(checks)} and {count_borne_out(claims)}; "
+            f"{Check.count(checks)} and {Claim.count(claims)}; "
             f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
             f"({checks[1].expected:.3f}) and {checks[2].measured:.3f} one-sided ({checks[2].expected:.3f})."
         )
@@ -142,7 +130,7 @@ class GaussianPlane(Study):
         optima = {"two-sided": (two_sided, none, none), "one-sided": (a, b, a * a / b), "joint": (joint, none, none)}
         for name, optimum in optima.items():
             quantity = f"error of the score from the PMI, {name}"
-            _, error, _ = exact_agreement(gaussian, score_form(*optimum))
+            _, error, _ = gaussian.agreement(score_form(*optimum))
             checks.append(Check(quantity, rows[name]["mean_error"], error, self.moment_tolerance, relative=True))
         checks.append(Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6))
 
@@ -153,7 +141,7 @@ class GaussianPlane(Study):
             head.image_projection.fill_(1.0)
             head.text_projection.fill_(1.0)
             for draw in range(self.sign_draws):
-                u, v = matched_sample(gaussian, self.sign_samples, self.seed + draw)
+                u, v = gaussian.sample(self.sign_samples, self.seed + draw)
                 batch = Batch(u, v, torch.arange(len(u)))
                 similarity = Model(Vectors(1, 1), head)(batch)
                 losses.append(Conditional(1.0, 1.0)(similarity, batch, Progress(0, 1, len(u), len(u))).total)

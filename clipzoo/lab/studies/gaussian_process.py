@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
+from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, SKY, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, count_met, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, power
 from clipzoo.objectives.conditional import Conditional
 
@@ -27,15 +27,15 @@ INVERSE_LENGTH, REGULARITY = 3.0, 2.0
 
 
 @dataclass(frozen=True)
-class GaussianProcess(Study):
+class GaussianProcess(AdamStudy):
     """Measure errors of the conditional means while one of width, batch size and training samples varies.
 
     modes: number of modes of the process. places, coefficients: dimensions of u and v. noise: standard deviation of u's
     noise. widths, batches, sizes: embedding widths, batch sizes and numbers of training samples to try; width, batch,
-    samples: their values while another one varies. steps, rate: settings of Adam, the same in all trainings. seeds:
-    number of draws of data and weights to average over. paths: number of realisations in the figure. seed: first seed.
-    tolerance: tolerance of a mean's error around its closed form, in units of the squared mean. 0.015 is less than the
-    change of the error of v given u from one width to the next, so the check tells neighbouring widths apart.
+    samples: their values while another one varies. seeds: number of draws of data and weights to average over. paths:
+    number of realisations in the figure. tolerance: tolerance of a mean's error around its closed form, in units of the
+    squared mean. 0.015 is less than the change of the error of v given u from one width to the next, so the check tells
+    neighbouring widths apart.
     """
 
     modes: Count
@@ -46,13 +46,9 @@ class GaussianProcess(Study):
     batches: list[Count]
     sizes: list[Count]
     width: Count
-    batch: Count
     samples: Count
-    steps: Count
-    rate: Rate
     seeds: Count
     paths: Count
-    seed: Seed
     tolerance: NonNegative
 
     title = "Gaussians: a process seen twice"
@@ -99,8 +95,7 @@ class GaussianProcess(Study):
         best = select(by_width, width=self.coefficients)[-1]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
-            f"{100 * best[V]:.2f} % (v given u) of their square; {count_met(checks)} and "
-            f"{count_borne_out(claims)}."
+            f"{100 * best[V]:.2f} % (v given u) of their square; {Check.count(checks)} and {Claim.count(claims)}."
         )
         drawings = {"process": self._draw_process(world), "errors": self._draw_errors(world, rows, learned)}
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)

@@ -13,11 +13,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
+from clipzoo.config.vocabulary import Count, NonNegative, Range
 from clipzoo.heads.vector import DistanceHead, InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.joint import Joint
@@ -33,22 +33,18 @@ PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
 
 
 @dataclass(frozen=True)
-class GaussianTheorems(Study):
+class GaussianTheorems(AdamStudy):
     """Train every loss at every embedding width and compare A, B and the loss with their closed forms.
 
-    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: training samples. batch,
-    steps, rate: settings of Adam. tolerance: relative tolerance of whitened A and B (Frobenius). loss_tolerance:
-    absolute tolerance of the loss. covariance_tolerance: that of the models' covariances, relative.
+    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: training samples.
+    tolerance: relative tolerance of whitened A and B (Frobenius). loss_tolerance: absolute tolerance of the loss.
+    covariance_tolerance: that of the models' covariances, relative.
     """
 
     correlations: list[Annotated[float, Range(at_least=0, below=1)]]
     n_u: Count
     n_v: Count
     samples: Count
-    batch: Count
-    steps: Count
-    rate: Rate
-    seed: Seed
     tolerance: NonNegative
     loss_tolerance: NonNegative
     covariance_tolerance: NonNegative
@@ -244,6 +240,45 @@ class Gaussian:
         split = len(self.uu)
         return Gaussian(covariance[:split, :split], covariance[:split, split:], covariance[split:, split:])
 
+    def sample(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Evenly spread samples u [n, n_u] and v [n, n_v], float32, with exactly this mean and covariance.
+
+        A scrambled Sobol sequence, mirrored at the origin and transformed to the covariance: differences from the
+        closed forms come from training and not from sampling.
+        """
+        n_u = len(self.uu)
+        engine = torch.quasirandom.SobolEngine(n_u + len(self.vv), scramble=True, seed=seed)
+        half = torch.special.ndtri(engine.draw(samples // 2, dtype=torch.float64).clamp(1e-9, 1 - 1e-9))
+        normal = torch.cat([half, -half])
+        second_moment = normal.mT @ normal / len(normal)
+        matched = normal @ torch.linalg.cholesky(second_moment).inverse().mT
+        both = matched @ torch.linalg.cholesky(self.covariance).mT
+        return both[:, :n_u].float(), both[:, n_u:].float()
+
+    @property
+    def pmi_form(self) -> Tensor:
+        """M of the PMI log p(u, v) - log p(u) p(v), without its constant."""
+        return -(self.covariance.inverse() - torch.block_diag(self.uu.inverse(), self.vv.inverse())) / 2
+
+    def agreement(self, form: Tensor) -> tuple[float, float, float]:
+        """Return slope, error and calibrated error of `clipzoo.lab.methods.judge.agreement` for a score and the PMI.
+
+        Half of the weight is on pairs of the Gaussian and half on independent ones.
+        """
+        pmi = self.pmi_form
+        sides = [self.covariance, torch.block_diag(self.uu, self.vv)]
+
+        def covariance(first: Tensor, second: Tensor) -> float:
+            means = [[float((form @ side).trace()) for side in sides] for form in (first, second)]
+            inner = [2 * float((first @ side @ second @ side).trace()) for side in sides]
+            products = [value + one * other for value, one, other in zip(inner, *means, strict=True)]
+            return sum(products) / 2 - sum(means[0]) * sum(means[1]) / 4
+
+        spread = covariance(form, form)
+        slope = covariance(form, pmi) / spread if spread > 0 else 0.0
+        error, rest = (max(covariance(kind, kind), 0.0) ** 0.5 for kind in (form - pmi, slope * form - pmi))
+        return slope, error, rest
+
     def _spectral(self, function, rank: int | None) -> Tensor:
         left, s, right = self.canonical()
         middle = left[:, :rank] @ torch.diag(function(s[:rank])) @ right[:rank]
@@ -277,22 +312,6 @@ def with_correlations(correlations: list[float], n_u: int, n_v: int, seed: int) 
     return Gaussian(uu, power(uu, 0.5) @ middle @ power(vv, 0.5), vv)
 
 
-def matched_sample(gaussian: Gaussian, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Evenly spread samples u [n, n_u] and v [n, n_v], float32, with exactly the mean and covariance of the Gaussian.
-
-    A scrambled Sobol sequence, mirrored at the origin and transformed to the covariance. Differences from the closed
-    forms then come from training and not from sampling.
-    """
-    n_u = len(gaussian.uu)
-    engine = torch.quasirandom.SobolEngine(n_u + len(gaussian.vv), scramble=True, seed=seed)
-    half = torch.special.ndtri(engine.draw(samples // 2, dtype=torch.float64).clamp(1e-9, 1 - 1e-9))
-    normal = torch.cat([half, -half])
-    second_moment = normal.mT @ normal / len(normal)
-    matched = normal @ torch.linalg.cholesky(second_moment).inverse().mT
-    both = matched @ torch.linalg.cholesky(gaussian.covariance).mT
-    return both[:, :n_u].float(), both[:, n_u:].float()
-
-
 @dataclass(frozen=True)
 class Learned:
     """A = G^T H, B = G^T G and C = H^T H of trained linear encoders in float64, and their loss.
@@ -311,7 +330,7 @@ def learn(
 ) -> Learned:
     """Train on a sample with exactly the covariance of the Gaussian; the loss is the mean over its batches."""
     head_class, objective = PROBLEMS[problem]
-    u, v = matched_sample(gaussian, samples, seed)
+    u, v = gaussian.sample(samples, seed)
     widths = u.shape[1], v.shape[1]
     model = fit(
         lambda: Vectors(*widths), lambda: head_class(*widths, embed_width, temperature=1.0), objective, u, v,
@@ -325,31 +344,6 @@ def learn(
     return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(torch.stack(losses).mean()))
 
 
-def pmi_form(gaussian: Gaussian) -> Tensor:
-    """M of the PMI log p(u, v) - log p(u) p(v), without its constant."""
-    return -(gaussian.covariance.inverse() - torch.block_diag(gaussian.uu.inverse(), gaussian.vv.inverse())) / 2
-
-
 def score_form(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """M of the score <u, A v> - <u, B u> / 2 - <v, C v> / 2."""
     return symmetric(-b, a, -c) / 2
-
-
-def exact_agreement(gaussian: Gaussian, form: Tensor) -> tuple[float, float, float]:
-    """Return slope, error and calibrated error of `clipzoo.lab.methods.judge.agreement` for a score and the PMI.
-
-    Half of the weight is on pairs of the Gaussian and half on independent ones.
-    """
-    pmi = pmi_form(gaussian)
-    sides = [gaussian.covariance, torch.block_diag(gaussian.uu, gaussian.vv)]
-
-    def covariance(first: Tensor, second: Tensor) -> float:
-        means = [[float((form @ side).trace()) for side in sides] for form in (first, second)]
-        inner = [2 * float((first @ side @ second @ side).trace()) for side in sides]
-        products = [value + one * other for value, one, other in zip(inner, *means, strict=True)]
-        return sum(products) / 2 - sum(means[0]) * sum(means[1]) / 4
-
-    spread = covariance(form, form)
-    slope = covariance(form, pmi) / spread if spread > 0 else 0.0
-    error, rest = (max(covariance(kind, kind), 0.0) ** 0.5 for kind in (form - pmi, slope * form - pmi))
-    return slope, error, rest

@@ -19,7 +19,7 @@ from clipzoo.distributed.world import World
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import Vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, select
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.types import Progress
@@ -84,8 +84,7 @@ class HalfDisc(Study):
         last = select(rows, temperature=main)[-1]
         verdict = (
             f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
-            f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; "
-            f"{count_borne_out(claims)}."
+            f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; {Claim.count(claims)}."
         )
         drawings = {"popularity": self._draw_popularity(), "errors": _draw_errors(rows, self.temperatures)}
         return Findings(verdict, checks, claims, {"errors": rows, "popularity": popularity}, drawings)

@@ -24,7 +24,7 @@ from clipzoo.evaluation.scoring import positions, score_blocks
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.studies.encoders import TrajectoryNetwork, Views
 from clipzoo.lab.studies.figures import BLUE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Embedding, Part, concatenate
@@ -126,7 +126,7 @@ class Lagrangian(Study):
             f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
             f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
             f"{100 * last['to_trajectories_at_5']:.1f} % and {100 * last['to_coefficients_at_5']:.1f} %; "
-            f"{count_borne_out(claims)}."
+            f"{Claim.count(claims)}."
         )
         drawings = {
             "flows": self._draw_flows(all_coefficients[:2]),

@@ -11,25 +11,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Scale
 from clipzoo.heads.base import Head
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.methods.judge import pair_weights
 from clipzoo.lab.studies.encoders import Lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, CYCLE, VERMILION, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import (
-    Check,
-    Claim,
-    Findings,
-    Row,
-    Study,
-    all_scores,
-    count_borne_out,
-    fit,
-    pmi_agreement,
-    select,
-)
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, all_scores, fit, pmi_agreement, select
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.types import Features
 
@@ -75,11 +64,11 @@ class World:
 
 
 @dataclass(frozen=True)
-class Mixture(Study):
+class Mixture(AdamStudy):
     """Train CLIP and KME-CLIP heads on the mixture world and compare their scores with the PMI.
 
-    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector. samples, batch,
-    steps, rate: settings of the training with InfoNCE. temperature, max_scale, gamma: settings of the heads.
+    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector. samples:
+    training pairs. temperature, max_scale, gamma: settings of the heads.
     built_error: error of theorem 7's construction in exp PMI for d = 2. information_tolerance: allowed distance in nats
     of KME-CLIP's loss at the largest width from its minimum -I.
     """
@@ -88,15 +77,11 @@ class Mixture(Study):
     widths: list[Count]
     item_width: Count
     samples: Count
-    batch: Count
-    steps: Count
-    rate: Rate
     temperature: Scale
     max_scale: Positive
     gamma: Scale
     built_error: NonNegative
     information_tolerance: NonNegative
-    seed: Seed
 
     title = "The mixture world"
     source = "KME-CLIP, section 4.2, assumption 5, theorems 6 and 7"
@@ -135,8 +120,7 @@ class Mixture(Study):
             f"With r = {most} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
             f"above its least value and KME-CLIP's {gaps[KME, widest]:.3f}; theorem 7's points hold exp PMI to "
             f"{max(built):.1g} in two dimensions, while trained ones with d = {narrow} stay "
-            f"{gaps[KME, narrow]:.1f} nats above; "
-            f"{count_borne_out(claims)}."
+            f"{gaps[KME, narrow]:.1f} nats above; {Claim.count(claims)}."
         )
         errors = "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP."
         agreement = "Agreement of the trained scores with the PMI; dotted: the PMI itself."

@@ -9,11 +9,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Scale
 from clipzoo.heads.cloob import CloobHead
 from clipzoo.lab.studies.encoders import perceptrons
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_borne_out, fit, select
+from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infoloob import InfoLOOB
@@ -27,30 +27,25 @@ PAPER = {10.0: (0.67, 0.33), 14.0: (1.00, 0.48)}
 
 
 @dataclass(frozen=True)
-class MutualInformation(Study):
+class MutualInformation(AdamStudy):
     """Train estimators of mutual information and compare their estimates with the truth.
 
-    dimensions: number of dimensions of x and of y. information: true values in nats. batch: batch size. steps: number
-    of training batches, all new. hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings.
-    rate: learning rate of Adam. inverse_temperatures, betas: grid for InfoLOOB and for the Hopfield retrieval; at each
-    value of trained_at the model whose estimate on validation_batches is closest to the truth is selected.
-    test_batches: batches per mean and variance. tolerance: tolerance of InfoNCE at the highest information, relative to
-    log batch.
+    dimensions: number of dimensions of x and of y. information: true values in nats. All training batches are new.
+    hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings. inverse_temperatures, betas:
+    grid for InfoLOOB and for the Hopfield retrieval; at each value of trained_at the model whose estimate on
+    validation_batches is closest to the truth is selected. test_batches: batches per mean and variance. tolerance:
+    tolerance of InfoNCE at the highest information, relative to log batch.
     """
 
     dimensions: Count
     information: list[Positive]
     trained_at: list[Positive]
-    batch: Count
-    steps: Count
     hidden: list[Count]
     embed_width: Count
-    rate: Rate
     inverse_temperatures: list[Scale]
     betas: list[Scale]
     validation_batches: Count
     test_batches: Count
-    seed: Seed
     tolerance: NonNegative
 
     title = "Mutual information"
@@ -100,7 +95,7 @@ class MutualInformation(Study):
         verdict = (
             f"At {top:g} nats InfoNCE says {reached:.2f} (log {self.batch} is "
             f"{math.log(self.batch):.2f}) and InfoLOOB {by_kind[INFOLOOB][top]['estimate']:.1f}; InfoLOOB's average "
-            f"variance is {averages}; {count_borne_out(claims)}."
+            f"variance is {averages}; {Claim.count(claims)}."
         )
         drawings = {
             "estimates": _draw_estimates(by_kind, self.batch),

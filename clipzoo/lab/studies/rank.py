@@ -17,7 +17,7 @@ from clipzoo.heads.vector import InnerProductHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead
 from clipzoo.lab.studies.encoders import Lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, line, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, all_scores, count_borne_out, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, all_scores, fit, select
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Loss, Progress, Similarity
@@ -111,8 +111,7 @@ class Rank(Study):
         verdict = (
             f"WPSE with {best['points']} points in {best['width']} dimensions fits the planted matrix to "
             f"{best['error']:.3f}, for which an inner product needs d = {least} at least; trained inner products meet "
-            f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
-            f"{count_borne_out(claims)}."
+            f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; {Claim.count(claims)}."
         )
         drawings = {"rank": self._draw(planted, rows, by_features)}
         return Findings(verdict, checks, claims, {"errors": rows, "features": by_features}, drawings)

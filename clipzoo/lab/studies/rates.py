@@ -13,7 +13,7 @@ from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, Kernel, WpseHead
 from clipzoo.lab.studies.figures import BLACK, CYCLE, Drawing, line, panels, ticks_at
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, count_met
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study
 from clipzoo.types import Features, PointSet
 
 
@@ -83,7 +83,7 @@ class Rates(Study):
         verdict = (
             f"On double logarithmic scales the errors fall with slope {checks[0].measured:.3f} over M and "
             f"{', '.join(f'{check.measured:.3f}' for check in checks[3::2])} over D, where -0.5 is promised; "
-            f"{count_met(checks)}."
+            f"{Check.count(checks)}."
         )
         tables = {"points": points, "features": [row for rows in features.values() for row in rows]}
         return Findings(verdict, checks, [claim], tables, {"rates": self._draw(points, features)})

@@ -86,9 +86,7 @@ class Package:
 
     def is_intact(self, path: Path) -> bool:
         algorithm, _, digest = self.integrity.partition("-")
-        if not path.is_file():
-            return False
-        return base64.b64encode(hashlib.new(algorithm, path.read_bytes()).digest()).decode() == digest
+        return path.is_file() and hashlib.new(algorithm, path.read_bytes()).digest() == base64.b64decode(digest)
 
 
 VENDORS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,10 +93,6 @@ class Scene:
     kind: str
     background: str
     things: tuple[Thing, ...]
-
-    def facts(self) -> dict[str, object]:
-        """Return the scene as plain values for JSON."""
-        return asdict(self)
 
 
 def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: str) -> Scene:
@@ -241,7 +237,7 @@ def sample_contrast(random: np.random.Generator, category: str) -> tuple[list[Sc
     """
     scene = sample_scene(random, {"count": "group", "negation": "single"}.get(category, "pair"))
     first, second = scene.things[0], scene.things[-1]
-    names = [_named(thing.shape, thing.colour) for thing in (first, second)]
+    names = [named(thing.shape, thing.colour) for thing in (first, second)]
     things: tuple[Thing, ...] = (replace(first, x=second.x, y=second.y), replace(second, x=first.x, y=first.y))
     is_horizontal = abs(second.x - first.x) > abs(second.y - first.y)
     relation = _choose(random, _BESIDE if is_horizontal else _STACKED)
@@ -252,7 +248,7 @@ def sample_contrast(random: np.random.Generator, category: str) -> tuple[list[Sc
         return [scene], texts
     if category == "attribute":
         things = replace(first, colour=second.colour), replace(second, colour=first.colour)
-        swapped = [_named(thing.shape, thing.colour) for thing in things]
+        swapped = [named(thing.shape, thing.colour) for thing in things]
         texts = " and ".join(names), " and ".join(swapped)
     elif category == "count":
         things = scene.things[1:]
@@ -261,12 +257,12 @@ def sample_contrast(random: np.random.Generator, category: str) -> tuple[list[Sc
         texts = f"{COUNTS[len(things)]} {plural}", f"{COUNTS[len(things) - 1]} {plural}" if len(things) > 1 else single
     elif category == "negation":
         things = (replace(first, colour=_choose(random, [colour for colour in COLOURS if colour != first.colour])),)
-        texts = f"{_named(first.shape)} that is {first.colour}", f"{_named(first.shape)} that is not {first.colour}"
+        texts = f"{named(first.shape)} that is {first.colour}", f"{named(first.shape)} that is not {first.colour}"
     return [scene, replace(scene, things=things)], texts
 
 
-def _named(*words: str) -> str:
-    """Shape and attributes, such as "a red circle"."""
+def named(*words: str) -> str:
+    """Return the name of a thing from its shape and attributes, such as "a red circle"."""
     return f"{'an' if words[-1][0] in 'aeiou' else 'a'} {' '.join(words[::-1])}"
 
 

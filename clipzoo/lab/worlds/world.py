@@ -50,6 +50,7 @@ from clipzoo.lab.worlds.scenes import (
     TEXTURES,
     Scene,
     encode_jpeg,
+    named,
     render,
     sample_contrast,
     sample_quadrants,
@@ -156,14 +157,12 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
 
 @dataclass(frozen=True)
 class WorldParameters:
-    """Parameters of a world. image_size: side of the images in pixels; the other sizes are numbers of images.
+    """Parameters of a world; see WORLD_OPTIONS.
 
-    train: all training images. shard: images per training shard. probe, test: training and test images of each of the
-    four classification datasets. scenes: images of the retrieval split.
     captions: "natural", or a key of `VARIANTS`: the training and the retrieval split then show pairs of objects whose
     captions have known probabilities.
     views: the .json of a training sample also has several captions, hard negatives, regions and a group.
-    composition: pairs of captions in each category of the compositional dataset; 0: without it.
+    composition: 0: without the compositional dataset.
     """
 
     seed: int
@@ -210,12 +209,12 @@ def training_sample(parameters: WorldParameters, shard: int, position: int) -> d
         place, column = world.draw(random)
         scene, caption = world.picture(place, random), world.captions[column]
     key, size = f"{shard:05d}{position:04d}", parameters.image_size
-    facts: dict[str, object] = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
+    facts: dict[str, object] = {"caption": caption, "key": key, "width": size, "height": size, "scene": asdict(scene)}
     image = encode_jpeg(render(scene, size, random))
     if parameters.views:
         # Drawn last: the images and first captions are those of a world without views.
         captions = dict.fromkeys([caption, *write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)])
-        names = [full_name((thing.shape, thing.colour)) for thing in scene.things]
+        names = [named(thing.shape, thing.colour) for thing in scene.things]
         facts["captions"] = list(captions)[:CAPTIONS_PER_SCENE]
         facts["hard"] = write_hard_negatives(scene, random, HARD_NEGATIVES_PER_SCENE)
         facts["boxes"] = [[name, *thing.box] for name, thing in zip(names, scene.things, strict=True)]
@@ -318,7 +317,7 @@ class CaptionSettings:
     several: Probability = 0.5
     partial: Probability = 0.2
     openings: Annotated[int, Range(at_least=1, at_most=4)] = 1
-    popularity: float = 0.0
+    popularity: Annotated[float, Range(at_least=0, at_most=3)] = 0.0
     unmatched: Probability = 0.05
 
 
@@ -439,14 +438,7 @@ def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> di
     return dict(table)
 
 
-def full_name(item: Object) -> str:
-    """Return the name of an object with colour and shape, such as "a red circle"."""
-    shape, colour = item
-    return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}"
-
-
 def _names(item: Object, partial: float) -> list[tuple[str, float]]:
     """Return the ways to name an object, with their probabilities."""
     shape, colour = item
-    shape_only = f"{'an' if shape[0] in 'aeiou' else 'a'} {shape}"
-    return [(full_name(item), 1 - partial), (f"something {colour}", partial / 2), (shape_only, partial / 2)]
+    return [(named(*item), 1 - partial), (f"something {colour}", partial / 2), (named(shape), partial / 2)]

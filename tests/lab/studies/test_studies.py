@@ -10,15 +10,7 @@ from clipzoo.config.compose import compose
 from clipzoo.lab.studies import half_disc
 from clipzoo.lab.studies.digits import load_digits
 from clipzoo.lab.studies.gaussian_process import ProcessWorld, conditional_errors
-from clipzoo.lab.studies.gaussian_theorems import (
-    Gaussian,
-    learn,
-    matched_sample,
-    optimum,
-    relative_error,
-    shrunk,
-    with_correlations,
-)
+from clipzoo.lab.studies.gaussian_theorems import Gaussian, learn, optimum, relative_error, shrunk, with_correlations
 from clipzoo.lab.studies.lagrangian import START, Flows
 from clipzoo.lab.studies.mixture import World, largest_errors, population_loss
 from clipzoo.lab.studies.mutual_information import correlated
@@ -94,7 +86,7 @@ def test_training_finds_the_optimum_of_each_problem(problem: str) -> None:
 
 def test_a_matched_sample_has_exactly_the_covariance() -> None:
     gaussian = with_correlations([0.7, 0.2], 3, 2, seed=1)
-    both = torch.cat(matched_sample(gaussian, 512, seed=0), dim=1).double()
+    both = torch.cat(gaussian.sample(512, seed=0), dim=1).double()
     torch.testing.assert_close(both.mT @ both / 512, gaussian.covariance, atol=1e-5, rtol=1e-5)
 
 
