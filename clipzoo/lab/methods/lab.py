@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +39,7 @@ from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.schema import kinds_of
-from clipzoo.config.vocabulary import Ascending, Count, Range, Seed, Share
+from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
@@ -69,8 +69,8 @@ KINDS = {
     SCALES: "dict[str, list[str]]",
 }  # fmt: skip
 """Type annotations by key of a lab's YAML file."""
-STREAMS = "train", "validation", "test"
-"""Splits, in the order of their random streams."""
+TRAIN, VALIDATION, TEST = range(3)
+"""Numbers of the splits' random streams."""
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -113,12 +113,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 @checked
-@dataclass(frozen=True, kw_only=True)
-class LabData(CaptionSettings):
-    """A world with captions of these settings, and its splits.
+@dataclass(frozen=True)
+class WorldSettings:
+    """A world and its splits.
 
     shapes, colours: number of either. image_size: side in pixels. train: number of training pairs.
     validation, test: images of each scene in these splits, whose scenes are equally frequent. seed: seeds all images.
+    several, partial, openings, popularity, unmatched: see `CaptionSettings`.
     """
 
     shapes: Annotated[int, Range(at_least=2, at_most=10)]
@@ -128,10 +129,11 @@ class LabData(CaptionSettings):
     validation: Count
     test: Count
     seed: Seed
-
-    @cached_property
-    def world(self) -> EnumeratedWorld:
-        return EnumeratedWorld(self.shapes, self.colours, self)
+    several: Probability
+    partial: Probability
+    openings: Annotated[int, Range(at_least=1, at_most=4)]
+    popularity: Annotated[float, Range(at_least=0, at_most=3)]
+    unmatched: Probability
 
 
 @checked
@@ -155,7 +157,7 @@ class Comparison:
     name: str
     world_name: str
     tower: str
-    world: LabData
+    world: WorldSettings
     methods: Mapping[str, tuple[str, ...]]
 
 
@@ -244,7 +246,7 @@ def _comparison(path: Path, content: Mapping[str, Any], node: Mapping[str, Any])
                 merged.pop(key := line.partition("=")[0], None)
                 merged[key] = line
             methods[f"{name}, {scale}" if scale else name] = tuple(merged.values())
-    world = _built(LabData, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
+    world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
     return Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods)
 
 
@@ -262,20 +264,40 @@ def _require_known(kind: str, names: Sequence[str], known: Collection[str]) -> N
             raise ConfigError(f"there is no {kind} {name} in this lab: give one of {', '.join(known)}")
 
 
-@cache
-def split_of(data: LabData, name: str) -> Split:
-    """Render "train", pairs drawn from the world, or "validation" or "test", equally many images of every scene."""
-    count: int = getattr(data, name)
-    scenes: list[Any] = [None] * count if name == "train" else [*range(len(data.world.scenes))] * count
-    images, pairs = [], []
-    for index, wanted in enumerate(scenes):
-        random = np.random.default_rng([data.seed, STREAMS.index(name), index])
-        scene, caption = data.world.draw(random, wanted)
-        images.append(render(data.world.picture(scene, random), data.image_size, random))
-        pairs.append((scene, caption))
-    numbers = np.array(pairs)
-    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-    return Split(pixels, numbers[:, 0], numbers[:, 1])
+@dataclass(frozen=True)
+class LabData:
+    """A world and its splits: training pairs drawn from the world, and equally many images of every scene to judge."""
+
+    settings: WorldSettings
+
+    @cached_property
+    def world(self) -> EnumeratedWorld:
+        captions = {field.name: getattr(self.settings, field.name) for field in fields(CaptionSettings)}
+        return EnumeratedWorld(self.settings.shapes, self.settings.colours, CaptionSettings(**captions))
+
+    @cached_property
+    def train(self) -> Split:
+        return self._split(TRAIN, [None] * self.settings.train)
+
+    @cached_property
+    def validation(self) -> Split:
+        return self._split(VALIDATION, [*range(len(self.world.scenes))] * self.settings.validation)
+
+    @cached_property
+    def test(self) -> Split:
+        return self._split(TEST, [*range(len(self.world.scenes))] * self.settings.test)
+
+    def _split(self, stream: int, scenes: list[int] | list[None]) -> Split:
+        size = self.settings.image_size
+        images, pairs = [], []
+        for index, wanted in enumerate(scenes):
+            random = np.random.default_rng([self.settings.seed, stream, index])
+            scene, caption = self.world.draw(random, wanted)
+            images.append(render(self.world.picture(scene, random), size, random))
+            pairs.append((scene, caption))
+        numbers = np.array(pairs)
+        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+        return Split(pixels, numbers[:, 0], numbers[:, 1])
 
 
 def run_lab(lab: LabSettings, root: Path) -> None:
@@ -296,7 +318,7 @@ def run_lab(lab: LabSettings, root: Path) -> None:
             {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points} for cell in group
         ]
         facts = {"name": part.name, "world": part.world_name, "tower": part.tower, "methods": methods}
-        comparisons.append({**facts, **oracle(part.world)})
+        comparisons.append({**facts, **oracle(group[0].data)})
     manifest = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
     io.write_json(root / MANIFEST, {**manifest, **lab.said})
     while not all(cell.is_done() for cell in all_cells):
@@ -306,12 +328,17 @@ def run_lab(lab: LabSettings, root: Path) -> None:
 
 def cells(lab: LabSettings, root: Path) -> list[Cell]:
     """Return all methods of all comparisons, in the order of the settings."""
-    return [Cell(lab, part, method, root) for part in lab.comparisons for method in part.methods]
+    worlds: dict[str, LabData] = {}
+    return [
+        Cell(lab, part, method, worlds.setdefault(part.world_name, LabData(part.world)), root)
+        for part in lab.comparisons
+        for method in part.methods
+    ]
 
 
 def oracle(data: LabData) -> dict[str, Any]:
     """Return facts of a world, and the metrics of the pointwise mutual information as a score on its test split."""
-    world, split = data.world, split_of(data, "test")
+    world, split = data.world, data.test
     names = np.array([[item in scene for item in world.objects] for scene in world.scenes], dtype=np.float64)
     metrics, _ = judge_scores(world.pmi[split.scenes], names[split.scenes], world, split)
     return {
@@ -333,6 +360,7 @@ class Cell:
     lab: LabSettings
     comparison: Comparison
     method: str
+    data: LabData
     root: Path
 
     @cached_property
@@ -429,7 +457,7 @@ class Cell:
         try:
             if is_finished(run):
                 return False
-            record = train_run(run, self.space.overrides(values), self.comparison.world, seed, self.lab, continues)
+            record = train_run(run, self.space.overrides(values), self.data, seed, self.lab, continues)
         finally:
             os.close(lock)
         accuracy = record.metrics.get(BEST if title.startswith("trial") else MetricKey("test", "", "", ACCURACY), 0.0)
@@ -455,7 +483,7 @@ def train_run(
     line = (*overrides, f"seed={seed}")
     plain = settings_of(line, lab.trust)
     # The dataset of the composed configuration is not used: the record names the world.
-    plain["data"] = {"_target_": f"{LabData.__module__}.{LabData.__name__}", **asdict(data)}
+    plain["data"] = {"_target_": f"{LabData.__module__}.{LabData.__name__}", **asdict(data.settings)}
     # A training takes seconds: after a kill it starts again instead of resuming a checkpoint.
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     io.write_whole(run / CONFIG, yaml.safe_dump(plain, sort_keys=False))
@@ -463,19 +491,18 @@ def train_run(
     optimizer = build_part(plain["optim"], lab.trust, Optimizer)
     factor = score_factor(plain)
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
-    training = split_of(data, "train")
-    tokens = model.encoder.tokenizer(data.world.captions)[training.captions]  # [n, L]
-    sample = Batch(training.images[:batch], tokens[:batch], torch.arange(batch))
+    tokens = model.encoder.tokenizer(data.world.captions)[data.train.captions]  # [n, L]
+    sample = Batch(data.train.images[:batch], tokens[:batch], torch.arange(batch))
     # Copies: the objective has state for each sample, and the weights get gradients.
     copies = deepcopy(model), deepcopy(objective)
-    copies[1].allocate(data.train)
-    metrics = _named("start", initial_scores(*copies, sample, Progress(0, steps, data.train, batch)))
+    copies[1].allocate(data.settings.train)
+    metrics = _named("start", initial_scores(*copies, sample, Progress(0, steps, data.settings.train, batch)))
     done, evaluating = 0, 0.0
 
     def evaluate(trained: Model) -> Mapping[str, float]:
         nonlocal done, evaluating
         began, done = time.process_time(), done + 1
-        measured, _ = judge(trained, data.world, split_of(data, "validation"), factor)
+        measured, _ = judge(trained, data.world, data.validation, factor)
         evaluating += time.process_time() - began
         if done < lab.evaluations and continues and not continues(done / lab.evaluations, measured[ACCURACY]):
             metrics[str(BEST)] = measured[ACCURACY]
@@ -486,9 +513,9 @@ def train_run(
     used = time.process_time()
     try:
         cost |= train(
-            model, objective, InMemoryDataset(training.images, tokens), batch=batch, steps=steps,
+            model, objective, InMemoryDataset(data.train.images, tokens), batch=batch, steps=steps,
             optimizer=optimizer, evaluate=evaluate,
-            evaluate_every=steps * batch / data.train / lab.evaluations,
+            evaluate_every=steps * batch / len(data.train.scenes) / lab.evaluations,
             computation=Computation(tile=None), device="cpu", seed=seed, folder=run, log_every=steps,
             save_every=steps, quiet=True,
         ).cost  # fmt: skip
@@ -498,8 +525,8 @@ def train_run(
         cost[ENDED_EARLY] = first_line(error)
     else:
         processor = time.process_time() - used - evaluating
-        for name in ("validation", "test"):
-            measured, outcomes = judge(model, data.world, split_of(data, name), factor)
+        for name, split in (("validation", data.validation), ("test", data.test)):
+            measured, outcomes = judge(model, data.world, split, factor)
             metrics |= _named(name, measured)
         rounded: dict[str, Any] = {task: np.round(values, 4) for task, values in outcomes.items()}
         with io.whole(run / "evaluation" / OUTCOMES) as file:

@@ -317,7 +317,7 @@ class CaptionSettings:
     several: Probability = 0.5
     partial: Probability = 0.2
     openings: Annotated[int, Range(at_least=1, at_most=4)] = 1
-    popularity: Annotated[float, Range(at_least=0, at_most=3)] = 0.0
+    popularity: float = 0.0
     unmatched: Probability = 0.05
 
 

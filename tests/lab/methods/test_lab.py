@@ -25,6 +25,7 @@ from clipzoo.lab.methods.judge import judge_scores
 from clipzoo.lab.methods.lab import (
     KINDS,
     Cell,
+    LabData,
     LabSettings,
     Split,
     WordTokenizer,
@@ -222,7 +223,7 @@ def test_an_unknown_lab_method_or_comparison_is_named_with_those_that_exist():
 
 def test_a_score_that_is_the_pmi_names_the_objects_of_every_scene():
     settings = replace(read_settings("default").comparisons[0].world, shapes=3, colours=3)
-    facts = oracle(settings)
+    facts = oracle(LabData(settings))
     assert facts["oracle"]["zero_shot"] == 100
     assert facts["oracle"]["error"] == pytest.approx(0, abs=1e-9)
     assert facts["oracle"]["rank_correlation"] == pytest.approx(1)
