@@ -353,6 +353,9 @@ class Compared:
     methods: tuple[Method, ...]
     missing: tuple[str, ...]
 
+    def method(self, name: str) -> Method | None:
+        return next((method for method in self.methods if method.name == name), None)
+
 
 @dataclass(frozen=True)
 class Lab:
@@ -458,8 +461,7 @@ def is_whole(record: RunRecord) -> bool:
 
 def difference(compared: Compared, name: str, other: str, metric: str) -> Difference | None:
     """Return method `name` - method `other`, p not adjusted yet; None with fewer than two seeds of either."""
-    methods = {method.name: method for method in compared.methods}
-    before, after = methods.get(other), methods.get(name)
+    before, after = compared.method(other), compared.method(name)
     if before is None or after is None or min(len(before.seeds), len(after.seeds)) < 2:
         return None
     outcomes, samples = (before.mean_outcomes, after.mean_outcomes), None
