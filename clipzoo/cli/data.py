@@ -65,9 +65,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("output", type=output_folder, help="output folder")
     make.add_argument("--image", default="filepath", help="the table's column of image paths")
     make.add_argument("--caption", default="title", help="the table's column of captions")
-    make.add_argument(
-        "--keep", nargs="+", default=[], metavar="COLUMN", help="the table's columns to keep in the .json"
-    )
+    make.add_argument("--keep", nargs="+", default=[], metavar="COLUMN", help="the table's columns kept in the .json")
     make.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
     make.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
     make.add_argument("--samples-a-shard", type=number_in(Samples), default=10_000)
@@ -85,9 +83,9 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; one source")
         command.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: .txt)")
         command.add_argument("--index-folder", type=output_folder, help="default: the folder of the shards")
-    index.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
-    index.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
-                       help=f"of the copies {default}")  # fmt: skip
+        command.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
+        command.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
+                             help=f"of the copies {default}")  # fmt: skip
 
     add_batch(inspect)
     inspect.add_argument("--samples", type=number_in(Samples), default=100_000, help="most samples to read, at random")
@@ -251,10 +249,8 @@ def make_shards(options: argparse.Namespace) -> None:
 
 
 def index_shards(options: argparse.Namespace) -> None:
-    from clipzoo.data.locations import ShardCache
-
     start = time.perf_counter()
-    index = _load_index(options, ShardCache(options.cache_folder, options.cache_gigabytes))
+    index, _ = _load_index(options)
     seconds = time.perf_counter() - start
     counts = f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')}"
     print(f"{counts}, {seconds:.1f} s: {index.data}")
@@ -264,11 +260,9 @@ def index_shards(options: argparse.Namespace) -> None:
 
 
 def inspect_shards(options: argparse.Namespace) -> None:
-    from clipzoo.data.locations import ShardCache
     from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
 
-    cache = ShardCache(None, 50.0)
-    index = _load_index(options, cache)
+    index, cache = _load_index(options)
     rules = Inspection(cache, options.caption_key, options.max_pixels, decode=not options.quick)
     statistics = sample_statistics(
         index, rules, options.samples, options.images if options.sheet else 0, options.seed,
@@ -280,10 +274,11 @@ def inspect_shards(options: argparse.Namespace) -> None:
         print(f"contact sheet      {options.sheet}")
 
 
-def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
+def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache]:
     from clipzoo.data.index import FOLDER, load_or_build
-    from clipzoo.data.locations import is_remote, parse_sources
+    from clipzoo.data.locations import ShardCache, is_remote, parse_sources
 
+    cache = ShardCache(options.cache_folder, options.cache_gigabytes)
     (source,) = parse_sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
@@ -292,7 +287,7 @@ def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
-    return index
+    return index, cache
 
 
 # Evaluation datasets

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -167,6 +167,12 @@ class StoredSample(ABC):
             raise BadSampleError(f"empty_{setting}", f"{key or 'the caption'} has no letter or digit")
         return texts
 
+    def digest(self, keys: CaptionKeys | None) -> int:
+        """Return the digest of the first caption; NO_CAPTION without a usable one."""
+        with suppress(BadSampleError):
+            return digest(self.texts(caption_keys(keys)[0])[0])
+        return NO_CAPTION
+
     def captions(self, keys: CaptionKeys | None) -> tuple[list[str], list[float] | None]:
         """Return the usable captions of all keys, in their order, and their probabilities if the keys have some."""
         by_key = [self.texts(key) for key in caption_keys(keys)]
@@ -220,19 +226,19 @@ class StoredSample(ABC):
 class TarSample(StoredSample):
     """A sample of an open tar. record: a RECORD. Parses the .json once."""
 
-    def __init__(self, descriptor: int, record: np.void) -> None:
-        self._descriptor, self._record = descriptor, record
+    def __init__(self, file: IO[bytes], record: np.void) -> None:
+        self._file, self._record = file, record
 
     def image(self) -> bytes:
-        return read_member(self._descriptor, self._record, "image")
+        return read_member(self._file.fileno(), self._record, "image")
 
     def _text(self) -> str:
-        return decoded(read_member(self._descriptor, self._record, "txt"))
+        return decoded(read_member(self._file.fileno(), self._record, "txt"))
 
     @cached_property
     def _entry(self) -> Any:
         try:
-            return json.loads(decoded(read_member(self._descriptor, self._record, "json")))
+            return json.loads(decoded(read_member(self._file.fileno(), self._record, "json")))
         except (ValueError, RecursionError) as error:
             raise BadSampleError("bad_json", f"json: {error}") from error
 

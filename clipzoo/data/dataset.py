@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from clipzoo.config.vocabulary import (
     Workers,
 )
 from clipzoo.data.base import Dataset
-from clipzoo.data.captions import CaptionCounts, caption_keys, chosen, digest, fitted
+from clipzoo.data.captions import CaptionCounts, StoredSample, caption_keys, chosen, digest, fitted
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import Selection, ShardIndex, check_shards, fingerprint, index_folders, load_or_build
@@ -52,6 +51,7 @@ StoredKeys = Callable[[Tensor], Tensor]
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
 Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
 _MOST_CANDIDATES = 64
+Loaded = TypeVar("Loaded")
 
 
 @checked
@@ -178,19 +178,19 @@ class ShardDataset(Part, Dataset):
             if self._tables is not None:
                 self._tables = replace(self._tables, joined=self._joined.columns)
 
+        self._reader = ShardReader(self._cache, self._tables, self._joined, self._uid_key)
+
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
-            indexes = []
-            for source in self._sources:
-                folders = index_folders(source.shards, self._index_folder, cache)
-                index = load_or_build(
-                    source.shards, self._cache, folders, caption_key=self._caption_key, tables=self._tables
-                )
-                indexes.append(index)
-            faults = check_shards(indexes, self._max_bad_fraction) if check else []
+            folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
+            indexes = [
+                load_or_build(source.shards, self._cache, places, None, self._caption_key, self._tables)
+                for source, places in zip(self._sources, folders, strict=True)
+            ]
+            setting = "data.shards" if self._tables is None else "data.path"
+            faults = check_shards(indexes, self._max_bad_fraction, setting) if check else []
             if self._selection is not None:
-                for number, index in enumerate(indexes):
-                    folders = index_folders(index.locations, self._index_folder, cache)
-                    indexes[number] = select(index, self._selection, self._cache, folders)
+                selection = partial(select, self._selection, self._cache, self._tables)
+                indexes = list(map(selection, indexes, folders))
             return indexes, faults
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))
@@ -246,15 +246,14 @@ class ShardDataset(Part, Dataset):
         rows = rank_rows(global_batch, world)
         self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
-        read = partial(self.read, ShardReader(self._cache, self._joined, self._uid_key), seed)
-        compute = partial(self._rank_batch, plan, read, rows, trim_text)
+        compute = partial(self._rank_batch, plan, partial(self.read, seed), rows, trim_text)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
         workers = loader_workers(world.device.type == "cuda", self._workers)
         items = iterate(compute, steps, workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
-        prefetcher = Prefetcher(plan, self._indexes, self._cache)
+        prefetcher = Prefetcher(plan, self._indexes, self._reader)
         prefetcher.advance(start_step)
         try:
             for step, (batch, faults) in enumerate(items, start_step):
@@ -304,81 +303,83 @@ class ShardDataset(Part, Dataset):
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
         """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
-        shards = ShardReader(self._cache, self._joined, self._uid_key)
-        samples = [self.read(shards, 0, sample_id, epoch=0) for sample_id in sample_ids]
-        images = [sample.image for sample in samples if sample.image is not None]
-        plain = [image[0] if self.views.crops else image for image in images]
-        return list(zip(plain, (sample.texts[0] for sample in samples), strict=True))
+        samples = [self.read(0, sample_id, epoch=0) for sample_id in sample_ids]
+        images = [(sample.image, sample.texts[0]) for sample in samples if sample.image is not None]
+        return [(image[0] if self.views.crops else image, text) for image, text in images]
 
     def whole(self, sample_ids: Sequence[int]) -> list[tuple[Image, list[str]]]:
         """Return the whole image and all captions, hard negatives and captions of regions of each sample."""
-        shards = ShardReader(self._cache, self._joined, self._uid_key)
-        return [self._whole(shards, sample_id) for sample_id in sample_ids]
+
+        def load(source: StoredSample) -> tuple[Image, list[str]]:
+            texts = source.captions(self._caption_key)[0]
+            texts += [] if self._hard_key is None else source.texts(self._hard_key, "hard")
+            texts += [] if self._box_key is None else [text for text, _ in source.regions(self._box_key)]
+            return fromarray(read_header(source.image(), self._transform.max_pixels).decode(1)), texts
+
+        return [self._first_usable(sample_id, load)[0] for sample_id in sample_ids]
 
     def names(self, sample_ids: Sequence[int]) -> list[str]:
         return [" ".join(_name(*self._locate(sample_id))) for sample_id in sample_ids]
 
-    def read(self, shards: ShardReader, seed: int, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
-        """Return a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
+    def read(self, seed: int, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
+        """Return a sample, or another one if it is not usable; see `_first_usable`.
 
-        A pure function of (seed, epoch, sample id) and the shards. stored_key: see `ImageTransform`. Raises ConfigError
-        if none of the candidates is usable.
+        A pure function of (seed, epoch, sample id) and the shards. stored_key: see `ImageTransform`.
         """
-        (index, *address), views = self._locate(sample_id), self.views
+        views = self.views
         # Random choices depend on `sample_id`, also if another sample is read in its place.
         random = partial(generator, seed=seed, epoch=epoch, index=sample_id)
-        failure: BadSampleError | None = None
-        for shard, position in _candidates(index, *address):
+
+        def load(source: StoredSample) -> tuple[Sample, dict[str, str]]:
             notes: dict[str, str] = {}
             boxes: list[tuple[str, Region]] = []
+            captions, probabilities = source.captions(self._caption_key)
+            texts = chosen("caption", captions, views.captions, random, notes, probabilities)
+            if views.hard:
+                texts += chosen("hard", source.texts(self._hard_key, "hard"), views.hard, random, notes)
+            if views.boxes and self._box_key:
+                boxes = chosen("box", source.regions(self._box_key), views.boxes, random, notes)
+                texts += [text for text, _ in boxes]
+            for number, text in enumerate(texts) if self._long_captions else ():
+                draw = random("caption", draw=number + 1)
+                texts[number], is_long = fitted(text, self._tokenizer, str(self._long_captions), draw)
+                if is_long:
+                    notes["long_caption"] = f"does not fit into {self._tokenizer.context_length} tokens"
+            group = 0 if self._group_key is None else source.group(self._group_key)
+            regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
+            further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
+            image, conversions, key = self._transform(source.image(), random("augment"), stored_key, further)
+            return Sample(image, key, texts, group, []), notes | dict.fromkeys(conversions, "converted to plain RGB")
+
+        (sample, notes), place, failure = self._first_usable(sample_id, load)
+        if failure or notes:
+            name = _name(*place)
+            sample.faults.extend(Fault(sample_id, *name, kind, reason, None) for kind, reason in notes.items())
+        if failure:
+            own_name = _name(*self._locate(sample_id))
+            sample.faults.append(Fault(sample_id, *own_name, failure.kind, failure.reason, " ".join(name)))
+        return sample
+
+    def _first_usable(
+        self, sample_id: int, load: Callable[[StoredSample], Loaded]
+    ) -> tuple[Loaded, tuple[ShardIndex, int, int], BadSampleError | None]:
+        """Load a sample, or the next usable one after it in its shard (cyclically), then in the next shards.
+
+        Returns also index, shard and position of the sample that was loaded, and the fault of the one that was asked
+        for. Raises ConfigError if none of the candidates is usable.
+        """
+        index, *address = self._locate(sample_id)
+        failure: BadSampleError | None = None
+        for candidate in _candidates(index, *address):
             try:
-                source = shards.sample(index, shard, position)
-                captions, probabilities = source.captions(self._caption_key)
-                texts = chosen("caption", captions, views.captions, random, notes, probabilities)
-                if views.hard:
-                    texts += chosen("hard", source.texts(self._hard_key, "hard"), views.hard, random, notes)
-                if views.boxes and self._box_key:
-                    boxes = chosen("box", source.regions(self._box_key), views.boxes, random, notes)
-                    texts += [text for text, _ in boxes]
-                for number, text in enumerate(texts) if self._long_captions else ():
-                    draw = random("caption", draw=number + 1)
-                    texts[number], is_long = fitted(text, self._tokenizer, str(self._long_captions), draw)
-                    if is_long:
-                        notes["long_caption"] = f"does not fit into {self._tokenizer.context_length} tokens"
-                group = 0 if self._group_key is None else source.group(self._group_key)
-                regions = [region for _, region in boxes[: views.crops]] + [WHOLE] * (views.crops - views.boxes)
-                further = [(random("augment", draw=draw), region) for draw, region in enumerate(regions, 1)]
-                image, conversions, key = self._transform(source.image(), random("augment"), stored_key, further)
+                return load(self._reader.sample(index, *candidate)), (index, *candidate), failure
             except BadSampleError as error:
                 failure = failure or error
-                continue
-            notes |= dict.fromkeys(conversions, "converted to plain RGB")
-            faults: list[Fault] = []
-            if failure or notes:
-                place = _name(index, shard, position)
-                faults += [Fault(sample_id, *place, kind, reason, None) for kind, reason in notes.items()]
-            if failure:
-                name = _name(index, *address)
-                faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
-            return Sample(image, key, texts, group, faults)
         assert failure is not None
         raise ConfigError(
             f"{' '.join(_name(index, *address))} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
-
-    def _whole(self, shards: ShardReader, sample_id: int) -> tuple[Image, list[str]]:
-        """Return the whole image and all texts of a sample, or of the one that `read` returns in its place."""
-        index, *address = self._locate(sample_id)
-        for shard, position in _candidates(index, *address):
-            with suppress(BadSampleError):
-                source = shards.sample(index, shard, position)
-                texts = source.captions(self._caption_key)[0]
-                texts += [] if self._hard_key is None else source.texts(self._hard_key, "hard")
-                texts += [] if self._box_key is None else [text for text, _ in source.regions(self._box_key)]
-                header = read_header(source.image(), self._transform.max_pixels)
-                return fromarray(header.decode(1)), texts
-        raise ConfigError(f"{' '.join(_name(index, *address))} cannot be used: check data.shards and data.caption_key")
 
     def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""

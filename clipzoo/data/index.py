@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
@@ -30,7 +30,7 @@ from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
 from clipzoo.data.locations import ShardCache, Source, State, is_remote, parse_sources, states
 from clipzoo.data.tables.formats import TableRules, scan_table
-from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_descriptor, scan_shard
+from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_file, scan_shard
 from clipzoo.errors import ConfigError, masked, number_of
 
 FOLDER = "clipzoo_index"
@@ -55,40 +55,37 @@ class Shard:
 
     bytes: size of the archive when its samples were listed. state: size and modification time of the file when it was
     last checked; a size below `bytes` means that the shard was cut since then (-1: deleted). Its samples keep their
-    ids. key_start, key_bytes: position of its keys among all keys. digest: hash of keys and records. flaw: why the list
-    of samples may be incomplete.
+    ids. flaw: why the list of samples may be incomplete. Set by `write_index`: key_start, key_bytes: position of its
+    keys among all keys; digest: hash of keys and records; duplicates: number of samples whose key occurred before.
     """
 
     name: str
-    count: int
     bytes: int
     state: tuple[int, int]
-    key_start: int
-    key_bytes: int
-    digest: str
-    duplicates: int
     flaw: str | None
+    count: int = 0
+    key_start: int = 0
+    key_bytes: int = 0
+    digest: str = ""
+    duplicates: int = 0
 
 
+@dataclass(eq=False)
 class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    captions: how often the captions repeat; a sample with several captions counts with its first one. tables: how the
-    rows of tables are read; None for tars. dropped: numbers of samples that a selection left out, by setting.
+    captions: how often the captions repeat; a sample with several captions counts with its first one. dropped: numbers
+    of samples that a selection left out, by setting.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        locations: Sequence[str],
-        data: Path,
-        captions: CaptionCounts,
-        tables: TableRules | None = None,
-        dropped: Mapping[str, int] | None = None,
-    ) -> None:
-        self.shards, self.locations, self.data, self.captions = list(shards), list(locations), data, captions
-        self.tables, self.dropped = tables, dropped or {}
-        self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
+    shards: Sequence[Shard]
+    locations: Sequence[str]
+    data: Path
+    captions: CaptionCounts
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.counts = np.array([shard.count for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
         self.keys = lru_cache(_CACHED_SHARDS)(self._keys)
@@ -122,7 +119,7 @@ class ShardIndex:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[type[ShardIndex], tuple[Any, ...]]:
-        return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.tables, self.dropped)
+        return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.dropped)
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,8 @@ def load_or_build(
     None for one per core. caption_key: data.caption_key; the captions under its first key are counted. tables: how
     the rows of tables are read; None for tars. Raises ConfigError if no folder is writable.
     """
-    last_index = load(locations, folders, caption_key, tables)
+    name = index_name(locations, caption_key, tables)
+    last_index = load(name, locations, folders)
     present_states = states(locations, tables is not None)
     indexed_shards: list[Shard | None] = list(last_index.shards) if last_index else [None] * len(locations)
     # The state of a pipe is unknown until it is read: an intact shard is trusted.
@@ -189,23 +187,19 @@ def load_or_build(
     scans = map_in_children(partial(_scan, cache, caption_key, tables), stale_shards, count, 4)
     names = relative_names(locations)
 
-    def rows() -> Iterator[tuple[Shard, bytes, bytes]]:
+    def rows() -> Iterator[tuple[Shard, np.ndarray, Sequence[str]]]:
         for number, (shard, state) in enumerate(zip(indexed_shards, present_states, strict=True)):
             scan = next(scans) if stale[number] else None
             if scan is None or (last_index and scan.flaw and _is_start_of(scan, last_index, number)):
                 assert last_index and shard
                 row = replace(shard, state=state or shard.state, flaw=scan.flaw) if scan else shard
-                records, keys = last_index.records_of(number).tobytes(), "\0".join(last_index.keys(number)).encode()
+                yield row, last_index.records_of(number), last_index.keys(number)
             else:
-                records, keys = scan.records.tobytes(), "\0".join(scan.keys).encode()
-                row = Shard(
-                    names[number], len(scan.records), scan.bytes, state or (scan.bytes, 0), 0, len(keys),
-                    shard_digest(keys, records), scan.duplicates, scan.flaw,
-                )  # fmt: skip
-            yield row, records, keys
+                row = Shard(names[number], scan.bytes, state or (scan.bytes, 0), scan.flaw)
+                yield row, scan.records, scan.keys
 
     with open_folder(folders, locations[0]) as folder:
-        return write_index(folder, locations, index_name(locations, caption_key, tables), rows(), tables)
+        return write_index(folder, locations, name, rows(), {})
 
 
 def _scan(
@@ -217,13 +211,10 @@ def _scan(
     if not is_remote(location):
         return scan_shard(location, caption_key)
     try:
-        descriptor = cache.open(location)
+        with os.fdopen(cache.open(location), "rb") as file:
+            return scan_file(file, caption_key)
     except OSError as error:
         return Scan(f"unreadable: {error}")
-    try:
-        return scan_descriptor(descriptor, caption_key)
-    finally:
-        os.close(descriptor)
 
 
 def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
@@ -237,7 +228,7 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
     return not count or all(new in (0, old) for new, old in zip(scan.records[-1], old_records[-1], strict=True))
 
 
-def shard_digest(keys: bytes, records: bytes) -> str:
+def _digest(records: bytes, keys: bytes) -> str:
     return hashlib.sha256(keys + records).hexdigest()[:16]
 
 
@@ -271,10 +262,9 @@ def open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
 def write_index(
     folder: Path,
     locations: Sequence[str],
-    digest: str,
-    rows: Iterable[tuple[Shard, bytes, bytes]],
-    tables: TableRules | None = None,
-    dropped: Mapping[str, int] | None = None,
+    name: str,
+    rows: Iterable[tuple[Shard, np.ndarray, Sequence[str]]],
+    dropped: Mapping[str, int],
 ) -> ShardIndex:
     """Write an index, given every shard with its records and keys, in memory independent of the number of samples.
 
@@ -287,8 +277,10 @@ def write_index(
         # Unnamed files: a killed process leaves none.
         files = [tempfile.TemporaryFile(dir=folder) for _ in range(2)]  # noqa: SIM115 - closed below
     try:
-        for shard, *parts in rows:
-            shards.append(replace(shard, key_start=key_start))
+        for shard, records, keys in rows:
+            parts = records.tobytes(), "\0".join(keys).encode()
+            shard = replace(shard, key_start=key_start, key_bytes=len(parts[1]), digest=_digest(*parts))
+            shards.append(replace(shard, count=len(keys), duplicates=len(keys) - len(set(keys))))
             key_start += shard.key_bytes
             for file, part in zip(files, parts, strict=True):
                 with io.explained(folder):
@@ -297,8 +289,8 @@ def write_index(
         samples = sum(shard.count for shard in shards)
         # No files are written for a source without samples, such as a mistyped one.
         if not samples:
-            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts(), tables)
-        data = folder / f"{digest}-{content.hexdigest()[:12]}.bin"
+            return ShardIndex(shards, locations, folder / "nothing", CaptionCounts(), dropped)
+        data = folder / f"{name}-{content.hexdigest()[:12]}.bin"
         with io.whole(data) as target:
             for file in files:
                 file.seek(0)
@@ -306,41 +298,29 @@ def write_index(
         captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
         table = {
             "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
-            "shards": [asdict(shard) for shard in shards], "dropped": dropped or {},
+            "shards": [asdict(shard) for shard in shards], "dropped": dropped,
         }  # fmt: skip
-        io.write_whole(folder / f"{digest}.json", json.dumps(table))
-        return ShardIndex(shards, locations, data, captions, tables, dropped)
+        io.write_whole(folder / f"{name}.json", json.dumps(table))
+        return ShardIndex(shards, locations, data, captions, dropped)
     finally:
         for file in files:
             with suppress(OSError):  # a full disk, which has been reported
                 file.close()
 
 
-def load(
-    locations: Sequence[str],
-    folders: Sequence[Path],
-    caption_key: CaptionKeys | None = None,
-    tables: TableRules | None = None,
-) -> ShardIndex | None:
-    """Read the last written index from the first of the folders that has one; the shards are not checked.
+def load(name: str, locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
+    """Return the index with this name from the first of the folders that has one; the shards are not checked.
 
     A damaged index is logged and skipped.
     """
-    return load_named(index_name(locations, caption_key, tables), locations, folders, tables)
-
-
-def load_named(
-    name: str, locations: Sequence[str], folders: Sequence[Path], tables: TableRules | None
-) -> ShardIndex | None:
-    """Return the index with this name from the first of the folders that has one."""
     for folder in folders:
         path = folder / f"{name}.json"
-        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations, tables), None)) is not None:
+        if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations), None)) is not None:
             return index
     return None
 
 
-def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None) -> ShardIndex | None:
+def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     """Read and verify an index; None for one of another version. Raises DamagedFileError.
 
     The data file must have the expected size, and records and keys that match the digests. In a file larger than
@@ -363,7 +343,7 @@ def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None
         if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
             raise io.DamagedFileError(path, "does not count the captions", REMEDY)
     captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, tables, table.get("dropped"))
+    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, table.get("dropped", {}))
 
     with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
@@ -376,7 +356,7 @@ def _read(path: Path, locations: Sequence[str], tables: TableRules | None = None
             file.seek(int(index.starts[number]) * RECORD.itemsize)
             records = file.read(shard.count * RECORD.itemsize)
             file.seek(keys_start + shard.key_start)
-            if shard.digest != shard_digest(file.read(shard.key_bytes), records):
+            if shard.digest != _digest(records, file.read(shard.key_bytes)):
                 raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
     return index
 
@@ -393,9 +373,7 @@ def _is_row(row: object) -> bool:
     )
 
 
-def index_name(
-    locations: Sequence[str], caption_key: CaptionKeys | None = None, tables: TableRules | None = None
-) -> str:
+def index_name(locations: Sequence[str], caption_key: CaptionKeys | None, tables: TableRules | None) -> str:
     """Return the file name, without suffix, of the index of these shards, which counts the captions under a key."""
     key = caption_keys(caption_key)[0]
     names = [*relative_names(locations), *([] if key is None else ["caption_key", key])]
@@ -427,15 +405,14 @@ def index_folders(shards: Sequence[str], index_folder: str | None, run: Path | N
 # Shards that are missing, truncated, damaged or empty before training starts, and the samples lost with them.
 
 
-def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list[Fault]:
-    """Return a fault for every shard with a flaw or repeated keys.
+def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float, setting: str) -> list[Fault]:
+    """Return a fault for every shard with a flaw or repeated keys. setting: key of the shards, for messages.
 
     Raises ConfigError if the fraction of lost samples exceeds max_bad_fraction. A shard that was cut after it was
     indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as
     img2dataset's `<shard>_stats.json` states, or else the median of the intact shards.
     """
     faults: list[Fault] = []
-    setting = "data.shards" if all(index.tables is None for index in indexes) else "data.path"
     cut = never_indexed = 0
     for index in indexes:
         intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
@@ -485,13 +462,8 @@ def _stated_count(location: str, usual: int) -> int:
     """Return the number of samples that img2dataset states for a shard, or else `usual`."""
     if is_remote(location) or not (stats := Path(location).with_name(f"{Path(location).stem}_stats.json")).is_file():
         return usual
-    remedy = "the size of other shards is used"
-    try:
-        content = io.read_json(stats, io.MB, remedy, fields={"successes": int})
-    except io.DamagedFileError as error:
-        _log.warning("%s", error)
-        return usual
-    return content["successes"]
+    read = partial(io.read_json, stats, io.MB, "the size of other shards is used", fields={"successes": int})
+    return int(io.DamageLog().read(read, {"successes": usual})["successes"])
 
 
 # Fingerprints of datasets: digests of their content, independent of their folder.
@@ -519,12 +491,12 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     selection = Selection.of(data)
     for source in sources:
         folders = index_folders(source.shards, data["index_folder"], run)
-        index = load(source.shards, folders, data["caption_key"], tables)
+        index = load(index_name(source.shards, data["caption_key"], tables), source.shards, folders)
         with suppress(OSError):
             # Another dataset may have shards of the same names.
             if index and states(source.shards, tables is not None) == [shard.state for shard in index.shards]:
                 if selection is not None:
-                    index = load_named(selection.name(index), source.shards, folders, tables)
+                    index = load(selection.name(index), source.shards, folders)
                 indexes += [index] if index else []
     if len(indexes) < len(sources):
         return None

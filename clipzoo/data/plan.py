@@ -72,25 +72,22 @@ class Plan:
         shuffle_window: int,
         global_batch: int,
     ) -> None:
-        self.global_batch = global_batch
+        self.seed, self.shuffle_window, self.global_batch, self.samples = seed, shuffle_window, global_batch, 0
         pairs = zip(weights, counts, strict=True)
-        self._mixture = Mixture([round(weight * 1_000_000) * sum(sizes) for weight, sizes in pairs])
+        self.mixture = Mixture([round(weight * 1_000_000) * sum(sizes) for weight, sizes in pairs])
         self._streams = []
-        first_id = 0
         for source, shard_counts in enumerate(counts):
-            stream = Stream(shard_counts, first_id, seed, source, shuffle_window, self._mixture, global_batch)
-            self._streams.append(stream)
-            first_id += stream.samples
-        self.samples = first_id
+            self._streams.append(Stream(self, source, shard_counts, self.samples))
+            self.samples += sum(shard_counts)
 
     def rows(self, step: int) -> Rows:
         """Return the rows [global_batch] of a step."""
         first, last = step * self.global_batch, (step + 1) * self.global_batch
         parts, times = [], []
         for source, stream in enumerate(self._streams):
-            start, stop = self._mixture.count(source, first), self._mixture.count(source, last)
+            start, stop = self.mixture.count(source, first), self.mixture.count(source, last)
             parts.append(stream.rows(start, stop))
-            times.append((2 * np.arange(start, stop) + 1) / self._mixture.shares[source])
+            times.append((2 * np.arange(start, stop) + 1) / self.mixture.shares[source])
         arrangement = np.argsort(np.concatenate(times), kind="stable")
         return Rows(
             np.concatenate([part.sample_id for part in parts])[arrangement],
@@ -103,7 +100,7 @@ class Plan:
         return [
             (source, shard)
             for source, stream in enumerate(self._streams)
-            for shard in stream.upcoming_shards(max(0, self._mixture.count(source, rows) - 1))
+            for shard in stream.upcoming_shards(max(0, self.mixture.count(source, rows) - 1))
         ]
 
 
@@ -145,24 +142,13 @@ class Stream:
     computed from epoch 0 on.
     """
 
-    def __init__(
-        self,
-        counts: Sequence[int],
-        first_id: int,
-        seed: int,
-        source: int,
-        shuffle_window: int,
-        mixture: Mixture,
-        global_batch: int,
-    ) -> None:
+    def __init__(self, plan: Plan, source: int, counts: Sequence[int], first_id: int) -> None:
         self._counts = np.asarray(counts, dtype=np.int64)
         self._first_ids = first_id + np.concatenate([[0], np.cumsum(self._counts)[:-1]])
         self.samples = int(self._counts.sum())
-        self._seed, self._source, self._width = seed, source, shuffle_window
-        self._mixture, self._global_batch = mixture, global_batch
-        shares = mixture.shares
-        rows = global_batch if len(shares) == 1 else -(-global_batch * shares[source] // sum(shares)) + 1
-        self._most = min(rows, global_batch)
+        self._plan, self._source, self._width, shares = plan, source, plan.shuffle_window, plan.mixture.shares
+        rows = plan.global_batch if len(shares) == 1 else -(-plan.global_batch * shares[source] // sum(shares)) + 1
+        self._most = min(rows, plan.global_batch)
         if self.samples < self._most:
             raise ConfigError(
                 f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {self.samples}, "
@@ -220,9 +206,9 @@ class Stream:
         boundary = epoch * self.samples
         if boundary == 0:
             return 0, 0
-        step = self._mixture.row(self._source, boundary - 1) // self._global_batch
-        start = self._mixture.count(self._source, step * self._global_batch)
-        stop = self._mixture.count(self._source, (step + 1) * self._global_batch)
+        mixture, batch = self._plan.mixture, self._plan.global_batch
+        step = mixture.row(self._source, boundary - 1) // batch
+        start, stop = (mixture.count(self._source, rows) for rows in (step * batch, (step + 1) * batch))
         return (boundary - start, stop - boundary) if stop > boundary else (0, 0)
 
     def _shuffled(self, epoch: int, start: int, stop: int) -> Ids:
@@ -240,7 +226,7 @@ class Stream:
 
     def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids]:
         """Return the order of the shards and the first position of each window, followed by n."""
-        shards = generator("shards", self._seed, epoch, self._source).permutation(len(self._counts))
+        shards = generator("shards", self._plan.seed, epoch, self._source).permutation(len(self._counts))
         ends = np.cumsum(self._counts[shards])
         return shards, np.concatenate([[0], ends[self._width - 1 : -1 : self._width], ends[-1:]])
 
@@ -248,7 +234,7 @@ class Stream:
         shards, _ = self._shards(epoch)
         members = shards[window * self._width : (window + 1) * self._width]
         ids = np.concatenate([np.arange(self._counts[s], dtype=np.int64) + self._first_ids[s] for s in members])
-        return generator("window", self._seed, epoch, (self._source << 40) + window).permutation(ids)
+        return generator("window", self._plan.seed, epoch, (self._source << 40) + window).permutation(ids)
 
 
 def _without_repeats(order: Ids, tail: Ids, head: int) -> Ids:

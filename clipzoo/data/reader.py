@@ -6,16 +6,16 @@ import contextlib
 import os
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 from clipzoo.data.captions import StoredSample, TarSample
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.index import ShardIndex
+from clipzoo.data.index import Shard, ShardIndex
 from clipzoo.data.locations import ShardCache, is_remote
 from clipzoo.data.plan import Plan
-from clipzoo.data.tables.formats import JoinedTable, OpenTable, TableSample
+from clipzoo.data.tables.formats import JoinedTable, TableRules, TableSample
 from clipzoo.errors import ConfigError, TrainingError
 
 _OPEN_SHARDS = 64
@@ -25,52 +25,53 @@ _DOWNLOAD_THREADS = 4
 class ShardReader:
     """Reads samples at random; the most recently used shards stay open.
 
-    joined: a table with further values by uid. uid_key: as in ShardDataset.
+    tables: how the rows of tables are read; None for tars. joined: a table with further values by uid. uid_key: as in
+    ShardDataset.
     """
 
-    def __init__(self, cache: ShardCache, joined: JoinedTable | None = None, uid_key: str | None = None) -> None:
-        self._cache, self._joined, self._uid_key = cache, joined, uid_key
-        self._descriptors: OrderedDict[str, int] = OrderedDict()
-        self._table = lru_cache(_OPEN_SHARDS)(partial(open_table, cache))
+    def __init__(
+        self,
+        cache: ShardCache,
+        tables: TableRules | None = None,
+        joined: JoinedTable | None = None,
+        uid_key: str | None = None,
+    ) -> None:
+        self._cache, self._tables, self._joined, self._uid_key = cache, tables, joined, uid_key
+        self._opened = lru_cache(_OPEN_SHARDS)(self.open)
 
     def sample(self, index: ShardIndex, shard: int, position: int) -> StoredSample:
         """Return a sample, which is read on access. Raises BadSampleError."""
         record = index.records[index.starts[shard] + position]
+        opened = self._opened(index.locations[shard], index.shards[shard])
         sample: StoredSample
-        if index.tables is None:
-            sample = TarSample(self._open(index, shard), record)
+        if self._tables is None:
+            sample = TarSample(opened, record)
         else:
-            sample = TableSample(self._table(index, shard), int(record["image_offset"]) - 1)
+            sample = TableSample(opened, int(record["image_offset"]) - 1)
         if self._joined is not None:
             sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
         return sample
 
-    def _open(self, index: ShardIndex, shard: int) -> int:
-        """Return a descriptor of the shard. Raises BadSampleError if it is missing or differs from the index."""
-        location = index.locations[shard]
-        if location in self._descriptors:
-            self._descriptors.move_to_end(location)
-            return self._descriptors[location]
-        entry = index.shards[shard]
+    def open(self, location: str, shard: Shard) -> Any:
+        """Return a table, or a tar's file, which is closed with its last sample. A copy is made if needed.
+
+        Raises BadSampleError if it is missing or has changed since it was indexed.
+        """
+        if self._tables is not None:
+            return self._tables.open(self._cache, location, shard.state)
         try:
-            descriptor = self._cache.open(location, size=entry.bytes)
+            file = os.fdopen(self._cache.open(location, size=shard.bytes), "rb")
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
-        size = os.fstat(descriptor).st_size
         # A shard that is truncated according to the index is read up to its end.
-        if size not in (entry.bytes, entry.state[0]):
-            os.close(descriptor)
-            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {entry.bytes} when it was indexed")
-        self._descriptors[location] = descriptor
-        if len(self._descriptors) > _OPEN_SHARDS:
-            os.close(self._descriptors.popitem(last=False)[1])
-        return descriptor
+        if (size := os.fstat(file.fileno()).st_size) not in (shard.bytes, shard.state[0]):
+            file.close()
+            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {shard.bytes} when it was indexed")
+        return file
 
-
-def open_table(cache: ShardCache, index: ShardIndex, shard: int) -> OpenTable:
-    """Open a table as it was indexed. Raises BadSampleError."""
-    assert index.tables is not None
-    return index.tables.open(cache, index.locations[shard], index.shards[shard].state)
+    def needs_copy(self, location: str) -> bool:
+        """Return True if `open` reads a local copy of the shard."""
+        return is_remote(location) or (self._tables is not None and self._tables.format_of(location) != "arrow")
 
 
 class Prefetcher:
@@ -79,12 +80,12 @@ class Prefetcher:
     Remote shards are downloaded; tables that need a copy are decoded.
     """
 
-    def __init__(self, plan: Plan, indexes: Sequence[ShardIndex], cache: ShardCache) -> None:
-        self._plan, self._indexes, self._cache = plan, indexes, cache
+    def __init__(self, plan: Plan, indexes: Sequence[ShardIndex], reader: ShardReader) -> None:
+        self._plan, self._indexes, self._reader = plan, indexes, reader
         self._requested: set[tuple[int, int]] = set()
-        self._queue: queue.SimpleQueue[tuple[ShardIndex, int] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[str, Shard] | None] = queue.SimpleQueue()
         self._closed = False
-        self._remote = any(_needs_copy(index, shard) for index in indexes for shard in range(len(index.locations)))
+        self._remote = any(reader.needs_copy(location) for index in indexes for location in index.locations)
         if self._remote:
             for _ in range(_DOWNLOAD_THREADS):
                 threading.Thread(target=self._download, name="prefetch", daemon=True).start()
@@ -95,9 +96,9 @@ class Prefetcher:
             return
         upcoming = self._plan.upcoming_shards(step)
         for source, shard in upcoming:
-            index = self._indexes[source]
-            if (source, shard) not in self._requested and _needs_copy(index, shard):
-                self._queue.put((index, shard))
+            location = self._indexes[source].locations[shard]
+            if (source, shard) not in self._requested and self._reader.needs_copy(location):
+                self._queue.put((location, self._indexes[source].shards[shard]))
         self._requested = set(upcoming)
 
     def close(self) -> None:
@@ -108,15 +109,6 @@ class Prefetcher:
 
     def _download(self) -> None:
         while (request := self._queue.get()) is not None and not self._closed:
-            index, shard = request
             # The reader of the shard reports the error.
-            with contextlib.suppress(OSError, ConfigError, TrainingError, BadSampleError):
-                if index.tables is None:
-                    os.close(self._cache.open(index.locations[shard], size=index.shards[shard].bytes))
-                else:
-                    open_table(self._cache, index, shard)
-
-
-def _needs_copy(index: ShardIndex, shard: int) -> bool:
-    location = index.locations[shard]
-    return is_remote(location) or (index.tables is not None and index.tables.format_of(location) != "arrow")
+            with contextlib.suppress(ConfigError, TrainingError, BadSampleError):
+                self._reader.open(*request)

@@ -9,13 +9,13 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipzoo.config.vocabulary import CaptionKeys
-from clipzoo.data.captions import NO_CAPTION, TarSample, caption_keys, digest
-from clipzoo.data.faults import BadSampleError
+from clipzoo.data.captions import TarSample
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
@@ -37,15 +37,13 @@ class Scan:
     """Samples of a shard; the defaults are those of a shard that cannot be read.
 
     records: [count] of type RECORD, in the order of the archive. bytes: size of the archive, -1 if it cannot be read.
-    duplicates: number of samples whose key occurred before. flaw: why there may be more samples; None for an intact
-    shard.
+    flaw: why there may be more samples; None for an intact shard.
     """
 
     flaw: str | None
     records: NDArray[np.void] = field(default_factory=lambda: np.empty(0, RECORD))
     keys: list[str] = field(default_factory=list)
     bytes: int = -1
-    duplicates: int = 0
 
 
 def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
@@ -57,16 +55,16 @@ def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
     """
     try:
         with readable(Path(path), ANY_SIZE) as file:
-            return scan_descriptor(file.fileno(), caption_key)
+            return scan_file(file, caption_key)
     except DamagedFileError as error:
         return Scan(error.fault.removeprefix("is "))
 
 
-def scan_descriptor(descriptor: int, caption_key: CaptionKeys | None = None) -> Scan:
+def scan_file(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
     """List the samples of an open shard; see `scan_shard`."""
     try:
-        size = os.fstat(descriptor).st_size
-        members, flaw = list_members(descriptor, size)
+        size = os.fstat(file.fileno()).st_size
+        members, flaw = list_members(file.fileno(), size)
     except OSError as error:
         return Scan(f"unreadable: {error.strerror}")
 
@@ -95,11 +93,8 @@ def scan_descriptor(descriptor: int, caption_key: CaptionKeys | None = None) -> 
             # The first image is used if there are several.
             if not record[f"{role}_offset"]:
                 record[f"{role}_offset"], record[f"{role}_size"] = member.offset, min(member.size, 2**32 - 1)
-        try:
-            record["caption"] = digest(TarSample(descriptor, record).texts(caption_keys(caption_key)[0])[0])
-        except BadSampleError:
-            record["caption"] = NO_CAPTION
-    return Scan(flaw, records, [key for key, _ in samples], size, len(samples) - len(by_key))
+        record["caption"] = TarSample(file, record).digest(caption_key)
+    return Scan(flaw, records, [key for key, _ in samples], size)
 
 
 @dataclass(frozen=True)

@@ -324,10 +324,7 @@ def sample_statistics(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SampleStatistics:
-    """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions.
-
-    progress: called with the number of samples read, and the total.
-    """
+    """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions."""
     order = np.random.default_rng(seed).permutation(index.samples)[:samples]
     sample_ids, tile_samples = np.sort(order), frozenset(order[:tiles].tolist())
     chunks = [sample_ids[start : start + _CHUNK].tolist() for start in range(0, len(sample_ids), _CHUNK)]

@@ -22,7 +22,7 @@ import numpy as np
 
 from clipzoo import io
 from clipzoo.config.vocabulary import CaptionKeys, TableFormat
-from clipzoo.data.captions import NO_CAPTION, StoredSample, caption_keys, decoded, digest
+from clipzoo.data.captions import StoredSample, caption_keys, decoded, digest
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, read_image_file
 from clipzoo.data.locations import ShardCache, Shards, Source, State, files_below, is_remote, parse_sources, states
@@ -239,32 +239,26 @@ class OpenTable:
     def __init__(self, rules: TableRules, location: str, batches: list[pa.RecordBatch]) -> None:
         if not batches:
             raise ValueError("it has no rows")
-        self.batches = batches
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
-        self.folder = Path(location if os.path.isdir(location) else rules.image_folder or Path(location).parent)
-        schema = batches[0].schema
-        self.columns = {name: place for place, name in enumerate(schema.names)}
+        self.rows = arrow().Table.from_batches(batches)
+        self.columns = dict(zip(self.rows.column_names, self.rows.columns, strict=True))
         self.has_json = JSON in self.columns
+        self.folder = Path(location if os.path.isdir(location) else rules.image_folder or Path(location).parent)
         present = list(self.columns)
         if self.has_json:
             # The first row that is an object tells the names.
-            rows = batches[0].column(self.columns[JSON]).to_pylist()
-            entries = (entry for row in rows if row and isinstance(entry := _parsed(row), dict))
-            present += next(entries, {})
+            texts = self.columns[JSON].chunk(0).to_pylist()
+            present += next((entry for text in texts if text and isinstance(entry := _parsed(text), dict)), {})
         self.names = find_names(rules, present, location)
-        column = self.columns.get(self.names.image)
-        self.has_paths = column is None or _is_text(schema.field(column).type)
-        self.has_images = self.has_paths or not arrow().types.is_null(schema.field(column).type)
+        images = self.columns.get(self.names.image)
+        self.has_paths = images is None or _is_text(images.type)
+        self.has_images = self.has_paths or not arrow().types.is_null(images.type)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self.rows.num_rows)
 
     def cell(self, row: int, column: str) -> Any:
         """Return a value; None if the table has no such column."""
-        if column not in self.columns:
-            return None
-        batch = int(self._starts.searchsorted(row, side="right")) - 1
-        return self.batches[batch].column(self.columns[column])[row - int(self._starts[batch])].as_py()
+        return self.columns[column][row].as_py() if column in self.columns else None
 
 
 class TableSample(StoredSample):
@@ -374,10 +368,7 @@ def scan_table(rules: TableRules, cache: ShardCache, state: State | None, locati
     records["image_offset"] = np.arange(1, len(table) + 1)
     for row, record in enumerate(records):
         sample = TableSample(table, row)
-        try:
-            record["caption"] = digest(sample.texts(caption_keys(rules.caption_key)[0])[0])
-        except BadSampleError:
-            record["caption"] = NO_CAPTION
+        record["caption"] = sample.digest(rules.caption_key)
         keys.append((sample.uid(rules.uid_key) or f"{row:09d}").replace("\0", " "))
     checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
     failures = list[BadSampleError]()
@@ -391,7 +382,7 @@ def scan_table(rules: TableRules, cache: ShardCache, state: State | None, locati
             f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. Paths "
             f"in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
         )
-    return Scan(None, records, keys, state[0] if state else 0, len(keys) - len(set(keys)))
+    return Scan(None, records, keys, state[0] if state else 0)
 
 
 def _beside(folder: str, image: str, extension: str, files: Collection[str]) -> bytes | None:

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,19 +19,10 @@ from clipzoo import io
 from clipzoo.data.captions import digest
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.index import (
-    SHARDS_PER_PROCESS,
-    Selection,
-    Shard,
-    ShardIndex,
-    load_named,
-    open_folder,
-    shard_digest,
-    write_index,
-)
+from clipzoo.data.index import SHARDS_PER_PROCESS, Selection, Shard, ShardIndex, load, open_folder, write_index
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tables.formats import arrow
+from clipzoo.data.tables.formats import TableRules, arrow
 from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, first_line, installation, number_of
 
@@ -41,80 +31,73 @@ _PAIRS = np.dtype("u8,u8")
 """Uids of DataComp: both halves of 32 hexadecimal digits."""
 
 
-def select(index: ShardIndex, selection: Selection, cache: ShardCache, folders: Sequence[Path]) -> ShardIndex:
+def select(
+    selection: Selection, cache: ShardCache, tables: TableRules | None, index: ShardIndex, folders: Sequence[Path]
+) -> ShardIndex:
     """Return the index of the selected samples, in which `dropped` counts the others by setting.
 
-    folders: as in `load_or_build`. Raises ConfigError if no sample is left, or for a condition that cannot be applied.
+    tables, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or for a condition that cannot be
+    applied.
     """
     name = selection.name(index)
-    selected = load_named(name, index.locations, folders, index.tables)
+    selected = load(name, index.locations, folders)
     if selected is None:
-        selected = _selected(index, selection, cache, folders, name)
+        uids = None if selection.uids is None else _read_uids(Path(selection.uids))
+        numbers = range(len(index.shards))
+        processes = min(os.cpu_count() or 1, len(numbers) // SHARDS_PER_PROCESS)
+        parts = map_in_children(partial(_examine, index, selection, cache, tables, uids), numbers, processes, 1)
+        passing, listed, images, order = (np.concatenate(part) for part in zip(*parts, strict=True))
+        places, dropped = np.flatnonzero(passing), {"where": int((~passing).sum())}
+
+        def keep(setting: str, kept: np.ndarray) -> None:
+            nonlocal places
+            dropped[setting] = len(places) - len(kept)
+            places = kept
+
+        keep("uids", places[listed[places]])
+        if selection.duplicates is not None:
+            # Images that cannot be read have the digest 0, and are no duplicates.
+            first = np.unique(images[places], return_index=True)[1]
+            keep("duplicates", places[np.union1d(first, np.flatnonzero(images[places] == 0))])
+        if selection.fraction is not None:
+            ranks = np.argsort(order[places], kind="stable")[: round(selection.fraction * len(places))]
+            keep("fraction", places[np.sort(ranks)])
+
+        def rows() -> Iterator[tuple[Shard, np.ndarray, Sequence[str]]]:
+            for number, kept in enumerate(np.split(places, np.searchsorted(places, index.starts[1:-1]))):
+                keys, kept = index.keys(number), kept - index.starts[number]
+                yield index.shards[number], index.records_of(number)[kept], [keys[place] for place in kept]
+
+        with open_folder(folders, index.locations[0]) as folder:
+            dropped = {setting: count for setting, count in dropped.items() if count}
+            selected = write_index(folder, index.locations, name, rows(), dropped)
     reasons = ", ".join(f"{count:,} by data.{setting}" for setting, count in selected.dropped.items()) or "none"
+    if not selected.samples:
+        raise ConfigError(f"no sample of {number_of(index.samples, 'sample')} is selected: {reasons} are left out")
     say(f"data: {selected.samples:,} of {number_of(index.samples, 'sample')} are selected; left out: {reasons}")
     return selected
 
 
-def _selected(
-    index: ShardIndex, selection: Selection, cache: ShardCache, folders: Sequence[Path], name: str
-) -> ShardIndex:
-    """Write and return the index of the selected samples."""
-    uids = None if selection.uids is None else _read_uids(Path(selection.uids))
-    numbers = range(len(index.shards))
-    processes = min(os.cpu_count() or 1, len(numbers) // SHARDS_PER_PROCESS)
-    parts = map_in_children(partial(_examine, index, selection, cache, uids), numbers, processes, 1)
-    passing, listed, images, order = (np.concatenate(part) for part in zip(*parts, strict=True))
-    places, dropped = np.arange(index.samples), dict[str, int]()
-
-    def keep(setting: str, kept: np.ndarray) -> None:
-        nonlocal places
-        dropped[setting] = len(places) - len(kept)
-        places = kept
-
-    keep("where", places[passing])
-    keep("uids", places[listed[places]])
-    if selection.duplicates is not None:
-        # Images that cannot be read have the digest 0, and are no duplicates.
-        first = np.unique(images[places], return_index=True)[1]
-        keep("duplicates", places[np.union1d(first, np.flatnonzero(images[places] == 0))])
-    if selection.fraction is not None:
-        ranks = np.argsort(order[places], kind="stable")[: round(selection.fraction * len(places))]
-        keep("fraction", places[np.sort(ranks)])
-    dropped = {setting: count for setting, count in dropped.items() if count}
-    if not len(places):
-        reasons = ", ".join(f"{count:,} by data.{setting}" for setting, count in dropped.items())
-        raise ConfigError(f"no sample of {number_of(index.samples, 'sample')} is selected: {reasons} are left out")
-
-    def rows() -> Iterator[tuple[Shard, bytes, bytes]]:
-        for number, shard in enumerate(index.shards):
-            first, end = np.searchsorted(places, index.starts[number : number + 2])
-            kept = places[first:end] - index.starts[number]
-            names, records = index.keys(number), index.records_of(number)[kept].tobytes()
-            chosen = [names[place] for place in kept]
-            keys, repeated = "\0".join(chosen).encode(), len(chosen) - len(set(chosen))
-            content = shard_digest(keys, records)
-            row = replace(shard, count=len(kept), key_bytes=len(keys), digest=content, duplicates=repeated)
-            yield row, records, keys
-
-    with open_folder(folders, index.locations[0]) as folder:
-        return write_index(folder, index.locations, name, rows(), index.tables, dropped)
-
-
 def _examine(
-    index: ShardIndex, selection: Selection, cache: ShardCache, uids: np.ndarray | None, number: int
+    index: ShardIndex,
+    selection: Selection,
+    cache: ShardCache,
+    tables: TableRules | None,
+    uids: np.ndarray | None,
+    number: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return for the samples of a shard, [count] each: where, uids, digests of images, digests of keys."""
-    count, keys, reader = int(index.counts[number]), list(index.keys(number)), ShardReader(cache)
+    count, keys, reader = int(index.counts[number]), list(index.keys(number)), ShardReader(cache, tables)
     passing, listed = np.ones((2, count), bool)
     images, order = np.zeros((2, count), np.uint64)
     if selection.where is not None and count:
-        passing = _passing(index, selection.where, reader, cache, number)
+        passing = _passing(index, selection.where, reader, cache, tables, number)
     for position, key in enumerate(keys if selection != Selection(where=selection.where) else ()):
         if selection.fraction is not None:
             order[position] = digest(f"{selection.seed or 0} {index.shards[number].name.rpartition('.')[0]} {key}")
         with suppress(BadSampleError):
             sample = reader.sample(index, number, position)
-            if uids is not None and index.tables is None:
+            if uids is not None and tables is None:
                 keys[position] = sample.uid(selection.uid_key) or key
             if selection.duplicates is not None:
                 content = sample.image()
@@ -126,7 +109,9 @@ def _examine(
     return passing, listed, images, order
 
 
-def _passing(index: ShardIndex, where: str, reader: ShardReader, cache: ShardCache, number: int) -> np.ndarray:
+def _passing(
+    index: ShardIndex, where: str, reader: ShardReader, cache: ShardCache, tables: TableRules | None, number: int
+) -> np.ndarray:
     """Return which samples of a shard pass a condition of SQL, [count] bool."""
     pa, names, location = arrow(), names_in(where), index.locations[number]
     rows = np.arange(index.counts[number])
@@ -135,9 +120,9 @@ def _passing(index: ShardIndex, where: str, reader: ShardReader, cache: ShardCac
     except ImportError:
         raise ConfigError(f"data.where needs duckdb: {installation('tables')}") from None
     try:
-        opened = index.tables and index.tables.open(cache, location, index.shards[number].state, names)
+        opened = tables and tables.open(cache, location, index.shards[number].state, names)
         if opened and not opened.has_json:
-            table = pa.Table.from_batches(opened.batches).drop_columns([] if opened.has_paths else [opened.names.image])
+            table = opened.rows.drop_columns([] if opened.has_paths else [opened.names.image])
             rows = index.records_of(number)["image_offset"].astype(np.int64) - 1
         else:
             samples = [reader.sample(index, number, position) for position in rows]

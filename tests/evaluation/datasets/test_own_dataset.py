@@ -10,8 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from clipzoo.data.locations import ShardCache
-from clipzoo.data.reader import ShardReader
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
@@ -171,15 +169,14 @@ def test_a_captions_prompt_changes_between_epochs_and_names_the_class_of_its_ima
     assert write_class_prompts(source, "train", tmp_path / "shards", samples_a_shard=16) == 42
     assert len(list((tmp_path / "shards").glob("*.tar"))) == 3
     data = opened(tmp_path / "shards", tmp_path, caption_key=CAPTION_KEY)
-    shards = ShardReader(ShardCache(None, 1.0))
     seen = set()
     for sample_id in range(42):
-        captions = {data.read(shards, 0, sample_id, epoch).texts[0] for epoch in range(6)}
+        captions = {data.read(0, sample_id, epoch).texts[0] for epoch in range(6)}
         names = {name for name in source.class_names for caption in captions if name in caption}
         assert len(names) == 1 and captions <= {template.replace("{c}", *names) for template in source.templates}
         seen |= captions
     assert len(seen) > 2 * len(source.class_names)
-    image = data.read(shards, 0, 0, 0).image
+    image = data.read(0, 0, 0).image
     assert image.dtype == torch.uint8
 
 
