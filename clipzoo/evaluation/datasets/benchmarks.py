@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import choices, prompts, readers, remote, tables
+from clipzoo.evaluation.datasets import choices, prompts, readers, remote, tables, tar
 from clipzoo.evaluation.datasets.dataset import (
     Benchmark,
     ChoiceDataset,
@@ -21,7 +21,6 @@ from clipzoo.evaluation.datasets.dataset import (
     check_size,
 )
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_choice, write_classification, write_retrieval
 from clipzoo.io import below, folder_name
 from clipzoo.io.stores import is_url
 
@@ -51,11 +50,7 @@ def open_benchmark(
     folder = place or (Path() if is_url(str(root)) else below(Path(root), facts.get("folder", name), links=True))
     in_tables = not place and "examples" not in facts and bool(tables.table_files(folder))
     if not facts and not place and not in_tables:
-        others = (
-            []
-            if is_url(str(root))
-            else sorted({path.parent.parent.name for path in Path(root).glob("*/*/nshards.txt")})
-        )
+        others = [] if is_url(str(root)) else tar.dataset_names(root)
         hint = nearest(name, [*others, *catalogue()]) or "."
         make_hint = "`clipzoo datasets make` makes one from your own images."
         command = "`clipzoo world` generates the demo's." if "demo" in str(root) else make_hint
@@ -63,7 +58,7 @@ def open_benchmark(
             f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
         )
     if place:
-        dataset = replace(open_tar_dataset(place.parent, place.name, facts.get("group_column")), name=name)
+        dataset = replace(tar.open_tar_dataset(place.parent, place.name, facts.get("group_column")), name=name)
     elif in_tables:
         dataset = tables.open_tables(folder, name)
     else:
@@ -116,32 +111,31 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
     benchmark, folder = catalogue()[name], below(root, name, links=True)
     in_tables = "examples" not in benchmark and tables.table_files(source)
     dataset = tables.open_tables(source, name) if in_tables else read_source(name, source)
+    check_size(dataset, benchmark)
+    recipe = benchmark.get("recipe", "the official splits")
     if isinstance(dataset, RetrievalDataset):
         captions: list[list[str]] = [[] for _ in range(len(dataset.images))]
         for caption, image in zip(dataset.captions, dataset.caption_image, strict=True):
             captions[image].append(caption)
         examples = zip(map(dataset.images.encoded, range(len(captions))), captions, strict=True)
-        write_retrieval(folder, recipe=benchmark.get("recipe", "the official split"), examples=examples)
-        return open_benchmark(name, root, protocol)
-    check_size(dataset, benchmark)
-    if isinstance(dataset, ChoiceDataset):
-        recipe = benchmark.get("recipe", "the official examples")
-        write_choice(folder, recipe, dataset.captions, dataset.examples, dataset.images.encoded)
-        return open_benchmark(name, root, protocol)
-    if dataset.groups or dataset.splits["test"].all_labels:
+        tar.write_retrieval(folder, recipe=recipe, examples=examples)
+    elif isinstance(dataset, ChoiceDataset):
+        tar.write_choice(folder, recipe, dataset.captions, dataset.examples, dataset.images.encoded)
+    elif dataset.groups or dataset.splits["test"].all_labels:
         raise ConfigError(f"{name} has groups or several labels, which the written layout does not hold")
-    dataset = _with_prompts(dataset, benchmark, protocol, source, own=False)
-    write_classification(
-        folder,
-        class_names=dataset.class_names,
-        templates=dataset.templates,
-        metric=dataset.metric,
-        recipe=benchmark.get("recipe", "the official splits"),
-        splits={
-            split: zip(map(part.images.encoded, range(len(part))), part.labels, strict=True)
-            for split, part in dataset.splits.items()
-        },
-    )
+    else:
+        dataset = _with_prompts(dataset, benchmark, protocol, source, own=False)
+        tar.write_classification(
+            folder,
+            class_names=dataset.class_names,
+            templates=dataset.templates,
+            metric=dataset.metric,
+            recipe=recipe,
+            splits={
+                split: zip(map(part.images.encoded, range(len(part))), part.labels, strict=True)
+                for split, part in dataset.splits.items()
+            },
+        )
     return open_benchmark(name, root, protocol)
 
 
@@ -158,9 +152,7 @@ def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDat
             return ChoiceDataset(name, *getattr(choices, benchmark["reader"])(folder, benchmark["layout"]))
         reader = getattr(readers, benchmark["reader"])
         if "captions" in benchmark:
-            images, captions = reader(folder, benchmark)
-            caption_image = [index for index, texts in enumerate(captions) for _ in texts]
-            return RetrievalDataset(name, images, [caption for texts in captions for caption in texts], caption_image)
+            return RetrievalDataset.of_images(name, *reader(folder, benchmark))
         class_names, splits, *groups = reader(folder, benchmark)
         class_names = [text.lower() for text in class_names] if benchmark.get("lowercase") else class_names
         return ClassificationDataset(name, class_names, (), benchmark["metric"], splits, *groups)

@@ -12,7 +12,7 @@ from PIL.Image import Image
 
 from clipzoo import io
 from clipzoo.errors import one_message
-from clipzoo.evaluation.datasets.dataset import Example, ImageFile, ImageFiles, Images, png, version_of
+from clipzoo.evaluation.datasets.dataset import Example, ImageFile, ImageFiles, Images, existing, png, version_of
 from clipzoo.evaluation.datasets.tables import TableImages, row_groups
 
 REMEDY = "download it again"
@@ -88,7 +88,7 @@ def read_associations(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
     files: dict[str, int] = {}
     captions: list[str] = []
     examples: list[Example] = []
-    table = _existing(folder, layout["file"])
+    table = existing(folder, layout["file"])
     for row in io.read_table(table, ("candidates", "cue", "associations")):
         with one_message(f"{table}: the cue {row['cue']!r} has no JSON lists of candidates and associations"):
             names, right = json.loads(row["candidates"]), json.loads(row["associations"])
@@ -108,11 +108,8 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterable[Mapping[str, Any]]:
         return io.read_table(path, ())
     if path.suffix == ".parquet":
         schema = next(row_groups(path, ()))[2]
-        images = {
-            field.name: TableImages([path], field.name)
-            for field in schema
-            if str(field.type).startswith("struct<bytes")
-        }
+        encoded = [field.name for field in schema if str(field.type).startswith("struct<bytes")]
+        images = {name: TableImages([path], name) for name in encoded}
         names = [name for name in schema.names if name not in images]
         rows = [row for _, part, _ in row_groups(path, names) for row in part.to_pylist()]
         return [row | {name: (part, number) for name, part in images.items()} for number, row in enumerate(rows)]
@@ -129,11 +126,4 @@ def _filled(template: str, row: Mapping[str, Any], path: Path) -> str:
 
 
 def _image(folder: Path, name: str) -> Images:
-    return ImageFiles([ImageFile(_existing(folder, name))])
-
-
-def _existing(folder: Path, name: str) -> Path:
-    path = io.below(folder, name, links=True)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing")
-    return path
+    return ImageFiles([ImageFile(existing(folder, name))])

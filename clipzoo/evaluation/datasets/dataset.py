@@ -23,7 +23,7 @@ from clipzoo.config.groups import option_file, options
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, decode
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.io import ANY_SIZE, DamagedFileError, read_yaml, readable, shortened
+from clipzoo.io import ANY_SIZE, DamagedFileError, below, read_yaml, readable, shortened
 
 Metric = Literal[
     "top1", "top5", "mean_per_class", "macro_f1", "mean_average_precision", "worst_group_top1", "worst_group_top5"
@@ -113,6 +113,12 @@ class RetrievalDataset:
     captions: Sequence[str]
     caption_image: Sequence[int]
 
+    @classmethod
+    def of_images(cls, name: str, images: Images, captions: Sequence[Sequence[str]]) -> RetrievalDataset:
+        """captions: those of each image."""
+        caption_image = [index for index, texts in enumerate(captions) for _ in texts]
+        return cls(name, images, [text for texts in captions for text in texts], caption_image)
+
     def split_images(self, split: str) -> Images:
         return self.images
 
@@ -156,8 +162,32 @@ class ImageFile(NamedTuple):
     key: str = ""
 
 
-class ImageFiles(Images):
-    """Decode images from files on access. Safe to use in forked or spawned worker processes."""
+class EncodedImages(Images):
+    """Images that are read and decoded on access."""
+
+    @abstractmethod
+    def place(self, index: int) -> str:
+        """Return file and name of the image, for messages."""
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+
+    def __getitem__(self, index: int) -> Image:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        try:
+            return decode(self.read(index))
+        except (BadSampleError, OSError) as error:
+            raise ConfigError(f"{self.place(index)} cannot be decoded: {error}") from error
+
+    def encoded(self, index: int) -> bytes:
+        content = self.read(index)
+        return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
+
+
+class ImageFiles(EncodedImages):
+    """Images in files or members of tar archives. Safe to use in forked or spawned worker processes."""
 
     def __init__(self, files: Sequence[ImageFile]) -> None:
         # Arrays, not objects: worker processes share their memory.
@@ -170,27 +200,17 @@ class ImageFiles(Images):
     def __len__(self) -> int:
         return len(self._members)
 
-    def __getitem__(self, index: int) -> Image:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        try:
-            return decode(self._read(index))
-        except (BadSampleError, OSError) as error:
-            key = self._keys[index]
-            raise ConfigError(f"{self.path(index)}:{key and ' '}{key} cannot be decoded: {error}") from error
+    def place(self, index: int) -> str:
+        return f"{self.path(index)}: {self._keys[index]}".rstrip()
 
     def path(self, index: int) -> Path:
         """File that holds the image."""
         return self._paths[self._members[index, 0]]
 
-    def encoded(self, index: int) -> bytes:
-        content = self._read(index)
-        return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
-
     def fingerprint(self) -> str:
         return version_of(self._paths, self._members.tobytes())
 
-    def _read(self, index: int) -> bytes:
+    def read(self, index: int) -> bytes:
         _, offset, size = self._members[index].tolist()
         return read_range(self.path(index), offset, size)
 
@@ -231,6 +251,14 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
+def existing(folder: Path, name: str = "") -> Path:
+    """Return <folder>/<name>. Raises FileNotFoundError if it is missing, ConfigError if it is not below `folder`."""
+    path = below(folder, name, links=True) if name else folder
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing")
+    return path
+
+
 def png(image: Image) -> bytes:
     """Encode an image as PNG."""
     stream = io.BytesIO()
@@ -266,12 +294,10 @@ def catalogue() -> dict[str, Benchmark]:
 @cache
 def suites() -> dict[str, dict[str, list[str]]]:
     """Names of the datasets that each option of `eval` lists, by task."""
-    files = {option: option_file("eval", option) for option in options("eval")}
-    contents = {option: read_yaml(file) for option, file in files.items() if file}
+    contents = {option: read_yaml(file) for option in options("eval") if (file := option_file("eval", option))}
+    tasks = [data.task for data in get_args(EvaluationDataset)]
     return {
-        option: {
-            task: names for task in ("zero_shot", "retrieval", "choice") if isinstance(names := facts.get(task), list)
-        }
+        option: {task: names for task in tasks if isinstance(names := facts.get(task), list)}
         for option, facts in contents.items()
     }
 
@@ -282,10 +308,8 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     if isinstance(dataset, RetrievalDataset):
         images, captions = len(dataset.images), len(dataset.captions)
         if (count := benchmark["images"]) is not None and (images, captions) != (count, count * benchmark["captions"]):
-            raise ConfigError(
-                f"{name} has {number_of(images, 'image')} with {number_of(captions, 'caption')}, "
-                f"not {count} with {count * benchmark['captions']}"
-            )
+            counts = f"{number_of(images, 'image')} with {number_of(captions, 'caption')}"
+            raise ConfigError(f"{name} has {counts}, not {count} with {count * benchmark['captions']}")
         return
     if isinstance(dataset, ChoiceDataset):
         if (count := benchmark["examples"]) is not None and len(dataset.examples) != count:
@@ -295,19 +319,18 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     if benchmark["classes"] not in (None, classes):
         raise ConfigError(f"{name} has the wrong number of classes: {classes} (not {benchmark['classes']})")
     expected = {split: size for split, size in benchmark["samples"].items() if size is not None}
-    if "train" not in dataset.splits:
-        expected = {split: size for split, size in expected.items() if split in ("test", *dataset.splits)}
     counts = {split: len(samples) for split, samples in dataset.splits.items()}
+    if "train" not in counts:
+        expected = {split: size for split, size in expected.items() if split in ("test", *counts)}
     if benchmark.get("checked") == "total":
         expected, counts = {"total": sum(expected.values())}, {"total": sum(counts.values())}
     if "val" not in counts and "val" in expected:
         # Some copies have train and validation in one split.
         expected["train"] += expected.pop("val")
-    differences = [
-        f"{split} {counts.get(split, 0)} (not {size})" for split, size in expected.items() if counts.get(split) != size
-    ]
-    if differences:
-        raise ConfigError(f"{name} has the wrong number of samples: {', '.join(differences)}")
+    wrong = {split: size for split, size in expected.items() if counts.get(split) != size}
+    if wrong:
+        differences = ", ".join(f"{split} {counts.get(split, 0)} (not {size})" for split, size in wrong.items())
+        raise ConfigError(f"{name} has the wrong number of samples: {differences}")
 
 
 def check_examples(dataset: ChoiceDataset) -> None:

@@ -6,15 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
-
 from clipzoo.data.captions import CaptionCounts, has_text
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, write_left_out
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.evaluation.datasets.dataset import SIGNATURES, Metric, catalogue, png
+from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Metric, catalogue
 from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
 from clipzoo.io import MB, folder_name, read_bytes, read_table
 
@@ -213,7 +211,8 @@ def make_classification(
     splits = {split: part for split in SPLITS if (part := [image for image in images if image.split == split])}
     recipe = f"own images; {number_of(len(left_out), 'file')} left out"
     rows = {
-        split: ((_encoded(image.path), labels[image.class_name]) for image in part) for split, part in splits.items()
+        split: zip(_encoded(part), [labels[image.class_name] for image in part], strict=True)
+        for split, part in splits.items()
     }
     write_classification(folder, class_names=names, templates=templates, metric=metric, recipe=recipe, splits=rows)
     probed = {image.class_name for image in splits.get("train", ())} == set(names)
@@ -233,7 +232,7 @@ def make_retrieval(
     images, left_out = _usable(source, processes, progress)
     if not images:
         raise ConfigError(f"{folder.name} has no image" + _summary(left_out))
-    examples = ((_encoded(image.path), image.captions) for image in images)
+    examples = zip(_encoded(images), [image.captions for image in images], strict=True)
     write_retrieval(folder, recipe=f"own images; {number_of(len(left_out), 'file')} left out", examples=examples)
     captions = sum(len(image.captions) for image in images)
     # A caption that repeats within one image is the same pair.
@@ -264,12 +263,9 @@ def fault(path: Path) -> LeftOut | None:
     return None
 
 
-def _encoded(path: Path) -> bytes:
-    """Return the bytes of the file, or a PNG of its pixels if the tar layout does not hold its format."""
-    content = read_image_file(path)
-    if content.startswith(tuple(SIGNATURES)):
-        return content
-    return png(Image.fromarray(read_header(content, MAX_PIXELS).decode(1)))
+def _encoded(images: Sequence[OwnImage]) -> Iterator[bytes]:
+    files = ImageFiles([ImageFile(image.path) for image in images])
+    return map(files.encoded, range(len(files)))
 
 
 def _summary(left_out: Sequence[LeftOut]) -> str:

@@ -26,6 +26,7 @@ from clipzoo.evaluation.datasets.dataset import (
     Images,
     LabelledSplit,
     PixelArrays,
+    existing,
 )
 from clipzoo.evaluation.datasets.tar import MEMBER_EXTENSIONS, tar_samples
 from clipzoo.io import MB, below, read_lines
@@ -77,11 +78,10 @@ def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
 
     facts["splits"]: name -> folder. A folder for "train" may be absent: only linear probes need it.
     """
-    places = {split: below(folder, part, links=True) for split, part in facts["splits"].items()}
     paths = {
-        split: list(_image_paths(_existing(place)))
-        for split, place in places.items()
-        if split != "train" or place.exists()
+        split: [path for path in sorted(existing(folder, part).glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS]
+        for split, part in facts["splits"].items()
+        if split != "train" or (folder / part).exists()
     }
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
@@ -104,15 +104,16 @@ def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
         for row in parts["test"]:
             caption = _value(row, facts.get("caption") or facts["caption_file"])
             if "caption_file" in facts:
-                caption = read_lines(_existing(below(folder, caption)), MB, REMEDY)[0]
+                caption = read_lines(existing(folder, caption), MB, REMEDY)[0]
             path = below(folder, _value(row, facts["image"]), links=True)
             captions.setdefault(path, []).append(" ".join(caption.split()))
-        return _files(map(_existing, captions), ()).images, list(captions.values())
+        return _files(map(existing, captions), ()).images, list(captions.values())
 
     def column(part: Iterable[Row], key: str) -> list[str]:
         return [_value(row, facts[key]) for row in part] if key in facts else []
 
     own = {name for part in parts.values() for name in column(part, "label")}
+    # Numbers are sorted by their value.
     names = facts.get("labels") or {
         name: name for name in sorted(own, key=lambda name: (len(name) * name.isdigit(), name))
     }
@@ -121,29 +122,28 @@ def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
     groups = sorted({name for part in parts.values() for name in column(part, "group")})
     splits = {}
     for split, part in parts.items():
-        files = [ImageFile(_existing(below(folder, path, links=True))) for path in column(part, "image")]
-        labels = [order[name] for name in column(part, "label")]
-        splits[split] = LabelledSplit(ImageFiles(files), labels, [groups.index(name) for name in column(part, "group")])
+        splits[split] = _files(
+            [existing(folder, path) for path in column(part, "image")],
+            [order[name] for name in column(part, "label")],
+            groups=[groups.index(name) for name in column(part, "group")],
+        )
     return list(names.values()), splits, groups
 
 
 def _rows(folder: Path, source: Mapping[str, Any]) -> Iterator[Row]:
     if "paths" in source:
-        found = sorted(str(path.relative_to(folder)) for path in _existing(folder).rglob("*"))
+        paths = sorted(str(path.relative_to(folder)) for path in existing(folder).rglob("*"))
         everything: Iterable[Row] = (
-            match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], found)
+            match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], paths)
         )
     elif "lines" in source:
-        columns = [
-            read_lines(_existing(below(folder, path)), LARGEST_LIST, REMEDY) for path in source["lines"].values()
-        ]
+        files = source["lines"].values()
+        columns = [read_lines(existing(folder, file), LARGEST_LIST, REMEDY) for file in files]
         if len({len(column) for column in columns}) > 1:
-            raise ConfigError(
-                f"{folder}: {', '.join(source['lines'].values())} have different numbers of lines; {REMEDY}"
-            )
+            raise ConfigError(f"{folder}: {', '.join(files)} have different numbers of lines; {REMEDY}")
         everything = (dict(zip(source["lines"], line, strict=True)) for line in zip(*columns, strict=True))
     else:
-        path = _existing(below(folder, source["file"], links=True))
+        path = existing(folder, source["file"])
         if "pattern" in source:
             lines = read_lines(path, LARGEST_LIST, REMEDY)
             everything = (match.groupdict() for match in _matches(source["pattern"], lines))
@@ -179,15 +179,15 @@ def pets(folder: Path, facts: Benchmark) -> ClassificationSource:
 
 def ucf101(folder: Path, facts: Benchmark) -> ClassificationSource:
     """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
-    lists = _existing(folder / "ucfTrainTestlist")
+    lists = existing(folder / "ucfTrainTestlist")
 
     def column(file: Path, place: int) -> list[str]:
-        lines = read_lines(_existing(file), 64 * MB, REMEDY)
+        lines = read_lines(existing(file), 64 * MB, REMEDY)
         return [line.split()[place] for line in lines if line.strip()]
 
     names = column(lists / "classInd.txt", 1)
     videos = [video for fold in (1, 2, 3) for video in column(lists / f"testlist0{fold}.txt", 0)]
-    paths = [below(_existing(folder / "frames"), video, links=True).with_suffix(".jpg") for video in videos]
+    paths = [below(existing(folder / "frames"), video, links=True).with_suffix(".jpg") for video in videos]
     test = _files(paths, [names.index(path.parent.name) for path in paths])
     return [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test}
 
@@ -199,7 +199,7 @@ def imagenet_real(folder: Path, facts: Benchmark) -> ClassificationSource:
     labels = json.loads(resources.files("timm").joinpath("data/_info/imagenet_real_labels.json").read_text())
     rows = [(path, labels[int(path.stem.rpartition("_")[2]) - 1]) for path in _paths(splits["test"])]
     paths, every = zip(*((path, right) for path, right in rows if right), strict=True)
-    return names, {"test": LabelledSplit(_files(paths, ()).images, [right[0] for right in every], all_labels=every)}
+    return names, {"test": _files(paths, [right[0] for right in every], all_labels=every)}
 
 
 def babel_imagenet(folder: Path, facts: Benchmark) -> ClassificationSource:
@@ -221,12 +221,12 @@ def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:
     for split in facts["splits"]:
         classes: dict[str, list[int]] = {}
         for label, name in enumerate(facts["labels"]):
-            for line in read_lines(_existing(below(base, f"ImageSets/Main/{name}_{split}.txt")), MB, REMEDY):
+            for line in read_lines(existing(below(base, f"ImageSets/Main/{name}_{split}.txt")), MB, REMEDY):
                 number, flag = line.split()
                 classes.setdefault(number, []).extend([label] if flag != "-1" else [])
         every = list(classes.values())
-        images = ImageFiles([ImageFile(below(base / "JPEGImages", f"{number}.jpg")) for number in classes])
-        splits[split] = LabelledSplit(images, [own[0] if own else -1 for own in every], all_labels=every)
+        paths = [below(base / "JPEGImages", f"{number}.jpg") for number in classes]
+        splits[split] = _files(paths, [own[0] if own else -1 for own in every], all_labels=every)
     return facts["labels"], splits
 
 
@@ -245,15 +245,9 @@ def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
             io.require_fields(lists[0], sentence, {"raw": str}, REMEDY)
     entries = [entry for entry in content["images"] if entry["split"] == facts["split"]]
     # Flickr's entries name no folder.
-    paths = [
-        io.below(folder, f"{entry.get('filepath', facts.get('images_folder'))}/{entry['filename']}", links=True)
-        for entry in entries
-    ]
-    missing = next((path for path in paths if not path.exists()), None)
-    if missing is not None:
-        raise FileNotFoundError(f"{missing} is missing")
+    names = [f"{entry.get('filepath', facts.get('images_folder'))}/{entry['filename']}" for entry in entries]
     texts = [[sentence["raw"].strip() for sentence in entry["sentences"][: facts["captions"]]] for entry in entries]
-    return ImageFiles([ImageFile(path) for path in paths]), texts
+    return ImageFiles([ImageFile(existing(folder, name)) for name in names]), texts
 
 
 def pairs(folder: Path, facts: Benchmark) -> RetrievalSource:
@@ -291,20 +285,10 @@ def cut(folder: Path, facts: Benchmark) -> ClassificationSource:
     return [name.replace("/", " ") for name in names], splits
 
 
-def _files(paths: Iterable[Path | str], labels: Sequence[int]) -> LabelledSplit:
-    return LabelledSplit(ImageFiles([ImageFile(Path(path)) for path in paths]), labels)
+def _files(paths: Iterable[Path | str], labels: Sequence[int], **facts: Any) -> LabelledSplit:
+    return LabelledSplit(ImageFiles([ImageFile(Path(path)) for path in paths]), labels, **facts)
 
 
 def _paths(split: LabelledSplit) -> list[Path]:
     assert isinstance(split.images, ImageFiles)
     return [split.images.path(index) for index in range(len(split))]
-
-
-def _image_paths(folder: Path) -> Iterable[Path]:
-    return (path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS)
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing")
-    return path

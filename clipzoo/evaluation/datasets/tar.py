@@ -97,6 +97,11 @@ class TarSample:
             raise io.DamagedFileError(self.path, f"has a .npy of {self.key} that is not an array: {error}") from None
 
 
+def dataset_names(root: Path | str) -> list[str]:
+    """Names of the datasets in tar shards below `root`."""
+    return sorted({path.parent.parent.name for path in Path(root).glob("*/*/nshards.txt")})
+
+
 def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> EvaluationDataset:
     """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json.
 
@@ -105,9 +110,9 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
     folder = io.below(Path(root), name, links=True)
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
-        others = ", ".join(sorted({path.parent.parent.name for path in Path(root).glob("*/*/nshards.txt")}))
         raise ConfigError(
-            f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has {others or 'none'}); "
+            f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has "
+            f"{', '.join(dataset_names(root)) or 'none'}); "
             "`clipzoo world` generates the demo's in data/demo/downstream"
         )
     meta_file, type_file = folder / "meta.json", folder / "dataset_type.txt"
@@ -208,44 +213,40 @@ def _classification(
 
 
 def _retrieval(name: str, samples: Sequence[TarSample]) -> RetrievalDataset:
-    captions: list[str] = []
-    caption_image: list[int] = []
-    for index, sample in enumerate(samples):
-        lines = [line.strip() for line in sample.text("txt").splitlines() if line.strip()]
-        if not lines:
+    captions: list[list[str]] = []
+    for sample in samples:
+        captions.append([line.strip() for line in sample.text("txt").splitlines() if line.strip()])
+        if not captions[-1]:
             raise ConfigError(f"{sample.path}: {sample.key} has no caption")
-        captions += lines
-        caption_image += [index] * len(lines)
-    return RetrievalDataset(name, ImageFiles([sample.image for sample in samples]), captions, caption_image)
+    return RetrievalDataset.of_images(name, ImageFiles([sample.image for sample in samples]), captions)
 
 
 def _choice(name: str, samples: Sequence[TarSample]) -> ChoiceDataset:
-    # Images by name within the sample, and by sample.
-    stems = [
-        {kind.rpartition(".")[0]: member for kind, member in sample.members.items() if kind.endswith(MEMBER_EXTENSIONS)}
-        for sample in samples
-    ]
-    files = {
-        f"{sample.key}.{stem}": ImageFile(sample.path, member.offset, member.size, sample.key)
-        for sample, members in zip(samples, stems, strict=True)
-        for stem, member in members.items()
-    }
+    files: dict[str, ImageFile] = {}
+    names_by_sample: list[list[str]] = []
+    for sample in samples:
+        images = {
+            f"{sample.key}.{kind.rpartition('.')[0]}": ImageFile(sample.path, member.offset, member.size, sample.key)
+            for kind, member in sample.members.items()
+            if kind.endswith(MEMBER_EXTENSIONS)
+        }
+        files |= images
+        names_by_sample.append(sorted(images, key=lambda name: (len(name), name)))
     places = {image: index for index, image in enumerate(files)}
     captions: list[str] = []
     examples = []
-    for sample, members in zip(samples, stems, strict=True):
-        own = [f"{sample.key}.{stem}" for stem in sorted(members, key=lambda stem: (len(stem), stem))]
+    for sample, own in zip(samples, names_by_sample, strict=True):
         try:
             facts = json.loads(sample.text("json"))
             texts, pairs = facts["captions"], frozenset((int(image), int(text)) for image, text in facts["pairs"])
-            images = tuple(places[image] for image in facts.get("images", own))
+            rows = tuple(places[image] for image in facts.get("images", own))
             if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
                 raise ValueError("captions are not texts")
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             fault = f"has a .json of {sample.key} without captions and pairs of its images ({error!r:.100})"
             raise io.DamagedFileError(sample.path, fault, REMEDY) from None
         columns = tuple(range(len(captions), len(captions) + len(texts)))
-        examples.append(Example(images, columns, pairs, str(facts.get("category", ""))))
+        examples.append(Example(rows, columns, pairs, str(facts.get("category", ""))))
         captions += texts
     dataset = ChoiceDataset(name, ImageFiles(list(files.values())), captions, examples)
     check_examples(dataset)
