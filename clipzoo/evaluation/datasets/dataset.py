@@ -251,9 +251,9 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-def existing(folder: Path, name: str = "") -> Path:
+def existing(folder: Path, name: str | None = None) -> Path:
     """Return <folder>/<name>. Raises FileNotFoundError if it is missing, ConfigError if it is not below `folder`."""
-    path = below(folder, name, links=True) if name else folder
+    path = folder if name is None else below(folder, name, links=True)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
     return path
