@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
@@ -101,10 +102,12 @@ def diagnose(
         }
     }
     for side, value in zip(spectra, uniformity, strict=True):
-        metrics[side] = {"effective_rank": _effective_rank(spectra[side]), "uniformity": value}
-    metrics |= {way: {"hubness": _skewness(counts.double())} for way, counts in occurrences.items()}
-    arrays = {f"spectrum_{side}": spectrum.numpy() for side, spectrum in spectra.items()}
-    return metrics, arrays | {f"occurrences_{way}": counts.cpu().numpy() for way, counts in occurrences.items()}
+        effective_rank = float(np.exp(stats.entropy(spectra[side]))) if spectra[side].any() else 0.0
+        metrics[side] = {"effective_rank": effective_rank, "uniformity": value}
+    for way, counts in occurrences.items():
+        metrics[way] = {"hubness": float(stats.skew(counts)) if np.ptp(counts) else 0.0}
+    arrays = {f"spectrum_{side}": spectrum for side, spectrum in spectra.items()}
+    return metrics, arrays | {f"occurrences_{way}": counts for way, counts in occurrences.items()}
 
 
 def map_of(image: Tensor, text: Tensor, method: str = "pca", seed: int = 0) -> np.ndarray:
@@ -126,7 +129,7 @@ def map_of(image: Tensor, text: Tensor, method: str = "pca", seed: int = 0) -> n
     return (vectors[:, kept] @ axes).numpy()
 
 
-def _neighbourhoods(image: Tensor, text: Tensor, world: World) -> tuple[list[float], dict[str, Tensor], float]:
+def _neighbourhoods(image: Tensor, text: Tensor, world: World) -> tuple[list[float], dict[str, np.ndarray], float]:
     """Return the uniformity of images and captions, N_k in both directions, and the agreement of the modalities."""
     count = len(image)
     nearest, starts = min(NEIGHBOURS, count - 1), range(0, count, ROWS_AT_ONCE)
@@ -151,26 +154,14 @@ def _neighbourhoods(image: Tensor, text: Tensor, world: World) -> tuple[list[flo
         for way, queries, vectors in zip(WAYS, (image, text), (text, image), strict=True):
             occurrences[way] += neighbours(queries[rows] @ vectors.mT).sum(dim=0)
     uniformity = (world.sum(sums).sum(dim=1) / (count * (count - 1))).log().tolist()
-    occurrences = {way: world.sum(counts) for way, counts in occurrences.items()}
-    return uniformity, occurrences, int(world.sum(shared)) / (count * nearest)
+    summed = {way: world.sum(counts).numpy(force=True) for way, counts in occurrences.items()}
+    return uniformity, summed, int(world.sum(shared)) / (count * nearest)
 
 
 def _unit(vectors: Tensor) -> Tensor:
     return functional.normalize(vectors.double(), dim=1)
 
 
-def _spectrum(vectors: Tensor) -> Tensor:
+def _spectrum(vectors: Tensor) -> np.ndarray:
     """[n, d] -> singular values of the centred vectors / sqrt(n), largest first: roots of the covariance's values."""
-    return torch.linalg.svdvals((vectors - vectors.mean(dim=0)).cpu()) / len(vectors) ** 0.5
-
-
-def _effective_rank(spectrum: Tensor) -> float:
-    shares = spectrum / spectrum.sum()
-    return float(torch.special.entr(shares).sum().exp()) if spectrum.any() else 0.0
-
-
-def _skewness(values: Tensor) -> float:
-    """Third standardised moment, of the population; 0 for equal values."""
-    centred = values - values.mean()
-    variance = centred.square().mean()
-    return float(centred.pow(3).mean() / variance**1.5) if variance else 0.0
+    return torch.linalg.svdvals((vectors - vectors.mean(dim=0)).cpu()).numpy() / len(vectors) ** 0.5

@@ -35,12 +35,13 @@ from clipzoo.types import Embedding, PointSet, concatenate
 if TYPE_CHECKING:
     from mteb import AbsTask, TaskMetadata
 
-TRAINED = "Classification", "MultilabelClassification", "Regression", "Clustering"
-FEATURES = *TRAINED, "ImageClassification", "ImageClustering"
+FEATURES = (
+    "Classification", "MultilabelClassification", "Regression", "Clustering", "ImageClassification", "ImageClustering",
+)  # fmt: skip
 SEARCHES = (
-    *("Retrieval", "Reranking", "InstructionRetrieval", "InstructionReranking", "BitextMining", "Any2AnyRetrieval"),
-    *("Any2AnyReranking", "Any2AnyMultilingualRetrieval", "VisionCentricQA", "DocumentUnderstanding"),
-)
+    "Retrieval", "Reranking", "InstructionRetrieval", "InstructionReranking", "BitextMining", "Any2AnyRetrieval",
+    "Any2AnyReranking", "Any2AnyMultilingualRetrieval", "VisionCentricQA", "DocumentUnderstanding",
+)  # fmt: skip
 COSINES = ("STS", "VisualSTS(eng)", "VisualSTS(multi)", "PairClassification", "Summarization")
 CLASSES, PAIRS = "ZeroShotClassification", "Compositionality"
 MOST_CAPTIONS = 64

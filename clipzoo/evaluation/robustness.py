@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+
+import numpy as np
+from scipy.special import expit, logit
 
 from clipzoo.runs.record import MetricKey
 
@@ -17,6 +19,12 @@ BASELINES = {
 the 121 zero-shot models of report/open_clip/openclip_results.csv. None: the table has another test set."""
 
 
+def expected(shift: str, source: float | np.ndarray) -> float | np.ndarray:
+    """Return the accuracy in percent on a shift that its baseline expects of an accuracy on ImageNet."""
+    slope, intercept = BASELINES[shift] or (np.nan, np.nan)
+    return 100 * expit(slope * logit(source / 100) + intercept)
+
+
 def robustness(metrics: Mapping[MetricKey, float]) -> dict[MetricKey, float]:
     """Return robustness/SHIFT/gap and robustness/SHIFT/effective in percentage points, for zero-shot top-1.
 
@@ -26,13 +34,11 @@ def robustness(metrics: Mapping[MetricKey, float]) -> dict[MetricKey, float]:
     """
     result = {}
     source = metrics.get(MetricKey("zero_shot", SOURCE, "", "top1"))
-    for shift, baseline in BASELINES.items():
+    for shift in BASELINES:
         accuracy = metrics.get(MetricKey("zero_shot", shift, "", "top1"))
         if source is None or accuracy is None:
             continue
         result[MetricKey(TASK, shift, "", "gap")] = source - accuracy
-        if baseline is not None and 0 < source < 100:
-            slope, intercept = baseline
-            expected = 100 / (1 + math.exp(-slope * math.log(source / (100 - source)) - intercept))
-            result[MetricKey(TASK, shift, "", "effective")] = accuracy - expected
+        if BASELINES[shift] and 0 < source < 100:
+            result[MetricKey(TASK, shift, "", "effective")] = float(accuracy - expected(shift, source))
     return result

@@ -19,9 +19,9 @@ from matplotlib.image import imread
 from clipzoo import io
 from clipzoo.config.schema import class_constant
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.robustness import BASELINES
+from clipzoo.evaluation.robustness import BASELINES, expected
 from clipzoo.io.text import shorten, wrap
-from clipzoo.report.frame import MANY, TASK_KEYS, Comparison, FilledTable
+from clipzoo.report.frame import TASK_KEYS, Comparison, FilledTable
 from clipzoo.report.published import DIRECTIONS, PaperColumn
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
@@ -50,8 +50,8 @@ METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"
 MOST_NUMBERS, MOST_NAMES = 20, 40
 """Largest numbers of classes for which a confusion matrix shows percentages, and class names."""
 SIDES = ("highest", "lowest")
-PANELS_WIDTH, LEGEND_WIDTH = 7, 160
-"""Datasets in one line of panels; characters in one line of a legend above a figure of 12 inches."""
+LEGEND_WIDTH = 160
+"""Characters in one line of a legend above a figure of 12 inches."""
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
 Points = list[tuple[float, float]]
@@ -63,6 +63,16 @@ def panels(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     """Return a figure in inches and its panels, row by row. options: see matplotlib's subplots."""
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options).flatten()
+
+
+def tiles(count: int, most: int, width: float, height: float) -> tuple[Figure, Any]:
+    """Return a figure with `count` panels of this size in inches, at most `most` in a row, and the panels."""
+    columns = min(most, count) or 1
+    rows = math.ceil(count / columns) or 1
+    figure, axes = panels(width * columns, height * rows, rows, columns)
+    for panel in axes[count:]:
+        panel.set_visible(False)
+    return figure, axes[:count]
 
 
 def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
@@ -163,31 +173,22 @@ def training_figure(
     evaluations: metrics during training; validation losses are drawn in the panel of `value_log`.
     """
     curves, validation = training_curves(lines, loss_unit), _curve_of(evaluations, str(VALIDATION_LOSS), "", "")
-    columns = min(3, len(curves)) or 1
-    rows = math.ceil(len(curves) / columns) or 1
-    figure, axes = panels(3.7 * columns, 2.6 * rows, rows, columns)
-    for panel, curve in zip(axes, curves, strict=False):
-        steps, values = np.array(curve.steps), np.array(curve.values)
-        if len(values) < 30 or np.abs(np.diff(values)).sum() <= 3 * np.ptp(values):
-            panel.plot(steps, values, color=INK, linewidth=1.6)
+    figure, axes = tiles(len(curves), 3, 3.7, 2.6)
+    for panel, curve in zip(axes, curves, strict=True):
+        values = pd.Series(curve.values, dtype=float)
+        if len(values) < 30 or values.diff().abs().sum() <= 3 * np.ptp(values):
+            panel.plot(curve.steps, values, color=INK, linewidth=1.6)
         else:
-            # Many noisy values are drawn thinly, below their mean over a window centred on each step. A window of
-            # which an end cuts more than half has no mean.
-            panel.plot(steps, values, color=MUTED, linewidth=0.7)
-            window, places = len(values) // 30 + 1, np.arange(len(values))
-            reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
-            sums = np.concatenate([[0.0], values.cumsum()])
-            mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
-            has_mean = 2 * reach >= window
-            panel.plot(steps[has_mean], mean[has_mean], color=INK, linewidth=1.6)
+            # Many noisy values are drawn thinly, below their mean over a window centred on each step.
+            panel.plot(curve.steps, values, color=MUTED, linewidth=0.7)
+            mean = values.rolling(2 * (len(values) // 30) + 3, center=True).mean()
+            panel.plot(curve.steps, mean, color=INK, linewidth=1.6)
         _ticks(panel)
         if curve.name == value_log and validation.steps:
             panel.lines[-1].set_label("training")
             panel.plot(validation.steps, validation.values, color=RIGHT, marker="o", markersize=3, label="validation")
             panel.legend(frameon=False, fontsize=7)
         label(panel, curve.title, "step", curve.unit)
-    for panel in axes[len(curves) :]:
-        panel.set_visible(False)
     return figure
 
 
@@ -235,17 +236,13 @@ def confusion_matrix(arrays: Arrays) -> Figure:
 
 def mistakes(arrays: Arrays) -> Figure:
     """The most confident errors, with the predicted class above each image and the true class below."""
-    names, count = arrays["class_names"], len(arrays["images"])
-    columns = min(6, count)
-    rows = math.ceil(count / columns)
-    figure, axes = panels(1.55 * columns, 1.95 * rows, rows, columns)
+    names = arrays["class_names"]
+    figure, axes = tiles(len(arrays["images"]), 6, 1.55, 1.95)
     samples = zip(arrays["images"], arrays["labels"], arrays["predictions"], strict=True)
-    for panel, (image, true, predicted) in zip(axes, samples, strict=False):
+    for panel, (image, true, predicted) in zip(axes, samples, strict=True):
         _image(panel, image)
         panel.set_title(shorten(str(names[predicted]), 22), fontsize=8, color=WRONG, pad=3)
         panel.set_xlabel(f"is {shorten(str(names[true]), 22)}", fontsize=8, color=RIGHT, labelpad=3)
-    for panel in axes[count:]:
-        panel.set_visible(False)
     return figure
 
 
@@ -318,11 +315,8 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
     for panel, (name, statistic) in zip(axes, summary.items(), strict=True):
         panel.stairs(statistic["counts"], statistic["edges"], fill=True, color=INK)
         panel.axvline(statistic["mean"], color=WRONG, linewidth=1, label=f"mean {statistic['mean']:.3g}")
-        panel.set_xlabel(name.replace("_", " "))
-        panel.set_ylabel("samples")
-        panel.set_title(f"{statistic['seen']:,} samples seen", fontsize=9)
         panel.legend(frameon=False, fontsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
+        label(panel, f"{statistic['seen']:,} samples seen", name.replace("_", " "), "samples", 9, grid="y")
     return figure
 
 
@@ -354,12 +348,9 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
     labels = {group: runs["label"].iloc[0] for group, runs in compared.rows.items()}
     objectives = {group: runs["objective"].iloc[0] for group, runs in compared.rows.items()}
     rows = {group: [logs[run] for run in runs["run"].unique()] for group, runs in compared.rows.items()}
-    few = {task: parts for task, parts in compared.columns.items() if len(parts) <= MANY + 1}
-    for task in (task for task in compared.columns if task not in few):
-        figure = dataset_dots(labels, compared.columns[task], compared.means)
+    for task, parts in compared.columns.items():
+        figure = dataset_dots(labels, parts, compared.means)
         yield Picture(f"dots by dataset, {task}", figure, f"{capitalised(task)} by dataset")
-    if few:
-        yield Picture("bars by dataset", dataset_bars(labels, few, compared.means), "By dataset")
     if (scatter := robustness_scatter(labels, compared)) is not None:
         yield Picture("accuracy under shifts over that on ImageNet", scatter, "Robustness")
     if any(log.training for logs in rows.values() for log in logs):
@@ -368,54 +359,21 @@ def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -
         yield Picture("evaluations during training", compared_evaluations(labels, rows))
 
 
-def dataset_bars(labels: Labels, columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame) -> Figure:
-    """A panel per task, bars per dataset, one colour per row."""
-    # Put each panel into the first line with room for its datasets, PANELS_WIDTH in all.
-    lines: list[list[str]] = []
-    for task, parts in columns.items():
-        for line in lines:
-            if sum(len(columns[other]) for other in line) + len(parts) <= PANELS_WIDTH:
-                line.append(task)
-                break
-        else:
-            lines.append([task])
-    figure = Figure(figsize=(12, 2.5 * len(lines) + 0.3), dpi=DPI, layout="constrained")
-    width = 0.84 / len(labels)
-    for strip, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flatten(), lines, strict=True):
-        widths = [len(columns[task]) for task in line]
-        for panel, task in zip(strip.subplots(1, len(line), width_ratios=widths, squeeze=False)[0], line, strict=True):
-            parts = columns[task]
-            for number, (group, text) in enumerate(labels.items()):
-                cells = means.reindex(pd.MultiIndex.from_tuples([(group, task, column.label) for column in parts]))
-                left = np.arange(len(parts)) - 0.42 + width * (number + 0.5)
-                panel.bar(left, cells["mean"].to_numpy(), 0.92 * width, color=colour(number), label=text)
-                spread = cells["deviation"].replace(0.0, np.nan).to_numpy()
-                panel.errorbar(left, cells["mean"].to_numpy(), spread, fmt="none", ecolor="#555555", elinewidth=0.8)
-            panel.margins(x=0.03 / len(parts))
-            panel.set_xticks(range(len(parts)), [column.label for column in parts], fontsize=8)
-            panel.set_ylim(0, None)
-            label(panel, f"{task}, %", size=10 if len(parts) > 1 else 8, grid="y")
-    _legend(figure)
-    return figure
-
-
 def dataset_dots(labels: Labels, columns: Sequence[PaperColumn], means: pd.DataFrame) -> Figure:
-    """A line per dataset, below the mean of its kind: a dot per row of the comparison."""
-    task = columns[0].heading
-    figure, (panel,) = panels(4.6, 0.17 * len(columns) + 0.5)
+    """A line per dataset, below the mean of its kind: a dot per row of the comparison, with its deviation."""
+    figure, (panel,) = panels(4.6, 0.17 * len(columns) + 0.8)
     for number, (group, text) in enumerate(labels.items()):
-        cells = means.reindex(pd.MultiIndex.from_tuples([(group, task, column.label) for column in columns]))
-        values = cells["mean"].to_numpy()
-        panel.plot(values, range(len(columns)), "o", markersize=5, color=colour(number), alpha=0.85, label=text)
+        cells = means.reindex(pd.MultiIndex.from_tuples([(group, part.heading, part.label) for part in columns]))
+        places, options = range(len(columns)), {"color": colour(number), "alpha": 0.85, "label": text}
+        panel.errorbar(cells["mean"], places, xerr=cells["deviation"], fmt="o", markersize=5, elinewidth=0.8, **options)
     panel.set_yticks(range(len(columns)), [column.label for column in columns])
-    style(panel, "x")
+    label(panel, "", "%", grid="x")
     for place, (column, tick) in enumerate(zip(columns, panel.get_yticklabels(), strict=True)):
         if len(column.groups) > 1:
             tick.set_fontweight("bold")
             panel.axhspan(place - 0.5, place + 0.5, color="#f3f4fb", zorder=0)
     panel.set_ylim(len(columns) - 0.5, -0.5)
-    panel.set_xlim(-1, 101)
-    panel.set_xlabel("%", fontsize=8)
+    panel.set_xlim(left=-1)
     _legend(figure)
     return figure
 
@@ -426,18 +384,14 @@ def robustness_scatter(labels: Labels, compared: Comparison) -> Figure | None:
     shifts = [shift for shift in BASELINES if {"imagenet", shift} <= top1.keys()]
     if not shifts:
         return None
-    rows, x = -(-len(shifts) // 3), np.linspace(1, 99, 99)
-    means = compared.frame.groupby(["group", "key"], sort=False)["value"].mean()
-    figure, axes = panels(12, 3.2 * rows, rows, 3)
-    for panel, shift in zip(axes, shifts, strict=False):
+    x, means = np.linspace(1, 99, 99), compared.frame.groupby(["group", "key"], sort=False)["value"].mean()
+    figure, axes = tiles(len(shifts), 3, 4, 3.2)
+    for panel, shift in zip(axes, shifts, strict=True):
         for number, (group, text) in enumerate(labels.items()):
             places = [means.get((group, top1[name]), math.nan) for name in ("imagenet", shift)]
             panel.plot(*places, "o", color=colour(number), label=text)
-        if line := BASELINES[shift]:
-            panel.plot(x, 100 / (1 + np.exp(-line[0] * np.log(x / (100 - x)) - line[1])), color=MUTED, label="baseline")
+        panel.plot(x, expected(shift, x), color=MUTED, label="baseline")
         label(panel, shift.replace("_", " "), "ImageNet, %", "%", grid="y")
-    for panel in axes[len(shifts) :]:
-        panel.set_visible(False)
     _legend(figure)
     return figure
 

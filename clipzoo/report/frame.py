@@ -32,7 +32,7 @@ from clipzoo.report import published
 from clipzoo.report.statistics import rank_sum, short_run_names
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
-from clipzoo.runs.record import AVERAGE, DEVIATION, PAPER_TASKS, MetricKey, RunRecord, TrainingLog, read_arrays
+from clipzoo.runs.record import AVERAGE, DEVIATION, PAPER_TASKS, MetricKey, RunRecord, TrainingLog, stored_arrays
 
 PAPER = "paper"
 """Name of the scale of the papers."""
@@ -144,14 +144,17 @@ def title_of(name: str) -> str:
     return names()["titles"].get(name, name.replace("_", " "))
 
 
+def task_title(task: str) -> str:
+    """Title of a table of a task's metrics, with their unit."""
+    return title_of(task) + ("" if task == "diagnosis" else ", %")
+
+
 @cache
-def kind_of(dataset: str) -> tuple[int, int, str]:
-    """Place of a dataset in the kinds of names.yaml, and its kind; places of -1 and "other" without one."""
-    for place, (kind, patterns) in enumerate(names()["kinds"].items()):
-        for position, pattern in enumerate(patterns):
-            if fnmatchcase(dataset, pattern):
-                return place, position, kind
-    return -1, -1, "other"
+def kind_of(dataset: str) -> tuple[int, str]:
+    """Place of a dataset in the kinds of names.yaml, and its kind; -1 and "other" without one."""
+    patterns = [(pattern, kind) for kind, patterns in names()["kinds"].items() for pattern in patterns]
+    places = ((place, kind) for place, (pattern, kind) in enumerate(patterns) if fnmatchcase(dataset, pattern))
+    return next(places, (-1, "other"))
 
 
 def columns_of(frame: pd.DataFrame, further: bool = False) -> dict[str, list[published.PaperColumn]]:
@@ -179,10 +182,9 @@ def columns_of(frame: pd.DataFrame, further: bool = False) -> dict[str, list[pub
         shared = set(keys).intersection(*(measured for measured in by_run if not measured.isdisjoint(keys)))
         groups = {"mean": tuple((key,) for key in keys if key in shared)}
         for key in keys:
-            if len(keys) > MANY and (kind := f"{kind_of(key.dataset)[2]}, mean") not in groups:
-                groups[kind] = tuple(
-                    group for group in groups["mean"] if f"{kind_of(group[0].dataset)[2]}, mean" == kind
-                )
+            if len(keys) > MANY:
+                of_kind = (group for group in groups["mean"] if kind_of(group[0].dataset)[1] == kind_of(key.dataset)[1])
+                groups.setdefault(f"{kind_of(key.dataset)[1]}, mean", tuple(of_kind))
             groups[key.dataset.replace("_", " ") + (" paired" if key.paired else "")] = ((key,),)
         columns[task] = [
             published.PaperColumn(task, label, group)
@@ -248,19 +250,13 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
     """Accuracy of guessing, in percent, on each dataset whose number of classes or images the evaluation stored."""
     guessing: dict[MetricKey, float] = {}
     for run in frame["run"].unique():
-        for task, name in (("zero_shot", "class_names"), ("retrieval", "gallery")):
-            for path in sorted((run / "evaluation" / task).glob("*.npz")):
-                content = damage.read(partial(read_arrays, path, (name,)), None)
-                if content is None:
-                    continue
-                if task == "zero_shot":
-                    places = [("linear_probe", "before"), ("linear_probe", "after"), (task, "")]
-                    metric, choices = "top1", max(1, len(content[name]))
-                else:
-                    places = [(task, way) for way in ("image_to_text", "text_to_image")]
-                    metric, choices = "recall_at_1", int(content[name])
-                keys = [MetricKey(task, path.stem, protocol, metric) for task, protocol in places]
-                guessing |= dict.fromkeys(keys, 100 / choices)
+        for name, content in stored_arrays(run, "zero_shot", ("class_names",), damage):
+            keys = [MetricKey("linear_probe", name, side, "top1") for side in ("before", "after")]
+            keys.append(MetricKey("zero_shot", name, "", "top1"))
+            guessing |= dict.fromkeys(keys, 100 / max(1, len(content["class_names"])))
+        for name, content in stored_arrays(run, "retrieval", ("gallery",), damage):
+            keys = [MetricKey("retrieval", name, way, "recall_at_1") for way in published.DIRECTIONS]
+            guessing |= dict.fromkeys(keys, 100 / int(content["gallery"]))
     return guessing
 
 

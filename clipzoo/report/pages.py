@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.text import save_figure
 from clipzoo.report import figures, frame as frames, render, scaling as laws, sections as parts
 from clipzoo.report.published import Metrics, experiments, layout, table, table_names
@@ -34,9 +34,9 @@ from clipzoo.runs.record import (
     RunRecord,
     TrainingLog,
     parsed,
-    read_arrays,
     revision,
     split,
+    stored_arrays,
 )
 from clipzoo.runs.search import LOSS, Search, Space, State, Trial
 from clipzoo.runs.sweep import Point, points, sweep_folder
@@ -139,6 +139,9 @@ def _facts(
         facts["Captions"] = damage.read(captions, None)
     if VALIDATION_LOSS in metrics:
         facts["Validation loss"] = f"{metrics[VALIDATION_LOSS]:.4f}"
+    if (average := metrics.get(MetricKey("datacomp", "", "", "average"))) is not None:
+        count = metrics.get(MetricKey("datacomp", "", "", "datasets"), 0.0)
+        facts["DataComp average"] = f"{average:.2f} % over {number_of(int(count), 'dataset')}"
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -182,14 +185,9 @@ def _training_sections(
 
 def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
     """Errors and retrieved images on each dataset, then per-sample statistics with their extreme samples."""
-    is_first = True
-    for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
-        name, content = path.stem, damage.read(partial(read_arrays, path, ZERO_SHOT), None)
-        if content is None:
-            continue
-        if is_first:
+    for number, (name, content) in enumerate(stored_arrays(run, "zero_shot", ZERO_SHOT, damage)):
+        if number == 0:
             yield Section("Zero-shot errors")
-        is_first = False
         top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
         text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
         confusions = parts.confusions(content)
@@ -204,10 +202,7 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
             figure = figures.mistakes(content)
             yield Section(text=[lead], figures=[_picture(f"errors on {name}", f"mistakes_{name}", figure)])
-    for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
-        name, content = path.stem, damage.read(partial(read_arrays, path, RETRIEVAL), None)
-        if content is None:
-            continue
+    for name, content in stored_arrays(run, "retrieval", RETRIEVAL, damage):
         recall = metrics.get(MetricKey("retrieval", name, "text_to_image", "recall_at_1"))
         text = [] if recall is None else [("Text to image, recall@1: ", Span(f"{recall:.1f} %", "strong"))]
         text.append(
@@ -216,12 +211,9 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
         )
         figure = figures.retrieved(content)
         yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", figure)])
-    for path in sorted((run / "evaluation" / "diagnosis").glob("*.npz")):
-        content = damage.read(partial(read_arrays, path, EMBEDDING), None)
-        if content is not None:
-            figure = figures.embedding_diagnosis(content)
-            picture = _picture("spectra, map and hubs", f"diagnosis_{path.stem}", figure)
-            yield Section(f"Diagnosis of the embedding: {path.stem}", [EMBEDDING_TEXT], figures=[picture])
+    for name, content in stored_arrays(run, "diagnosis", EMBEDDING, damage):
+        picture = _picture("spectra, map and hubs", f"diagnosis_{name}", figures.embedding_diagnosis(content))
+        yield Section(f"Diagnosis of the embedding: {name}", [EMBEDDING_TEXT], figures=[picture])
     path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
     summary: dict[str, Any] = damage.read(partial(figures.read_statistics, path), {}) if path.exists() else {}
     if summary:

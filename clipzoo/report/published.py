@@ -313,7 +313,6 @@ class Experiment:
 
     name: str
     row: str
-    title: str
     command: str
     hours: float
     device: str
@@ -338,9 +337,7 @@ def experiments() -> Mapping[str, Experiment]:
             command = f"clipzoo train -m experiment={name} {sweep}" if sweep else f"clipzoo train experiment={name}"
             # The number of points of a search is stated; seeds are counted.
             runs = cost.get("runs", sweep.count(",") + 1)
-            by_row[content["row"]] = Experiment(
-                name, content["row"], about["title"], command, cost["hours"], cost["device"], runs
-            )
+            by_row[content["row"]] = Experiment(name, content["row"], command, cost["hours"], cost["device"], runs)
     return by_row
 
 

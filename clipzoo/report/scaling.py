@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.report.figures import INK, colour, label, panels
+from clipzoo.report.figures import INK, colour, label, tiles
 from clipzoo.report.frame import columns_of, numbers
 from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.report.statistics import Interval, ScalingFit, fit_power_law
@@ -248,10 +248,8 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     """A panel for each quantity: trainings, law and prediction interval, and the held-out scale as diamonds."""
     quantities = list(dict.fromkeys(curve.quantity for curve in curves))
     names = list(dict.fromkeys(curve.method for curve in curves))
-    lines = -(-len(quantities) // PANELS)
-    columns = min(PANELS, len(quantities))
-    figure, axes = panels(4.0 * columns, 3.3 * lines + 0.3, lines, columns)
-    for panel, quantity in zip(axes, quantities, strict=False):
+    figure, axes = tiles(len(quantities), PANELS, 4.0, 3.4)
+    for panel, quantity in zip(axes, quantities, strict=True):
         for curve in (curve for curve in curves if curve.quantity == quantity):
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
@@ -269,8 +267,6 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
             ticks = ticks[:: max(1, -(-len(ticks) // 6))]
             side.set_ticks(ticks, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in ticks])
             side.set_ticks([], minor=True)
-    for panel in axes[len(quantities) :]:
-        panel.remove()
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ from clipzoo.report.frame import (
     differing_keys,
     mean_text,
     setting_text,
+    task_title,
     title_of,
 )
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import AVERAGE, DEVIATION, PAPER_TASKS, VALIDATION, MetricKey, TrainingLog
+from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, MetricKey, TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -148,19 +149,16 @@ def turned_tables(compared: Comparison, columns: Mapping[str, Sequence[PaperColu
     by_task: dict[str, dict[str, Sequence[PaperColumn]]] = {}
     for task, parts in columns.items():
         by_task.setdefault(parts[0].keys[0].task, {})[task] = parts
-    titles = {name: title_of(name) + ", %" * (name != "diagnosis") for name in by_task}
-    return [turned(comparison_table(compared, tasks, title=titles[name])) for name, tasks in by_task.items()]
+    return [turned(comparison_table(compared, tasks, title=task_title(name))) for name, tasks in by_task.items()]
 
 
 def comparison_table(
     compared: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Collection[str] = (), title: str = ""
 ) -> Table:
     """Means over seeds in the columns of some tasks, and costs; the best mean of a column is marked."""
-    columns = [column for parts in tasks.values() for column in parts]
-    of_papers = any(compared.frame["paper"] != "")
-    headings = (
-        [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left", wrap=True)]
-    )
+    columns, of_papers = list(chain(*tasks.values())), any(compared.frame["paper"] != "")
+    names = ("model", "paper") if of_papers else ("run",)
+    headings = [Heading(name, "left", wrap=not of_papers) for name in names]
     headings += [Heading(column.text, group=task) for task, parts in tasks.items() for column in parts]
     headings += [Heading(cost, group="training") for cost in costs]
     by_column = compared.means["mean"].groupby(["task", "column"], sort=False)
@@ -170,13 +168,11 @@ def comparison_table(
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
-            ours, place = cell(compared.means, group, column), (column.heading, column.label)
-            best = (
-                (lowest if column.keys[0].lower_is_better else highest).get(place) if column.keys[0].is_ranked else None
-            )
-            is_best = ours is not None and bool(ours["mean"] == best)
+            ours, key = cell(compared.means, group, column), column.keys[0]
+            best = (lowest if key.lower_is_better else highest).get((column.heading, column.label))
+            is_best = key.is_ranked and ours is not None and bool(ours["mean"] == best)
             marks = ["mean"] * (len(column.groups) > 1) + ["best"] * is_best
-            cells.append(Cell(mean_text(ours, column.keys[0].decimals), mark=" ".join(marks)))
+            cells.append(Cell(mean_text(ours, key.decimals), mark=" ".join(marks)))
         for cost in costs:
             value = cost_of(runs, cost)
             cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
@@ -184,7 +180,7 @@ def comparison_table(
     guessing = [column.value(compared.guessing) for column in columns]
     if any(guessing):
         texts = ["" if value is None else f"{value:.1f}" for value in guessing]
-        row = ["chance", *([""] if of_papers else []), *texts, *("" for _ in costs)]
+        row = ["chance", *[""] * of_papers, *texts, *("" for _ in costs)]
         rows.append(Row(tuple(map(Cell, row)), kind="published"))
     return Table(tuple(headings), tuple(rows), title)
 
@@ -198,7 +194,7 @@ def comparison_lines(compared: Comparison) -> Iterator[dict[str, Any]]:
             _, pretrain, model = row.split("/", 2)
             line |= {"table": f"scale={compared.scale}", "pretrain_data": pretrain, "model": model, "row": row}
             line["experiment"] = published.experiments()[row].name
-        for column in (column for parts in compared.columns.values() for column in parts):
+        for column in chain(*compared.columns.values()):
             if (ours := cell(compared.means, group, column)) is not None:
                 yield {**line, "task": column.heading, "column": column.label, **_csv_numbers(ours)}
 
@@ -209,10 +205,8 @@ def _csv_numbers(ours: pd.Series) -> dict[str, Any]:
 
 def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
     """Compare every row with the first on each dataset; means over datasets are not compared."""
-    columns = [
-        (task, column) for task, parts in compared.columns.items() for column in parts if len(column.groups) == 1
-    ]
-    metrics = {f"{task}, {column.label}": column.keys[0] for task, column in columns}
+    columns = [column for column in chain(*compared.columns.values()) if len(column.groups) == 1]
+    metrics = {f"{column.heading}, {column.label}": column.keys[0] for column in columns}
     return compare(compared.frame, compared.frame["group"].iloc[0], metrics, damage)
 
 
@@ -391,50 +385,33 @@ def table_lines(filled: FilledTable) -> Iterator[dict[str, Any]]:
 
 
 def result_tables(metrics: Metrics) -> list[Table]:
-    """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
-    measured = [key.metric for key in metrics if key.task == "zero_shot" and not key.metric.endswith(DEVIATION)]
-    names = sorted(dict.fromkeys(measured), key=lambda name: name not in ACCURACIES)
-    accuracies = {("", name): ACCURACIES.get(name, title_of(name)) for name in names}
-    sides = product(("top1", "mean_per_class"), ("before", "after"))
-    probes = {(side, name): f"{ACCURACIES[name]}, {side} projection" for name, side in sides}
-    cuts = product(DIRECTIONS, CUTOFFS)
-    recalls = {(way, f"recall_at_{cut}"): f"{way.replace('_', ' ')} @{cut}" for way, cut in cuts}
+    """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables.
+
+    A task with many columns, or of mteb, has a row per dataset and protocol.
+    """
     tables = []
-    for task, title, columns in (
-        ("zero_shot", "Zero-shot classification, %", accuracies),
-        ("linear_probe", "Linear probe, %", probes),
-        ("retrieval", "Retrieval, recall in %", recalls),
-    ):
-        rows = []
-        for dataset, paired in dict.fromkeys((key.dataset, key.paired) for key in metrics if key.task == task):
-            keys = [MetricKey(task, dataset, f"paired_{place}" if paired else place, name) for place, name in columns]
-            rows.append([f"{dataset}_paired" if paired else dataset, *(_measurement(metrics, key) for key in keys)])
-        if rows:
-            tables.append(text_table(["dataset", *columns.values()], rows, left=1, title=title))
-    of_mteb = [key for key in metrics if key.task == "mteb"]
-    if of_mteb:
-        lines = [[f"{key.dataset} {key.protocol}", key.metric, _measurement(metrics, key)] for key in of_mteb]
-        tables.append(text_table(["task of mteb", "score", "%"], lines, left=2, title="mteb, main scores in %"))
-    further = [key for key in metrics if key.task not in (*PAPER_TASKS, "mteb", VALIDATION, AVERAGE) and key.dataset]
-    for task in dict.fromkeys(key.task for key in further):
-        keys = [key for key in further if key.task == task and not key.metric.endswith(DEVIATION)]
-        is_long = len({(key.protocol, key.metric) for key in keys}) > MANY
-        parts = dict.fromkeys(("" if is_long else key.protocol, key.metric) for key in keys)
-        rows = []
-        for dataset, side in dict.fromkeys((key.dataset, key.protocol if is_long else "") for key in keys):
-            places = [MetricKey(task, dataset, side or way, name) for way, name in parts]
-            rows.append([dataset, title_of(side), *(_measurement(metrics, place) for place in places)])
-        labels = [", ".join(title_of(part) for part in (name, way) if part) for way, name in parts]
-        tables.append(text_table(["dataset", "", *labels], rows, left=2, title=capitalised(title_of(task))))
+    for task in dict.fromkeys(key.task for key in metrics if key.dataset and key.task not in (VALIDATION, AVERAGE)):
+        keys = [key for key in metrics if key.task == task and not key.metric.endswith(DEVIATION)]
+        ways = {key: key.protocol.removeprefix("paired_") for key in keys}
+        is_long = task == "mteb" or len({(way, key.metric) for key, way in ways.items()}) > MANY
+        cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+        for key, way in ways.items():
+            side, column = (way, ("", key.metric)) if is_long else ("", (way, key.metric))
+            cells.setdefault((key.dataset + PAIRED * key.paired, side), {})[column] = _measurement(metrics, key)
+        columns = sorted(dict.fromkeys(chain(*cells.values())), key=lambda column: column[1] not in ACCURACIES)
+        labels = [", ".join(title_of(part) for part in (name, way) if part) for way, name in columns]
+        rows = [
+            [dataset, *[title_of(side)] * is_long, *(row.get(column, "") for column in columns)]
+            for (dataset, side), row in cells.items()
+        ]
+        heads = ["dataset", *[""] * is_long, *labels]
+        tables.append(text_table(heads, rows, left=1 + is_long, title=capitalised(task_title(task))))
     return tables
 
 
 def _measurement(metrics: Metrics, key: MetricKey) -> str:
-    """A metric with its standard deviation, if there is one; empty if it is not measured."""
-    if key not in metrics:
-        return ""
-    deviation = metrics.get(key.deviation)
-    digits = key.decimals
+    """A metric with its standard deviation, if there is one."""
+    deviation, digits = metrics.get(key.deviation), key.decimals
     return f"{metrics[key]:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
@@ -498,18 +475,16 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
     datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
     for name, paired in datasets:
         facts = catalogue().get(name, {})
-        title = facts.get("title", name.replace("_", " "))
-        metric = facts.get("metric", "top1")
+        title, metric = facts.get("title", name.replace("_", " ")), facts.get("metric", "top1")
         prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
-        keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric), "metric")]
+        keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric))]
         for side in ("before", "after"):
-            key = MetricKey("linear_probe", name, side, metric)
-            keys.append((f"linear probe {side} projection", title, key, "metric"))
+            keys.append((f"linear probe {side} projection", title, MetricKey("linear_probe", name, side, metric)))
         for way, cut in product(DIRECTIONS, CUTOFFS):
             key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
-            keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key, "captions"))
-        for heading, label, key, fact in keys:
-            if key in metrics or (name in missing and fact in facts):
+            keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key))
+        for heading, label, key in keys:
+            if key in metrics or (name in missing and ("captions" if key.task == "retrieval" else "metric") in facts):
                 yield PaperColumn(heading, label, ((key,),))
 
 

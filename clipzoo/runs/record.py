@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -64,6 +64,8 @@ SETTINGS = {
     "diagnosis": ("interpolation", "resize_mode"),
 }
 """By task, the settings of `eval` that change a dataset's numbers: its protocol."""
+TASKS = tuple(SETTINGS)
+"""Tasks of an evaluation; lists of datasets in the node `eval` have these names."""
 TWO_LISTS = (
     "imagenet", "imagenet_v2", "imagenet_v2_matched", "imagenet_r", "imagenet_a", "imagenet_o", "imagenet_sketch",
     "imagenet_real", "objectnet",
@@ -344,6 +346,15 @@ class TrainingLog:
     def last_loss(self) -> float | None:
         """The last training loss; None if no line has one."""
         return next((float(line["loss"]) for line in reversed(self.training) if "loss" in line), None)
+
+
+def stored_arrays(
+    folder: Path, task: str, names: Iterable[str], damage: io.DamageLog
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield the datasets of a task that a run was evaluated on, with their arrays; see `read_arrays`."""
+    for path in sorted((folder / "evaluation" / task).glob("*.npz")):
+        if arrays := damage.read(partial(read_arrays, path, names), dict[str, "np.ndarray"]()):
+            yield path.stem, arrays
 
 
 def read_arrays(path: Path, names: Iterable[str] = (), most: int = ARRAYS_BYTES) -> dict[str, np.ndarray]:

@@ -203,7 +203,7 @@ def test_the_command_writes_scores_to_the_record_and_page_and_does_not_repeat_a_
     assert written(record.metrics) == metrics
     stored = json.loads((tmp_path / "out" / "evaluation" / "mteb" / "Colours.json").read_text())
     assert 100 * stored["scores"]["test"][0]["accuracy"] == metrics["mteb/Colours/accuracy"]
-    assert "mteb, main scores in %" in (tmp_path / "out" / "report.md").read_text()
+    assert "MTEB, %" in (tmp_path / "out" / "report.md").read_text()
     stored["metrics"]["mteb/Colours/accuracy"] = 1.5
     io.write_json(tmp_path / "out" / "evaluation" / "mteb" / "Colours.json", stored)
     assert evaluate(command) == {"mteb/Colours/accuracy": 1.5}
