@@ -79,10 +79,8 @@ def read_frame(paths: Sequence[Path], damage: io.DamageLog | None = None) -> pd.
         outcomes: file with the answers to every sample; None without one.
         config, record: the configuration of the run and its `RunRecord`.
 
-    paths: run directories, or folders of them. damage: records damaged runs, which are left out.
-
-    Raises:
-        ConfigError: a path is not a folder.
+    paths: run directories, or folders of them. damage: records damaged runs, which are left out. Raises ConfigError if
+    a path is not a folder.
     """
     damage = io.DamageLog() if damage is None else damage
     folders = [folder for folder in run_folders(paths) if is_finished(folder)]
@@ -400,11 +398,9 @@ def _match(run: pd.Series, row: str) -> dict[str, Any]:
 class FilledTable:
     """A paper's table with runs next to its published numbers.
 
-    Args:
-        runs: frame of the runs, with the columns `place`, the printed names of the row, and `variant`: None for runs
-            that represent the row, else the settings that distinguish them from it. A group has one place and variant.
-        means: `seed_means` of the runs.
-        selected: by place, how the best point of a search was selected.
+    runs: frame of the runs, with the columns `place`, the printed names of the row, and `variant`: None for runs that
+        represent the row, else the settings that distinguish them from it. A group has one place and variant.
+    means: `seed_means` of the runs. selected: by place, how the best point of a search was selected.
     """
 
     table: published.PaperTable

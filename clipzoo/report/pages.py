@@ -131,12 +131,9 @@ def _facts(
         "Seed": record.seed,
     }
 
-    def captions() -> str:
-        counts = io.read_json(run / CAPTIONS, io.MB, fields=dict.fromkeys(CaptionCounts().figures(0), (int, float)))
-        return described(counts)
-
     if (run / CAPTIONS).exists():
-        facts["Captions"] = damage.read(captions, None)
+        fields = dict.fromkeys(CaptionCounts().figures(0), (int, float))
+        facts["Captions"] = damage.read(lambda: described(io.read_json(run / CAPTIONS, io.MB, fields=fields)), None)
     if VALIDATION_LOSS in metrics:
         facts["Validation loss"] = f"{metrics[VALIDATION_LOSS]:.4f}"
     if (average := metrics.get(MetricKey("datacomp", "", "", "average"))) is not None:
@@ -297,17 +294,13 @@ def write_pages(
 
     The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
 
-    Args:
-        folders: run directories, or folders of them.
-        names: tables to show; empty for all tables with a measured value.
-        note: additional paragraph at the top. first: sections before all others.
-        scaling: axes of scaling fits, see `laws.curves`; each also has scaling_AXIS.png and scaling_AXIS.csv.
-        labels: names of runs by their directory.
-        tested: False for trials of a search, among which the best was selected: a test of their differences would be
-            biased.
+    folders: run directories, or folders of them. labels: names of runs by their directory.
+    names: tables to show; empty for all tables with a measured value.
+    note: additional paragraph at the top. first: sections before all others.
+    scaling: axes of scaling fits, see `laws.curves`; each also has scaling_AXIS.png and scaling_AXIS.csv.
+    tested: False for trials of a search, among which the best was selected: a test of their differences is biased.
 
-    Raises:
-        ConfigError: there is nothing to show.
+    Raises ConfigError if there is nothing to show.
     """
     damage = io.DamageLog()
     frame = frames.read_frame(folders, damage)

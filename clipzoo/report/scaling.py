@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.report.figures import INK, colour, label, tiles
@@ -260,13 +260,9 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
         for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:
                 continue
-            places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
-            ticks = [place for place in places if low <= place <= high]
-            if len(ticks) < 2:  # less than an octave: equal distances serve as well
-                ticks = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
-            ticks = ticks[:: max(1, -(-len(ticks) // 6))]
-            side.set_ticks(ticks, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in ticks])
-            side.set_ticks([], minor=True)
+            side.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 6 else MaxNLocator(4))
+            side.set_major_formatter("{x:,.6g}")
+            side.set_minor_locator(NullLocator())
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure

@@ -15,22 +15,8 @@ import yaml
 
 from clipzoo.config.groups import CONF
 from clipzoo.io import MB, DamageLog, read_json, require_fields
-from clipzoo.report import published
+from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
-from clipzoo.report.frame import (
-    ACCURACIES,
-    COSTS,
-    MANY,
-    Comparison,
-    FilledTable,
-    cell,
-    cost_of,
-    differing_keys,
-    mean_text,
-    setting_text,
-    task_title,
-    title_of,
-)
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
@@ -68,7 +54,7 @@ MOST_CONFUSIONS = 8
 MOST_DISAGREEMENTS = 24
 
 
-def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead: bool) -> list[Section]:
+def scale_sections(compared: frames.Comparison, logs: Mapping[Path, TrainingLog], lead: bool) -> list[Section]:
     """Runs of papers' rows at a small scale. lead: explain small scales, where the page's lead does not."""
     scale, tables = compared.scale, task_tables(compared)
     about = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["about"]["title"]
@@ -79,7 +65,7 @@ def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead:
 
 
 def comparison_sections(
-    compared: Comparison, logs: Mapping[Path, TrainingLog], damage: DamageLog, lead: bool, tested: bool
+    compared: frames.Comparison, logs: Mapping[Path, TrainingLog], damage: DamageLog, lead: bool, tested: bool
 ) -> list[Section]:
     """Compare any runs. lead: explain the comparison, where the page's lead does not. tested: test the differences."""
     tables, text, further_tables = task_tables(compared), [COMPARISON_LEAD] if lead else [], []
@@ -106,7 +92,7 @@ def comparison_sections(
 
 
 def _comparison_results(
-    compared: Comparison, tables: Sequence[Table], further_tables: Sequence[Table], figures: Sequence[Picture]
+    compared: frames.Comparison, tables: Sequence[Table], further_tables: Sequence[Table], figures: Sequence[Picture]
 ) -> list[Section]:
     """The tables of a comparison by task in Markdown; in HTML all in one, with probes and other tasks folded below.
 
@@ -124,7 +110,7 @@ def _comparison_results(
     folded = [comparison_table(compared, probes, title="Linear probes by dataset")] * has_details + further
     return [
         Section(tables=[*tables, *further], formats=["md"]),
-        Section(tables=[comparison_table(compared, columns, COSTS)], formats=["html"]),
+        Section(tables=[comparison_table(compared, columns, frames.COSTS)], formats=["html"]),
         *map(_folded, folded),
         Section(tables=further_tables, figures=figures),
     ]
@@ -134,26 +120,29 @@ def _folded(table: Table) -> Section:
     return Section(tables=[replace(table, title="")], fold=capitalised(table.title), formats=["html"])
 
 
-def task_tables(compared: Comparison) -> list[Table]:
+def task_tables(compared: frames.Comparison) -> list[Table]:
     """A table per task and one of costs, titled."""
     if compared.is_large:
         tables = turned_tables(compared, compared.columns)
     else:
         tasks = compared.columns.items()
         tables = [comparison_table(compared, {task: parts}, (), f"{task}, %") for task, parts in tasks]
-    return [*tables, comparison_table(compared, {}, COSTS, "Training")]
+    return [*tables, comparison_table(compared, {}, frames.COSTS, "Training")]
 
 
-def turned_tables(compared: Comparison, columns: Mapping[str, Sequence[PaperColumn]]) -> list[Table]:
+def turned_tables(compared: frames.Comparison, columns: Mapping[str, Sequence[PaperColumn]]) -> list[Table]:
     """A titled table per task of `MetricKey`, with a row per dataset, protocol and metric."""
     by_task: dict[str, dict[str, Sequence[PaperColumn]]] = {}
     for task, parts in columns.items():
         by_task.setdefault(parts[0].keys[0].task, {})[task] = parts
-    return [turned(comparison_table(compared, tasks, title=task_title(name))) for name, tasks in by_task.items()]
+    return [turned(comparison_table(compared, tasks, title=frames.task_title(name))) for name, tasks in by_task.items()]
 
 
 def comparison_table(
-    compared: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Collection[str] = (), title: str = ""
+    compared: frames.Comparison,
+    tasks: Mapping[str, Sequence[PaperColumn]],
+    costs: Collection[str] = (),
+    title: str = "",
 ) -> Table:
     """Means over seeds in the columns of some tasks, and costs; the best mean of a column is marked."""
     columns, of_papers = list(chain(*tasks.values())), any(compared.frame["paper"] != "")
@@ -168,13 +157,13 @@ def comparison_table(
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
-            ours, key = cell(compared.means, group, column), column.keys[0]
+            ours, key = frames.cell(compared.means, group, column), column.keys[0]
             best = (lowest if key.lower_is_better else highest).get((column.heading, column.label))
             is_best = key.is_ranked and ours is not None and bool(ours["mean"] == best)
             marks = ["mean"] * (len(column.groups) > 1) + ["best"] * is_best
-            cells.append(Cell(mean_text(ours, key.decimals), mark=" ".join(marks)))
+            cells.append(Cell(frames.mean_text(ours, key.decimals), mark=" ".join(marks)))
         for cost in costs:
-            value = cost_of(runs, cost)
+            value = frames.cost_of(runs, cost)
             cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
         rows.append(Row(tuple(cells)))
     guessing = [column.value(compared.guessing) for column in columns]
@@ -185,7 +174,7 @@ def comparison_table(
     return Table(tuple(headings), tuple(rows), title)
 
 
-def comparison_lines(compared: Comparison) -> Iterator[dict[str, Any]]:
+def comparison_lines(compared: frames.Comparison) -> Iterator[dict[str, Any]]:
     """Lines of the CSV, each row a variant in the table "scale=<name>" or "runs"."""
     for group, runs in compared.rows.items():
         first = runs.iloc[0]
@@ -195,7 +184,7 @@ def comparison_lines(compared: Comparison) -> Iterator[dict[str, Any]]:
             line |= {"table": f"scale={compared.scale}", "pretrain_data": pretrain, "model": model, "row": row}
             line["experiment"] = published.experiments()[row].name
         for column in chain(*compared.columns.values()):
-            if (ours := cell(compared.means, group, column)) is not None:
+            if (ours := frames.cell(compared.means, group, column)) is not None:
                 yield {**line, "task": column.heading, "column": column.label, **_csv_numbers(ours)}
 
 
@@ -203,7 +192,7 @@ def _csv_numbers(ours: pd.Series) -> dict[str, Any]:
     return {"ours": ours["mean"], "ours_std": ours["deviation"], "runs": len(ours["values"])}
 
 
-def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
+def differences_of(compared: frames.Comparison, damage: DamageLog) -> list[Difference]:
     """Compare every row with the first on each dataset; means over datasets are not compared."""
     columns = [column for column in chain(*compared.columns.values()) if len(column.groups) == 1]
     metrics = {f"{column.heading}, {column.label}": column.keys[0] for column in columns}
@@ -231,8 +220,8 @@ def settings_table(frame: pd.DataFrame) -> Table:
     configurations = [flat(config) for config in firsts["config"]]
     headings = (Heading("key", "left"), *(Heading(label, "left", wrap=True) for label in firsts["label"]))
     rows = []
-    for key in differing_keys(firsts):
-        values = [Cell(setting_text(plain[key]) if key in plain else "") for plain in configurations]
+    for key in frames.differing_keys(firsts):
+        values = [Cell(frames.setting_text(plain[key]) if key in plain else "") for plain in configurations]
         rows.append(Row((Cell(key.removesuffix("._target_"), code=True), *values)))
     return Table(headings, tuple(rows), "Settings that differ", wrap=True)
 
@@ -250,7 +239,7 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
     return text_table(labels, rows, left=3, title=title, wrap=True)
 
 
-def table_sections(filled: FilledTable) -> list[Section]:
+def table_sections(filled: frames.FilledTable) -> list[Section]:
     """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
     table, tables = filled.table, paper_tables(filled)
     titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
@@ -280,7 +269,7 @@ def table_sections(filled: FilledTable) -> list[Section]:
     return sections
 
 
-def paper_tables(filled: FilledTable) -> list[Table]:
+def paper_tables(filled: frames.FilledTable) -> list[Table]:
     """Tables of published numbers, ours, their difference and variants; one a task for over nine columns."""
     columns = filled.table.columns
     by_task: dict[str, list[PaperColumn]] = {}
@@ -292,7 +281,9 @@ def paper_tables(filled: FilledTable) -> list[Table]:
     return [_paper_table(filled, "", columns, labels)]
 
 
-def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]) -> Table:
+def _paper_table(
+    filled: frames.FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]
+) -> Table:
     table, rows = filled.table, []
 
     def add(kind: str, name: str, numbers: Iterable[Cell], pretrain: str = "", model: str = "") -> None:
@@ -310,7 +301,7 @@ def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn]
             seed_numbers = sorted(set(runs["seed"]))
             seeds = f"{len(seed_numbers)} seeds" if len(seed_numbers) > 1 else f"seed {seed_numbers[0]}"
             digits = [table.digits(column) for column in columns]
-            texts = [mean_text(measured, count) for measured, count in zip(ours, digits, strict=True)]
+            texts = [frames.mean_text(measured, count) for measured, count in zip(ours, digits, strict=True)]
             if variant is not None:
                 add("variant", f"variant: {variant}, {seeds}", map(Cell, texts))
                 continue
@@ -331,7 +322,7 @@ def _paper_table(filled: FilledTable, title: str, columns: Sequence[PaperColumn]
     return Table((*headings, *(Heading(label, wrap=True) for label in labels)), tuple(rows), title)
 
 
-def remarks(filled: FilledTable) -> list[str]:
+def remarks(filled: frames.FilledTable) -> list[str]:
     """Sentences below a paper's table."""
     table, lines = filled.table, []
     if table.note:
@@ -362,7 +353,7 @@ def remarks(filled: FilledTable) -> list[str]:
     return lines
 
 
-def table_lines(filled: FilledTable) -> Iterator[dict[str, Any]]:
+def table_lines(filled: frames.FilledTable) -> Iterator[dict[str, Any]]:
     """Lines of the CSV: one per cell of a row, with runs (state "row") or without ("missing"), and one per variant."""
     for row in filled.table.rows:
         experiment = published.experiments().get(row.name)
@@ -393,19 +384,19 @@ def result_tables(metrics: Metrics) -> list[Table]:
     for task in dict.fromkeys(key.task for key in metrics if key.dataset and key.task not in (VALIDATION, AVERAGE)):
         keys = [key for key in metrics if key.task == task and not key.metric.endswith(DEVIATION)]
         ways = {key: key.protocol.removeprefix("paired_") for key in keys}
-        is_long = task == "mteb" or len({(way, key.metric) for key, way in ways.items()}) > MANY
+        is_long = task == "mteb" or len({(way, key.metric) for key, way in ways.items()}) > frames.MANY
         cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
         for key, way in ways.items():
             side, column = (way, ("", key.metric)) if is_long else ("", (way, key.metric))
             cells.setdefault((key.dataset + PAIRED * key.paired, side), {})[column] = _measurement(metrics, key)
-        columns = sorted(dict.fromkeys(chain(*cells.values())), key=lambda column: column[1] not in ACCURACIES)
-        labels = [", ".join(title_of(part) for part in (name, way) if part) for way, name in columns]
+        columns = sorted(dict.fromkeys(chain(*cells.values())), key=lambda column: column[1] not in frames.ACCURACIES)
+        labels = [", ".join(frames.title_of(part) for part in (name, way) if part) for way, name in columns]
         rows = [
-            [dataset, *[title_of(side)] * is_long, *(row.get(column, "") for column in columns)]
+            [dataset, *[frames.title_of(side)] * is_long, *(row.get(column, "") for column in columns)]
             for (dataset, side), row in cells.items()
         ]
         heads = ["dataset", *[""] * is_long, *labels]
-        tables.append(text_table(heads, rows, left=1 + is_long, title=capitalised(task_title(task))))
+        tables.append(text_table(heads, rows, left=1 + is_long, title=capitalised(frames.task_title(task))))
     return tables
 
 

@@ -99,10 +99,8 @@ def over_samples(
 ) -> Interval:
     """Return the bootstrap interval of the mean of per-sample outcomes.
 
-    Args:
-        values: [n], such as 1 for a right and 0 for a wrong answer.
-        clusters: [n], equal for samples that are drawn together, such as the captions of one picture. None: every
-            sample is its own cluster.
+    values: [n], such as 1 for a right and 0 for a wrong answer. clusters: [n], equal for samples that are drawn
+    together, such as the captions of one picture; None: every sample is its own cluster.
     """
     outcomes = np.asarray(values, dtype=np.float64)
     if outcomes.ndim != 1 or not len(outcomes):
@@ -110,13 +108,16 @@ def over_samples(
     samples = np.arange(len(outcomes)) if clusters is None else np.asarray(clusters)
     cluster_indices = np.unique(samples, return_inverse=True)[1]
     sums, sizes = np.bincount(cluster_indices, outcomes), np.bincount(cluster_indices)
-    generator, means = np.random.default_rng(seed), np.empty(resamples)
-    step = max(1, AT_ONCE // len(sums))
-    for start in range(0, resamples, step):
-        indices = generator.integers(len(sums), size=(min(step, resamples - start), len(sums)))
-        means[start : start + step] = sums[indices].sum(1) / sizes[indices].sum(1)
-    low, high = np.quantile(means, ENDS)
+    draws = _draws(len(sums), len(sums), resamples, seed)
+    low, high = np.quantile(np.concatenate([sums[part].sum(1) / sizes[part].sum(1) for part in draws]), ENDS)
     return Interval(float(outcomes.mean()), float(low), float(high))
+
+
+def _draws(most: int, count: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield random integers below `most`, [resamples, count] in parts of AT_ONCE numbers."""
+    generator, step = np.random.default_rng(seed), max(1, AT_ONCE // count)
+    for start in range(0, resamples, step):
+        yield generator.integers(most, size=(min(step, resamples - start), count))
 
 
 def paired_difference(
@@ -153,11 +154,8 @@ def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999
     sums = sums[sums != 0]
     if not len(sums):
         return 1.0
-    generator, extreme_count = np.random.default_rng(seed), 0
-    step = max(1, AT_ONCE // len(sums))
-    for start in range(0, resamples, step):
-        signs = generator.integers(2, size=(min(step, resamples - start), len(sums))) * 2 - 1
-        extreme_count += int((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).sum())
+    draws = _draws(2, len(sums), resamples, seed)
+    extreme_count = sum(int((np.abs((part * 2 - 1) @ sums) >= abs(sums.sum()) - 1e-9).sum()) for part in draws)
     return (1 + extreme_count) / (1 + resamples)
 
 
@@ -278,10 +276,8 @@ def fit_power_law(
     """Fit a power law by least squares of log y; the intervals are those of a studentised bootstrap of the residuals.
 
     x: [n], scale, such as samples, parameters or FLOPs. y: [n], loss or error rate. with_floor: fit a value that
-    remains at unlimited scale.
-
-    Raises:
-        ValueError: values without a logarithm, or fewer than two scales more than the law has parameters.
+    remains at unlimited scale. Raises ValueError for values without a logarithm, or fewer than two scales more than the
+    law has parameters.
     """
     if min(*x, *y) <= 0:
         raise ValueError(f"a power law needs values above 0, not {min(*x, *y)}")
@@ -335,14 +331,12 @@ def _law(values: np.ndarray) -> PowerLaw:
 class Difference:
     """A metric of one group of runs minus that of the baseline.
 
-    Args:
-        metric: name in words. group, label: group and label of the runs that are compared with the baseline.
-        p: adjusted for all differences that are shown together.
-        basis: source of the interval, such as "3 and 3 seeds" or "500 samples".
-        deviation: pooled over seeds; None without several seeds on both sides. seeds: number of the side with fewer.
-        level: 5 % divided by the number of differences that are shown together, at which Holm's method tests the
-            smallest p.
-        samples: interval over test samples, of outcomes averaged over seeds; None if unknown.
+    metric: name in words. group, label: group and label of the runs that are compared with the baseline.
+    p: adjusted for all differences that are shown together. level: 5 % divided by their number, at which Holm's method
+        tests the smallest p.
+    basis: source of the interval, such as "3 and 3 seeds" or "500 samples".
+    deviation: pooled over seeds; None without several seeds on both sides. seeds: number of the side with fewer.
+    samples: interval over test samples, of outcomes averaged over seeds; None if unknown.
     """
 
     metric: str

@@ -37,11 +37,9 @@ COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 class Trials:
     """Trials of a search with their metrics, for its page.
 
-    Args:
-        trials: in the order of the draws.
-        metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
-        runs: run directories of trials that are means over seeds, by number.
-        scales: keys whose axis is logarithmic (True) or linear (False); other axes follow from their values.
+    trials: in the order of the draws. runs: run directories of trials that are means over seeds, by number.
+    metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
+    scales: keys whose axis is logarithmic (True) or linear (False); other axes follow from their values.
     """
 
     trials: Sequence[Trial]
