@@ -176,7 +176,7 @@ def training_figure(
     figure, axes = tiles(len(curves), 3, 3.7, 2.6)
     for panel, curve in zip(axes, curves, strict=True):
         values = pd.Series(curve.values, dtype=float)
-        if len(values) < 30 or values.diff().abs().sum() <= 3 * np.ptp(values):
+        if len(values) < 30 or values.diff().abs().sum() <= 3 * (values.max() - values.min()):
             panel.plot(curve.steps, values, color=INK, linewidth=1.6)
         else:
             # Many noisy values are drawn thinly, below their mean over a window centred on each step.
@@ -364,8 +364,10 @@ def dataset_dots(labels: Labels, columns: Sequence[PaperColumn], means: pd.DataF
     figure, (panel,) = panels(4.6, 0.17 * len(columns) + 0.8)
     for number, (group, text) in enumerate(labels.items()):
         cells = means.reindex(pd.MultiIndex.from_tuples([(group, part.heading, part.label) for part in columns]))
-        places, options = range(len(columns)), {"color": colour(number), "alpha": 0.85, "label": text}
-        panel.errorbar(cells["mean"], places, xerr=cells["deviation"], fmt="o", markersize=5, elinewidth=0.8, **options)
+        options: dict[str, Any] = {"color": colour(number), "alpha": 0.85, "label": text}
+        panel.errorbar(
+            cells["mean"], range(len(columns)), None, cells["deviation"], "o", markersize=5, elinewidth=0.8, **options
+        )
     panel.set_yticks(range(len(columns)), [column.label for column in columns])
     label(panel, "", "%", grid="x")
     for place, (column, tick) in enumerate(zip(columns, panel.get_yticklabels(), strict=True)):
