@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import IO, Any, Literal, Protocol, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 
