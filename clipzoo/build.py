@@ -32,10 +32,7 @@ from clipzoo.types import Part
 
 
 def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
-    """Build every part except the encoder, which takes longest. trust: as in `build_part`.
-
-    Raises ConfigError if a constructor refuses its arguments, or the objective cannot train the head.
-    """
+    """Build every part but the encoder. Raises ConfigError if one refuses its arguments, or cannot train the head."""
     suite = build_part(plain["eval"], trust, Suite)
     parts = Parts(
         settings=build_part(plain["trainer"], trust, Settings),
@@ -158,10 +155,7 @@ def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Ob
 
 
 def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
-    """Build encoder and head with initial weights drawn from `seed`; on the meta device under `torch.device("meta")`.
-
-    head: already built; None builds it. trust: as in `build_part`.
-    """
+    """Build encoder and head with initial weights drawn from `seed`. head: already built; None builds it."""
     plain = filled(plain, found_in_model(plain, trust))
     encoder = _seeded(plain, "encoder", trust, Encoder)
     return Model(encoder, head or build_head(plain, trust))

@@ -43,10 +43,7 @@ def first_names(names: Sequence[str], most: int = 4) -> str:
 
 
 def installation(extra: str, checkout: Path = CHECKOUT) -> str:
-    """Return the command that installs an extra of the checkout, or the extra's packages in a wheel's metadata.
-
-    No package index has clipzoo: `pip install 'clipzoo[EXTRA]'` finds nothing.
-    """
+    """Return the command that installs an extra of the checkout, or its packages: no index has `clipzoo[EXTRA]`."""
     if (checkout / "pyproject.toml").exists():
         return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
     from importlib import metadata
@@ -107,10 +104,7 @@ def tracebacks_in(folder: Path | None) -> Iterator[None]:
 
 
 def unexpected(error: BaseException, folder: Path | None = None) -> UnexpectedError:
-    """Return the error as one line that names the file with its traceback.
-
-    folder: where the file is written; the temporary folder if it is None or not writable.
-    """
+    """Return the error as one line that names the file with its traceback, in `folder` or else the temporary folder."""
     return UnexpectedError(f"{first_line(error)} (traceback: {written_traceback(error, folder)})")
 
 
@@ -141,10 +135,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def one_message(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn any error of another library in the block into one ConfigError, and suppress its log lines.
-
-    what: the failure, with the key and its value. remedy: a sentence on the fix.
-    """
+    """Turn errors of another library in the block into one ConfigError, `what: cause. remedy`; suppress their logs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -51,10 +51,7 @@ the docstring of the function, or else of its module."""
 
 
 def main(*command: str) -> int:
-    """Run `clipzoo COMMAND ARGUMENTS` and return its exit code.
-
-    command: words that precede the arguments of the command line; a script in scripts/ names its subcommand.
-    """
+    """Run `clipzoo COMMAND ARGUMENTS` and return its exit code. command: words before the arguments, from a script."""
     launch.set_environment()
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:

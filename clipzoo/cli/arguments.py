@@ -217,10 +217,7 @@ def with_config_folder(arguments: list[str]) -> list[str]:
 
 
 class Progress:
-    """Prints progress and the estimated remaining time: `progress(done, total)`, at most once in PROGRESS_SECONDS.
-
-    work: name of the work, "demo dataset". unit: name of the counted items, "images".
-    """
+    """Prints "work: done of total unit" and the remaining time: `progress(done, total)`, once in PROGRESS_SECONDS."""
 
     def __init__(self, work: str, unit: str) -> None:
         self._work, self._unit = work, unit

@@ -47,10 +47,7 @@ TOP_LEVEL = {
     "studies": {"folder": "str", "jobs": "Count | None", "studies": "list[str]"},
 }  # fmt: skip
 """Keys that belong to no group, with their annotations, by the file in conf that has them."""
-PARTS = {
-    "train": ("encoder", "head", "objective", "data", "optim", "trainer", "logger", "eval"), "eval": ("eval",),
-    "studies": (),
-}  # fmt: skip
+PARTS = {"train": ("encoder", "head", "objective", "data", "optim", "trainer", "logger", "eval"), "eval": ("eval",)}
 """Groups without which a configuration cannot be used."""
 SEARCH = "search"
 NOT_SETTINGS = ("hydra", "about", "trust", SEARCH)
@@ -125,7 +122,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
             faults.append(f"{key} has no value: give {key}=...")
         elif not kind.admits(plain[key]):
             faults.append(f"{key} must be {kind.words}, not {shortened(plain[key], 100)}")
-    for group in PARTS[name]:
+    for group in PARTS.get(name, ()):
         part = plain.get(group)
         if not isinstance(part, Mapping) or "_target_" not in part:
             faults.append(f"{group} has no class (_target_): choose an option, {group}=...")

@@ -33,10 +33,7 @@ FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pr
 
 
 def own_folder() -> Path | None:
-    """Return the user's folder of further options, laid out like CONF; None without one.
-
-    Raises ConfigError if it has no option of a group of CONF, or one that CONF has too.
-    """
+    """Return the user's folder, laid out like CONF, or None. Raises ConfigError if it has no option, or one of CONF."""
     folder = os.environ.get(VARIABLE)
     return _checked(Path(folder).expanduser().absolute()) if folder else None
 
@@ -64,8 +61,7 @@ def option_file(group: str, option: str) -> Path | None:
 
 
 def _folders() -> list[Path]:
-    own = own_folder()
-    return [CONF] if own is None else [CONF, own]
+    return [folder for folder in (CONF, own_folder()) if folder is not None]
 
 
 def _files(folder: Path) -> list[Path]:

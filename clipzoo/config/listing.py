@@ -13,15 +13,7 @@ from omegaconf import OmegaConf
 
 from clipzoo.config.compose import TOP_LEVEL
 from clipzoo.config.groups import CONF, groups, is_group, option_file, options
-from clipzoo.config.schema import (
-    ANY_KEY,
-    UncheckableError,
-    constructor_arguments,
-    docstrings,
-    kind_of,
-    name_of,
-    nodes,
-)
+from clipzoo.config.schema import ANY_KEY, UncheckableError, constructor_arguments, docstrings, kind_of, name_of, nodes
 
 MOST_VALUES = 3
 """Different defaults of a key that are written out."""
@@ -29,8 +21,6 @@ ONLY_OPTIONS = ("experiment", "method", "scale", "search", "study", "hydra")
 """Groups whose options set keys of other groups."""
 _NAMES = re.compile(r"(?:^|(?<=[.;] ))(\w+(?:(?:, and |, | and | or )\w+)*): ")
 """The arguments that the sentences after the colon explain: "width: ...", "height and width: ..."."""
-_KEY = re.compile(r"^( *)([\w]+):(?: |$)")
-_COMMENT = re.compile(r"(?:^|\s)# ?(.*)$")
 _MISSING = object()
 _Option = tuple[str, dict[str, Any], dict[str, str]]
 """Name of an option, its values, and the comments of its file and of those that it starts from, by key."""
@@ -168,7 +158,7 @@ def comments(path: Path) -> dict[str, str]:
     above: list[str] = []
     outer: list[tuple[int, str]] = []
     for line in path.read_text().splitlines():
-        key, comment = _KEY.match(line), _COMMENT.search(line)
+        key, comment = re.match(r"( *)(\w+):(?: |$)", line), re.search(r"(?:^|\s)# ?(.*)$", line)
         if key is None:
             above = [*above, comment[1]] if comment and line.lstrip().startswith("#") else []
             continue

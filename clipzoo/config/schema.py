@@ -50,15 +50,11 @@ RUN = {
 }
 """Relations between the groups of a run; see `broken`."""
 HYDRA_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
-DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 T = TypeVar("T")
 
 
 def faults(config: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return a sentence for every fault of a resolved configuration: unknown keys, wrong values, missing values.
-
-    Relations between values are checked once every single value is right.
-    """
+    """Return a sentence for every unknown key and wrong or missing value, or else for every broken relation."""
     located_nodes = list(nodes(config, path))
     return [fault for node, place in located_nodes for fault in _node_faults(node, place)] or [
         fault
@@ -68,10 +64,7 @@ def faults(config: Mapping[str, Any], path: str = "") -> list[str]:
 
 
 def checked(cls: type[T]) -> type[T]:
-    """Class decorator: the constructor raises ConfigError for arguments that its annotations or `relations` refuse.
-
-    An argument annotated with a class or a Protocol must satisfy it.
-    """
+    """Class decorator: the constructor raises ConfigError for arguments that its annotations or `relations` refuse."""
     build: Any = cls.__init__
     signature = inspect.signature(build)
 
@@ -130,7 +123,7 @@ def nodes(config: Any, path: str = "") -> Iterator[tuple[Mapping[str, Any], str]
 
 def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
     target = config["_target_"]
-    if not isinstance(target, str) or not DOTTED_NAME.fullmatch(target):
+    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
         yield f"{path}._target_ must be the dotted name of a class, not {shortened(target, 100)}"
         return
     name = target.rsplit(".", 1)[-1]
@@ -332,10 +325,7 @@ _COMPOUND = (typing.Union, types.UnionType, list, collections.abc.Sequence, tupl
 
 @dataclass(frozen=True)
 class Argument:
-    """A constructor argument. annotation: None if it has none. optional: True if it has a default.
-
-    default: its source text; empty without one, and for classes of other packages.
-    """
+    """A constructor argument. annotation: None without one. default: source text, empty for other packages' classes."""
 
     annotation: Any
     optional: bool
@@ -343,10 +333,7 @@ class Argument:
 
 
 def constructor_arguments(target: str) -> dict[str, Argument]:
-    """Return the arguments of the class or function with the dotted name `target`.
-
-    Raises LookupError or ImportError if there is no such module or name.
-    """
+    """Return the arguments of a class or function by its dotted name. Raises LookupError or ImportError without one."""
     module, node = _definition(target)
     if isinstance(node, ast.FunctionDef):
         return _signature(node.args, module)
@@ -489,10 +476,7 @@ def is_open(value: object) -> bool:
 
 
 def filled(plain: Any, facts: Mapping[str, Any] | None) -> Any:
-    """Return the configuration with values taken from the model's facts; with null in their place without facts.
-
-    Raises ConfigError if the model has no value of this name.
-    """
+    """Replace `from_model:NAME` by the model's facts, or by null without facts. Raises ConfigError for another NAME."""
 
     def value(text: str) -> Any:
         if not is_open(text) or facts is None:

@@ -26,10 +26,7 @@ _SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
 
 
 def read(text: str) -> Override:
-    """Parse one override. `input_line` of the result is the text in Hydra's grammar: shard ranges in quotes.
-
-    Raises ConfigError if `text` is not an override, or names no option of a group.
-    """
+    """Parse an override; its `input_line` quotes shard ranges. Raises ConfigError, also for an unknown option."""
     parser = OverridesParser.create()
     try:
         override = parser.parse_override(text)
@@ -87,10 +84,7 @@ def require_values(override: Override, is_sweep: bool) -> None:
 
 
 def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
-    """Return the packages of `trust=` and the classes that the command line names with `_target_=`.
-
-    Raises ConfigError if `trust` is not a name or a list of names.
-    """
+    """Return the packages of `trust=` and the classes of `_target_=`. Raises ConfigError unless `trust` has names."""
     names: set[str] = set()
     for override in map(read, overrides):
         if override.is_sweep_override() or override.is_delete():

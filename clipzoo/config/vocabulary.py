@@ -8,9 +8,12 @@ A plain `float` admits only finite numbers that float32 can hold; `AnyNumber` al
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+_COMPARE = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
 @dataclass(frozen=True)
@@ -23,19 +26,13 @@ class Range:
     at_most: float | None = None
 
     def admits(self, value: Any) -> bool:
-        return (
-            (self.above is None or value > self.above)
-            and (self.at_least is None or value >= self.at_least)
-            and (self.below is None or value < self.below)
-            and (self.at_most is None or value <= self.at_most)
-        )
+        return all(bound is None or _COMPARE[name](value, bound) for name, bound in vars(self).items())
 
     @property
     def words(self) -> str:
-        values = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
         bounds = {
-            name: str(bound) if isinstance(bound, int) else f"{bound:g}"
-            for name, bound in values.items()
+            name.replace("_", " "): str(bound) if isinstance(bound, int) else f"{bound:g}"
+            for name, bound in vars(self).items()
             if bound is not None
         }
         if bounds.keys() == {"at least", "at most"}:

@@ -12,11 +12,7 @@ from clipzoo.errors import number_of
 
 @dataclass(frozen=True)
 class Gpu:
-    """Data sheet of a GPU.
-
-    memory: bytes. bf16, tf32: dense FLOP/s. bandwidth: of its memory, bytes/s. within_node: bytes/s that it receives
-    from GPUs of its node.
-    """
+    """Data sheet: bytes of memory, dense FLOP/s, bytes/s of its memory and from GPUs of its node (within_node)."""
 
     memory: float
     bf16: float
@@ -81,10 +77,7 @@ class Setting:
         return ", ".join(words)
 
     def overrides(self, ranks: int, local: int, switches: Iterable[str], recomputed_now: bool) -> list[str]:
-        """Return the overrides of a training with this setting.
-
-        switches: keys of activation checkpointing. recomputed_now: of the configuration.
-        """
+        """Return this setting's overrides. switches: keys of activation checkpointing, which are `recomputed_now`."""
         lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
         if 1 < self.shards < ranks:
             lines.append(f"trainer.fsdp.shard_group={self.shards}")

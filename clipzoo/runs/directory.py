@@ -92,10 +92,7 @@ def run_at(path: Path, place: str) -> Path:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a run.
-
-    Raises DamagedFileError if its config.yaml is missing or damaged, or a link in the run directory leads out of it.
-    """
+    """Return the configuration of a run. Raises DamagedFileError if it is damaged, or a link leaves the directory."""
     io.require_no_links(folder)
     path = folder / CONFIG
     config = io.read_yaml(path, CONFIG_REMEDY)
@@ -112,10 +109,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def created(folder: Path, is_first: bool) -> Iterator[None]:
-    """Make the run directory on the first rank; if the start fails with a user error, remove it again.
-
-    Only a directory that did not exist before is removed.
-    """
+    """Make the run directory on the first rank; if the start fails with a user error, remove it if it is new."""
     is_new = not folder.exists()
     if is_first:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,10 @@ def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def digest(plain: Mapping[str, Any]) -> str:
-    """Return eight characters that represent the identity of a configuration."""
-    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
+def digest(plain: Mapping[str, Any], without: Collection[str] = (), length: int = 8) -> str:
+    """Return the first characters of the SHA-256 of a configuration's identity. without: keys that are left out."""
+    facts = {key: value for key, value in identity(plain).items() if key not in without}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:length]
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -105,16 +106,14 @@ def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> 
 
     Once the run has checkpoints, an existing record is not changed.
     """
-    content, recorded = {"fingerprint": fingerprint, "configuration": _digest_elsewhere(plain)}, _recorded(folder)
+    recorded = _recorded(folder)
+    content = {"fingerprint": fingerprint, "configuration": digest(plain, LOCATIONS, length=64)}
     if not recorded or (recorded != content and not checkpoints_in(folder / "checkpoints")):
         io.write_json(folder / DATASET_FILE, content)
 
 
 def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
-    """Return True if the run was trained on the configured dataset, at any location.
-
-    unknown: the answer if the fingerprint of the configured dataset is not known yet.
-    """
+    """Return True if the run was trained on the configured dataset, at any location; `unknown` if that is not known."""
     recorded = _recorded(folder).get("fingerprint")
     if recorded is None:
         return False
@@ -123,11 +122,8 @@ def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
 
 
 def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint) -> Path:
-    """Return the run of this configuration with the same dataset at an earlier location; `folder` if there is none.
-
-    folder: <runs>/<description>-<digest>, which does not exist.
-    """
-    configuration = _digest_elsewhere(plain)
+    """Return the run of this configuration with the same dataset at an earlier location; `folder` if there is none."""
+    configuration = digest(plain, LOCATIONS, length=64)
     for record in sorted(folder.parent.glob(f"*/{DATASET_FILE}")):
         same = _recorded(record.parent).get("configuration") == configuration
         if same and is_moved(record.parent, fingerprint, unknown=False):
@@ -138,11 +134,4 @@ def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fi
 def _recorded(folder: Path) -> dict[str, Any]:
     """Read the record of the dataset; empty without one, and if it is damaged."""
     path = folder / DATASET_FILE
-    content: dict[str, Any] = io.DamageLog().read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
-    return content
-
-
-def _digest_elsewhere(plain: Mapping[str, Any]) -> str:
-    """Return the digest of the identity without the dataset's location."""
-    facts = {key: value for key, value in identity(plain).items() if key not in LOCATIONS}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return io.DamageLog().read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}

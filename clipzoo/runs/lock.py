@@ -78,10 +78,7 @@ def this_process() -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file in the block, after waiting for other processes. The file is made if missing.
-
-    Raises OSError if the file cannot be opened for writing.
-    """
+    """Hold an exclusive lock on a file, after waiting for it. Raises OSError if the file cannot be opened or made."""
     descriptor = _opened(path)
     try:
         _lock(descriptor, wait=True)

@@ -40,7 +40,6 @@ OPTIONAL = ("config_dir", "not_converged", "published", "precision")
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 LOG_BYTES = 64 * io.MB
 """Largest size of metrics.jsonl."""
-ARRAYS_BYTES = 512 * io.MB
 ARRAYS_REMEDY = "remove the dataset's files from the folder and evaluate the run again"
 
 PAIRED = "_paired"
@@ -51,8 +50,6 @@ AVERAGE = "average"
 """First segment of the metrics of averaged weights, "average/zero_shot/cifar10/top1"."""
 PAPER_TASKS = ("zero_shot", "linear_probe", "retrieval")
 """Tasks of the papers' tables."""
-TASKS = (*PAPER_TASKS, "choice", "knn", "few_shot")
-"""Tasks of an evaluation whose metrics are ranked; lists of datasets in the node `eval` have these names."""
 Setting = str | int | float | bool | None
 SETTINGS = {
     "zero_shot": ("prompts", "interpolation", "resize_mode"),
@@ -240,10 +237,7 @@ class RunRecord:
     def evaluated(
         self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float], folder: Path
     ) -> RunRecord:
-        """Return the record with metrics, and the settings of `eval` for them, in place of earlier values.
-
-        folder: the run directory, which names the probes that did not converge.
-        """
+        """Return the record with new metrics and the settings of `eval` for them. folder: its run directory."""
         # Averaged weights are evaluated with the settings of the weights.
         places = dict.fromkeys((key.task, key.dataset) for key in metrics if key.task != AVERAGE)
         settings = {f"{task}/{dataset}": protocol_settings(evaluation, task, dataset) for task, dataset in places}
@@ -270,11 +264,7 @@ def results(
     training: Mapping[str, float | str],
     metrics: Mapping[str, float],
 ) -> RunRecord:
-    """Return the record of a run that has ended.
-
-    plain: the configuration; its `row`, `seed` and `eval` are recorded. training: costs of the training by name.
-    metrics: results of the evaluation by written key ("zero_shot/cifar10/top1").
-    """
+    """Return the record of a run that has ended. plain: its configuration. training: costs by name. metrics: by key."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -357,7 +347,7 @@ def stored_arrays(
             yield path.stem, arrays
 
 
-def read_arrays(path: Path, names: Iterable[str] = (), most: int = ARRAYS_BYTES) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: Iterable[str] = (), most: int = 512 * io.MB) -> dict[str, np.ndarray]:
     """Return arrays of an .npz file of an evaluation by name, all of them by default.
 
     most: largest size in bytes of the file, and of all its arrays together, which may be compressed. Raises

@@ -71,7 +71,6 @@ OPTUNA_STATES: dict[State, str] = {"running": "RUNNING", "finished": "COMPLETE",
 SUITE = "clipzoo.evaluation.suite.Suite"
 MOST_NAMES = 12
 JOURNAL, DESCRIPTION = "journal.log", "search.json"
-JOURNAL_BYTES = 256 * io.MB
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,11 @@ class Search:
 
 
 def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
-    """Return the search that a command line asks for, None for a plain sweep.
-
-    Raises ConfigError if its settings or ranges are invalid or not compatible.
-    """
+    """Return the search of a command line, None for a plain sweep. Raises ConfigError for wrong settings or ranges."""
     hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
     parsed = [read(line) for line in overrides if line not in hydra]
     for override in parsed:
-        if override.is_sweep_override() and is_setting(override.input_line or ""):
+        if override.is_sweep_override() and override.key_or_group.startswith("search."):
             raise ConfigError(f"{override.input_line}: a search has one value of {override.get_key_element()}")
     node = compose_search([str(line.input_line) for line in parsed if not line.is_sweep_override()])
     search = Search(**{key: value for key, value in node.items() if key != "_target_"})
@@ -154,11 +150,6 @@ def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
     space.require(search.sampler)
     require_metrics(search.metrics, compose(space.corner_lines()[0])["eval"], search.rungs)
     return search, space
-
-
-def is_setting(line: str) -> bool:
-    """Return True for an override of the `search` node, which is not a setting of a run."""
-    return line.lstrip("+~").startswith("search.")
 
 
 @dataclass(frozen=True)
@@ -237,10 +228,7 @@ Dimension = Choice | Interval
 
 @dataclass(frozen=True)
 class Space:
-    """The searched keys, and the command line around them.
-
-    lines: (key, "") for each searched key, and (None, override) for each other override.
-    """
+    """The searched keys and the command line: (key, "") for each searched key, (None, override) for the others."""
 
     dimensions: Mapping[str, Dimension]
     lines: tuple[tuple[str | None, str], ...]
@@ -266,10 +254,9 @@ class Space:
     def corner_lines(self) -> list[tuple[str, ...]]:
         """Return as few command lines as contain every value of a list and both ends of every interval."""
         ends = {key: dimension.ends for key, dimension in self.dimensions.items()}
-        count = max(map(len, ends.values()))
         return [
             self.overrides({key: values[min(index, len(values) - 1)] for key, values in ends.items()})
-            for index in range(count)
+            for index in range(max(map(len, ends.values())))
         ]
 
     def require(self, sampler: str) -> None:
@@ -293,7 +280,8 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     The last override of a key counts, as elsewhere on the command line. Raises ConfigError if a range is invalid, or
     there is none.
     """
-    parsed = [read(line) for line in overrides if not is_setting(line)]
+    # Overrides of the `search` node are not settings of a run.
+    parsed = [override for override in map(read, overrides) if not override.key_or_group.startswith("search.")]
     last = {override.get_key_element(): override for override in parsed}
     dimensions: dict[str, Dimension] = {}
     lines: list[tuple[str | None, str]] = []
@@ -380,10 +368,7 @@ def front(trials: Sequence[Trial], directions: Sequence[str]) -> list[Trial]:
 
 
 def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[str, Value] | None:
-    """Return the values of trial number len(trials); None if all points have been drawn.
-
-    trials: all earlier ones, in order.
-    """
+    """Return the values of the trial after all earlier `trials`, in order; None if all points have been drawn."""
     import numpy as np
 
     number, keys = len(trials), sorted(space.dimensions)
@@ -459,10 +444,7 @@ def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
 
 
 def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
-    """Return the value of each name; for a pattern ("zero_shot/*/top1"), the mean over the values that match.
-
-    Raises ConfigError if a name matches no value.
-    """
+    """Return the value of each name, of a pattern ("zero_shot/*/top1") the mean. Raises ConfigError if none matches."""
     results = []
     for name in names:
         matching = [value for key, value in values.items() if key == name or fnmatchcase(key, name)]
@@ -481,10 +463,7 @@ def results_of(folder: Path) -> dict[str, float]:
 
 
 def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: Sequence[float]) -> None:
-    """Raise ConfigError if an evaluation has no metric of these names: before anything is trained.
-
-    rungs: rungs of the search, which compare evaluations.
-    """
+    """Raise ConfigError if an evaluation has no metric of these names, or `rungs` cannot compare by the first one."""
     places = [f"{task}/{name}" for task in TASKS for name in evaluation.get(task) or ()]
     validated = [str(VALIDATION_LOSS)] if evaluation.get("validation") else []
     places += [f"retrieval/{VALIDATION}"] if validated else []
@@ -509,10 +488,7 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
 
 
 class Study:
-    """The trials of a search.
-
-    Every method that reads or writes them holds the lock of the study: processes act one at a time.
-    """
+    """The trials of a search. Methods that read or write them hold the lock of the study: one process at a time."""
 
     def __init__(self, folder: Path, search: Search, space: Space) -> None:
         self.folder, self.search, self.space = folder, search, space
@@ -527,10 +503,7 @@ class Study:
             return self._read(storage, study)
 
     def claim(self) -> Trial | None:
-        """Return a trial for this process to run; None if there is none left.
-
-        A trial whose process has ended without a result comes first, then a new draw.
-        """
+        """Return a trial to run, None if none is left: one whose process ended without a result, else a new draw."""
         with self._opened() as (storage, study):
             trials = self._read(storage, study)
             for trial in trials:
@@ -598,7 +571,7 @@ class Study:
             (self.folder / "trials").mkdir(parents=True, exist_ok=True)
             with locked(self.folder / ".lock"):
                 if journal.exists():
-                    with io.readable(journal, JOURNAL_BYTES), journal.open("r+b") as file:
+                    with io.readable(journal, 256 * io.MB), journal.open("r+b") as file:
                         size = file.seek(0, os.SEEK_END)
                         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                             # A killed process has written a part of a line.

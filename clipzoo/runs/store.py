@@ -47,10 +47,7 @@ Version = tuple[int, int, int]
 
 
 class Store:
-    """A folder at an fsspec URL. Opened on the first use.
-
-    key: configuration key, for messages. patience: seconds for which a request is repeated; None for the default.
-    """
+    """A folder at an fsspec URL. key: its configuration key. patience: seconds for which requests are repeated."""
 
     def __init__(self, url: str, key: str, patience: float | None = None) -> None:
         from fsspec import available_protocols, registry
@@ -115,10 +112,7 @@ class Store:
         return sent
 
     def download(self, name: str, size: int, target: Path) -> str:
-        """Copy a file of `size` bytes to `target`, completely or not at all; return its SHA-256.
-
-        Raises ChangedError if it has another size.
-        """
+        """Copy a file completely or not at all; return its SHA-256. Raises ChangedError if its size is not `size`."""
 
         def copy(filesystem: Any, root: str) -> str:
             digest = hashlib.sha256()
@@ -210,28 +204,23 @@ class Tree:
 
 
 def local_files(folder: Path) -> dict[str, Version]:
-    """Return the files of a run directory that a store keeps, with their versions.
+    """Return the versions of a run's files: none of LEFT_OUT, and no temporary, special or hidden ones.
 
-    Hidden files outside of checkpoints, temporary files, links, pipes, devices and LEFT_OUT stay on the machine.
+    Hidden files inside checkpoints are kept.
     """
     files: dict[str, Version] = {}
-
-    def walk(place: str, prefix: str) -> None:
-        try:
-            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
-        except OSError:
-            return
+    for place, folders, names in os.walk(folder):
+        prefix = f"{os.path.relpath(place, folder)}/".removeprefix("./")
         hidden = () if _STEP.match(prefix) else "."
-        for entry in entries:
-            name, is_temporary = prefix + entry.name, entry.name.endswith((".tmp", ".part", ".partial"))
-            if is_temporary or entry.name.startswith(hidden) or name in LEFT_OUT:
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                walk(entry.path, f"{name}/")
-            elif (version := version_of(Path(entry.path))) is not None:
-                files[name] = version
-
-    walk(str(folder), "")
+        left_out = {
+            name
+            for name in (*folders, *names)
+            if name.endswith((".tmp", ".part", ".partial")) or name.startswith(hidden) or prefix + name in LEFT_OUT
+        }
+        folders[:] = {*folders} - left_out
+        for name in {*names} - left_out:
+            if (version := version_of(Path(place, name))) is not None:
+                files[prefix + name] = version
     return files
 
 
