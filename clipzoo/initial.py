@@ -45,7 +45,6 @@ SAME = {
     ),
 }  # fmt: skip
 """Settings of the encoder on which trained weights depend, and which no tensor shape reveals."""
-SCHEDULE = "optim.schedule."
 RESUME_FILES = ("metrics.jsonl", "frozen.pt", "frozen.json")
 """Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
 WRAPPERS = ("module.", "_orig_mod.")
@@ -408,7 +407,7 @@ def copy_checkpoint(
     place, (run, chosen_step) = f"init.resume={source}", run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
-    different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
+    different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith("optim.schedule.")]
     if different:
         changes = first_names([f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different], most=6)
         raise ConfigError(

@@ -38,7 +38,6 @@ HUB = "hf-hub:"
 VERSION = 1
 REMEDY = "export the model again"
 FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
-PREPROCESSING, PAIR_FIELDS = ("interpolation", "resize_mode"), ("log_scale", "bias")
 TOKENIZER_IN_FOLDER = "."
 """Name of a tokenizer whose files are in the model's directory."""
 OUTSIDE_PREFIXES = ("/", "~", "\\", "local-dir:", HUB)
@@ -205,11 +204,11 @@ def load_published(folder: Path, trust: Collection[str] = ()) -> LoadedModel:
     tokenizer = nodes["encoder"].get("tokenizer")
     if isinstance(tokenizer, dict) and tokenizer.get("name") == TOKENIZER_IN_FOLDER:
         tokenizer["name"] = str(folder)
-    data = {key: content[key] for key in PREPROCESSING if key in content}
+    data = {key: content[key] for key in ("interpolation", "resize_mode") if key in content}
     config: dict[str, Any] = {**nodes, "seed": 0, "data": data}
     if PAIR in content:
         io.require_fields(path, content, {PAIR: dict}, REMEDY)
-        config[PAIR] = {key: content[PAIR].get(key) for key in PAIR_FIELDS}
+        config[PAIR] = {key: content[PAIR].get(key) for key in ("log_scale", "bias")}
         io.require_fields(path, config[PAIR], dict.fromkeys(config[PAIR], io.NUMBER), REMEDY)
     weights = read_weights(folder / WEIGHTS)
     dtype = next((value.dtype for value in weights.values() if value.is_floating_point()), None)

@@ -24,10 +24,6 @@ from clipzoo.io.stores import is_url
 
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 """Sizes in bytes that file systems and Linux allow for the name of a file and for a path."""
-PROGRESS_SECONDS = 3.0
-"""Shortest time between two lines of progress."""
-LEAST_SHARE = 0.02
-"""Share of the work after which the remaining time is estimated."""
 OUTPUTS = {"output", "static", "cache"}
 """Arguments that name a folder for results; their `type` is `output_folder`."""
 
@@ -217,7 +213,7 @@ def with_config_folder(arguments: list[str]) -> list[str]:
 
 
 class Progress:
-    """Prints "work: done of total unit" and the remaining time: `progress(done, total)`, once in PROGRESS_SECONDS."""
+    """Prints "work: done of total unit" and the remaining time: `progress(done, total)`, at most once in 3 s."""
 
     def __init__(self, work: str, unit: str) -> None:
         self._work, self._unit = work, unit
@@ -229,11 +225,11 @@ class Progress:
         return time.monotonic() - self._start
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._last_line < PROGRESS_SECONDS or done >= total:
+        if time.monotonic() - self._last_line < 3.0 or done >= total:
             return
         self._last_line = time.monotonic()
         line = f"== {self._work}: {done:,} of {total:,} {self._unit}"
         # The time of the first items includes the start of the processes.
-        if done / total >= LEAST_SHARE:
+        if done / total >= 0.02:
             line += f", {self.seconds * (total - done) / done:.0f} s left"
         print(line, file=sys.stderr, flush=True)

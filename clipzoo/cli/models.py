@@ -13,11 +13,6 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
 FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
-TIMEOUT = 600.0
-"""Seconds that ranks of `clipzoo index` wait for each other."""
-DAY = 86_400.0
-"""Seconds that ranks of `clipzoo features` wait for each other: one may embed a shard more than another."""
-PORT = 8765
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +77,7 @@ def index(options: argparse.Namespace) -> None:
     from clipzoo.explore.index import build_index
     from clipzoo.exports.hub import load
 
-    world = World.join("cpu", TIMEOUT, key="--device")
+    world = World.join("cpu", timeout=600.0, key="--device")
     model = load(options.model, trust=options.trust)
     built = build_index(model, options.model, options.images, options.output, world, report=say)
     if built is not None:
@@ -130,7 +125,8 @@ def features(options: argparse.Namespace) -> None:
     from clipzoo.teachers import write_features
 
     dataset = build_part(node, trust, ShardDataset)
-    world = World.join(options.device, DAY, key="--device")
+    # Ranks wait for each other up to a day: one may embed a shard more than another.
+    world = World.join(options.device, timeout=86_400.0, key="--device")
     model = load(options.model, trust=trust, average=options.average).to(world.device)
     dataset.open(options.output, world)
     progress = Progress("features", "samples")
@@ -192,7 +188,7 @@ def explore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=number_in(Samples), default=2000, help=f"pictures per dataset {default}")
     page = parser.add_mutually_exclusive_group()
     ports = number_in(Annotated[int, Range(at_least=0, at_most=65535)])
-    page.add_argument("--port", type=ports, default=PORT, help=f"port of the page; 0 for a free one {default}")
+    page.add_argument("--port", type=ports, default=8765, help=f"port of the page; 0 for a free one {default}")
     page.add_argument("--static", type=output_folder, metavar="DIR", help="write a page that needs no server, and end")
     parser.add_argument("--captions", type=number_in(Samples), default=24, needs=["--static"],
                         help=f"captions of each dataset {default}")  # fmt: skip

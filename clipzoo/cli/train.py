@@ -38,11 +38,8 @@ if TYPE_CHECKING:
     from clipzoo.runs.remote import RemoteRun
     from clipzoo.runs.search import Search, Space
 
-
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Values of Hydra's option --info."""
-FAILURES = (1, 2)
-"""Exit codes of a failed run; a run that was stopped from outside has others."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +175,8 @@ def job(config: DictConfig) -> None:
             launch.set_environment()
             train(checked(config, trusted_names(typed)), typed, HydraConfig.get().runtime.choices.get("experiment"))
     except SystemExit as end:
-        # The other points of a sweep are still trained; `main` names this one at the end.
-        if end.code not in FAILURES or HydraConfig.get().mode is not RunMode.MULTIRUN:
+        # After a failure (1 or 2) the other points of a sweep are still trained; `main` names this one at the end.
+        if end.code not in (1, 2) or HydraConfig.get().mode is not RunMode.MULTIRUN:
             raise
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "CLIPZOO_TRIAL"
 """Environment variable of a trial's process: the folder of its study, its number and the settings of the search."""
-PR_SET_PDEATHSIG = 1
 KILLS = 3
 """Number of kills of a trial's process after which the trial counts as failed."""
 
@@ -133,7 +132,7 @@ def _train(study: Study, trial: Trial) -> int:
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def end_with_parent() -> None:
-        library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        library.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(EXIT_CODE)
 

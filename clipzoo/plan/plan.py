@@ -18,20 +18,16 @@ from clipzoo.cli.arguments import Parser, number_in, refuse
 from clipzoo.config.compose import compose
 from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
-from clipzoo.config.vocabulary import Machines, Range, Samples
+from clipzoo.config.vocabulary import Machines, Range, Samples, Share
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.plan.cluster import GPUS, Cluster, configured
 
 SAMPLES = 12_000_000
 """Size of the dataset unless --samples gives it: that of CC12M."""
-Figure = Annotated[float, Range(at_least=1e-3, at_most=1e6)]
-"""A number of a data sheet, in GB, GB/s or TFLOP/s."""
-SHOWN = 8
-"""Settings in the table."""
 
 
 def main(arguments: list[str]) -> None:
-    number, size = number_in(Figure), number_in(Machines)
+    number, size = number_in(Annotated[float, Range(at_least=1e-3, at_most=1e6)]), number_in(Machines)
     parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
@@ -41,8 +37,7 @@ def main(arguments: list[str]) -> None:
     add("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
     add("--within", type=number, help="GB/s that a GPU receives within its node")
     add("--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)")
-    share = number_in(Annotated[float, Range(above=0, at_most=1)])
-    add("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
+    add("--reached", type=number_in(Share), default=0.4, help="reached share of the peak (default: %(default)s)")
     add("--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
     options = parser.parse_intermixed_args(arguments)
@@ -102,7 +97,7 @@ def main(arguments: list[str]) -> None:
         "the larger of two with equal times.\n"
     )
     print("| setting | memory, GB | received, GB | step, ms | |\n| --- | ---: | ---: | ---: | --- |")
-    for item in [best, *others][:SHOWN]:
+    for item in [best, *others][:8]:
         sizes = f"{_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | {_milliseconds(item.step)}"
         fit = "" if item.fits(cluster) else "does not fit"
         print(f"| {item.setting.name(shape.ranks, shape.local)} | {sizes} | {fit} |")

@@ -169,7 +169,7 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
         after_forward = kept.per_sample * samples
         if setting.recomputed:
             # One block's activations and casts exist again while its gradient is computed.
-            largest = max(counts.image_blocks.largest, counts.text_blocks.largest) or counts.encoder
+            largest = max((*counts.image_blocks, *counts.text_blocks), default=counts.encoder)
             block = largest / counts.encoder * (whole.of(samples) - kept.of(samples))
             after_forward += max(0.0, block - (whole.fixed - kept.fixed))
         # Later the activations of the captions are freed, and the gradient of a large token embedding takes their
@@ -183,7 +183,7 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     # the previous block's gradients being sent.
     is_divided = samples < shape.local
     outside, image, text = (
-        FLOAT * n for n in (counts.outside, counts.image_blocks.largest, counts.text_blocks.largest)
+        FLOAT * max(sizes, default=0) for sizes in ([counts.outside], counts.image_blocks, counts.text_blocks)
     )
     trains, gradients = counts.trained_encoder / counts.encoder, FLOAT * counts.trained_encoder / setting.shards
     both, images = kept.per_sample * samples, kept.per_image * samples
@@ -191,12 +191,12 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     text_freed = whole.of(samples) - kept.of(samples) - image_freed
     # Bytes that one block computes again, of those that activation checkpointing frees in all blocks.
     image_again, text_again = (
-        freed * blocks.largest / blocks.total if blocks.total else freed
+        freed * max(blocks) / sum(blocks) if blocks else freed
         for blocks, freed in ((counts.image_blocks, image_freed), (counts.text_blocks, text_freed))
     )
     # The last gradients of a micro-batch stay until the next one has computed others.
     left, before = (trains * outside, gradients) if is_divided else (0.0, 0.0)
-    of_captions = gradients if is_divided else gradients * counts.text_blocks.total / counts.encoder
+    of_captions = gradients if is_divided else gradients * sum(counts.text_blocks) / counts.encoder
     forward = outside + left + max(2 * text, outside)
     # Gradients of a block appear while its activations are freed.
     text_gradients, image_gradients = max(0.0, trains * text - text_again), max(0.0, trains * image - image_again)
