@@ -100,9 +100,8 @@ def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type 
     positional = _built(node.get("_args_", []), trust)
     named = {str(key): _built(value, trust) for key, value in node.items() if key not in HYDRA_KEYS}
     try:
-        built = (
-            partial(constructor, *positional, **named) if node.get("_partial_") else constructor(*positional, **named)
-        )
+        build = partial(constructor, *positional, **named)
+        built = build if node.get("_partial_") else build()
     except (ConfigError, TrainingError):
         raise
     except Exception as error:
@@ -113,7 +112,6 @@ def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type 
 
 
 def _built(value: Any, trust: Collection[str]) -> Any:
-    """Return the value with every `_target_` node in it built."""
     if isinstance(value, Mapping):
         return build_part(value, trust) if "_target_" in value else {key: _built(value[key], trust) for key in value}
     return [_built(item, trust) for item in value] if isinstance(value, list) else value
@@ -224,5 +222,4 @@ def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: t
 
 
 def parameters_of(module: nn.Module) -> int:
-    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())

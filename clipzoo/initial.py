@@ -293,7 +293,6 @@ def _tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
-    """Read the weights of a model of open_clip, timm or transformers."""
     registry, model_name = files.registry_of(name), name.partition(":")[2]
     trunk: Any = getattr(tower, "trunk", None)
     if registry in ("open_clip", "transformers"):

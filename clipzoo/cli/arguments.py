@@ -221,7 +221,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start of the work."""
         return time.monotonic() - self._start
 
     def __call__(self, done: int, total: int) -> None:

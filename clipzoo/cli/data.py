@@ -223,7 +223,6 @@ def make_shards(options: argparse.Namespace) -> None:
                 progress=Progress("shards", "images"),
             )
 
-    # Print the samples of each folder, and the files left out.
     unused = [entry for shards in written.values() for entry in shards.left_out]
     faults.write_left_out([*unused, *other_files], options.output)
     if not any(shards.samples for shards in written.values()):
@@ -355,7 +354,6 @@ def make_dataset(options: argparse.Namespace) -> None:
         templates = options.template or ["a photo of a {c}."]
         data = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
 
-    # Print the dataset, the files left out, and the keys that evaluate it.
     counted = number_of(data.classes, "class", "es") if data.classes else number_of(data.captions, "caption")
     images = ", ".join(f"{split} {count}" for split, count in data.samples.items())
     lines = [f"{data.folder}: {counted}; images: {images}", *summary(data.left_out, data.folder)]

@@ -49,8 +49,6 @@ _IN_CHECKOUT = CHECKOUT / "docs" / "how_to" / "launch"
 TEMPLATES = _IN_CHECKOUT if _IN_CHECKOUT.is_dir() else CONF.with_name("launch")
 """The folder of the files for schedulers other than SLURM."""
 RECIPES = ("torchrun", "kubernetes", "pytorchjob", "skypilot")
-NAME = re.compile("[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
-"""Names that Kubernetes allows, with room for the index of a pod."""
 
 
 def main(arguments: list[str]) -> None:
@@ -142,7 +140,8 @@ def recipe(options: argparse.Namespace) -> str:
     if min_nodes > nodes:
         raise ConfigError(f"--min-nodes {min_nodes} is more than --nodes {nodes}")
     name = (plain["name"] or "clipzoo").lower()
-    if not NAME.fullmatch(name):
+    # Names that Kubernetes allows, with room for the index of a pod.
+    if not re.fullmatch("[a-z]([a-z0-9-]{0,51}[a-z0-9])?", name):
         raise ConfigError(f"name={plain['name']} is not a valid job name: use letters, digits and -, as in name=kme")
     node_range = str(nodes) if min_nodes == nodes else f"{min_nodes}:{nodes}"
     train = ["-m", "clipzoo.cli", "train", *options.overrides]

@@ -7,7 +7,6 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,7 +156,7 @@ def config(options: argparse.Namespace) -> None:
         titles = [section.title, section.target]
         entries = [part for part in section.entries if holds_all([part.key, part.type, part.meaning, *titles])]
         if entries:
-            matches.append(replace(section, entries=tuple(entries)))
+            matches.append(section._replace(entries=tuple(entries)))
     groups = {group: names for group in all_groups() if (names := options_of(group)) and holds_all([group, *names])}
     if not matches and not groups:
         words = [word for section in all_sections for entry in section.entries for word in entry.key.split(".")]

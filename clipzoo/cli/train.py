@@ -7,10 +7,10 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from clipzoo.runs.search import Search, Space
 
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Values of Hydra's option --info."""
 
 
-@dataclass(frozen=True)
-class CommandLine:
+class CommandLine(NamedTuple):
     """A checked command line of `clipzoo train`.
 
     options: Hydra's options. lines: overrides in Hydra's grammar. search: None for a run or a plain sweep.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
@@ -26,8 +25,7 @@ _Option = tuple[str, dict[str, Any], dict[str, str]]
 """Name of an option, its values, and the comments of its file and of those that it starts from, by key."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A key. default: in YAML syntax; empty if a value must be given."""
 
     key: str
@@ -36,8 +34,7 @@ class Entry:
     meaning: str
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """The keys of one class at one place. options: the group's options that have this class there."""
 
     group: str

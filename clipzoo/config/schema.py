@@ -12,10 +12,10 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import cache, wraps
 from pathlib import Path, PurePath
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from clipzoo.config import vocabulary
 from clipzoo.config.groups import is_group
@@ -323,8 +323,7 @@ _COMPOUND = (typing.Union, types.UnionType, list, collections.abc.Sequence, tupl
 # Modules of this package are parsed, not imported: torch takes seconds. Other packages' classes are imported.
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """A constructor argument. annotation: None without one. default: source text, empty for other packages' classes."""
 
     annotation: Any
@@ -455,7 +454,7 @@ def _signature(arguments: ast.arguments, module: str) -> dict[str, Argument]:
         for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
     }
     if arguments.kwarg:
-        signature[ANY_KEY] = replace(_argument(arguments.kwarg.annotation, None, module), optional=True)
+        signature[ANY_KEY] = _argument(arguments.kwarg.annotation, None, module)._replace(optional=True)
     return signature
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from clipzoo.errors import number_of
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """Data sheet: bytes of memory, dense FLOP/s, bytes/s of its memory and from GPUs of its node (within_node)."""
 
     memory: float
@@ -32,8 +30,7 @@ GPUS = {
 """From the vendor's data sheets."""
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """Equal GPUs in equal nodes, one rank each.
 
     between_nodes: bytes/s that one GPU receives from other nodes. reached: share of the peak FLOP/s that a training
@@ -56,8 +53,7 @@ class Cluster:
         return self.gpu.within_node if ranks <= self.per_node else self.between_nodes
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """How ranks share weights, and how they compute.
 
     shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
@@ -101,7 +97,6 @@ def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Sett
 
 
 def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
-    """Return the setting of a configuration."""
     trainer = plain["trainer"]
     shards = 1
     if trainer.get("parallel", "ddp") == "fsdp":

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,8 +80,7 @@ SAMPLES = 2, 4
 """Batches of which the encoders' activations are counted: the memory is linear in the number of samples."""
 
 
-@dataclass(frozen=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`, of which `per_image`.
 
     fixed: copies of the weights in the precision of the encoders, of which `fixed_images` of the image tower.

@@ -11,7 +11,6 @@ GPUs; times are predictions: counts divided by the GPU's data sheet and the shar
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import Annotated
 
 from clipzoo.cli.arguments import Parser, number_in, refuse
@@ -52,11 +51,11 @@ def main(arguments: list[str]) -> None:
         refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
     gpu = GPUS[options.gpu]
     if options.memory:
-        gpu = replace(gpu, memory=options.memory * 1e9)
+        gpu = gpu._replace(memory=options.memory * 1e9)
     if options.peak:
-        gpu = replace(gpu, bf16=options.peak * 1e12, tf32=options.peak * 5e11)
+        gpu = gpu._replace(bf16=options.peak * 1e12, tf32=options.peak * 5e11)
     if options.within:
-        gpu = replace(gpu, within_node=options.within * 1e9)
+        gpu = gpu._replace(within_node=options.within * 1e9)
     cluster = Cluster(gpu, options.gpus, options.per_node, options.between * 1e9, options.reached)
     if (batch := plain["trainer"]["global_batch"]) % cluster.gpus:
         raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")

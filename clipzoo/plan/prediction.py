@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clipzoo.heads.base import FLOAT, Shape
@@ -16,8 +15,7 @@ TOLERATED_SLOWDOWN = 0.03
 """Share by which a simpler setting may be slower than the fastest one."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Prediction of a step under one setting. seconds: of encoders, head, optimizer and exposed transfers."""
 
     setting: Setting
@@ -132,7 +130,6 @@ class Memory(NamedTuple):
 
 
 def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> Memory:
-    """Return the memory at its largest."""
     shards = setting.shards
     trained = counts.trained_encoder / shards + counts.trained_others
     samples = min(setting.micro_batch, shape.local)
@@ -217,8 +214,7 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
 # 2 (n - 1) / n m, an all-to-all (n - 1) / n of the bytes that a rank holds.
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """received: bytes. ranks: neighbours that take part. hidden: travels while the encoders compute."""
 
     cause: str
@@ -228,7 +224,6 @@ class Transfer:
 
 
 def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> list[Transfer]:
-    """Return the transfers of a step."""
     ranks = shape.ranks
     if ranks == 1:
         return []

@@ -62,7 +62,6 @@ class RunLock(AbstractContextManager["RunLock"]):
             os.pwrite(descriptor, f"{this_process()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -111,7 +111,6 @@ class MetricKey:
 
     @property
     def lower_is_better(self) -> bool:
-        """True for a loss, a calibration error, or a gap."""
         return self.metric in ("loss", "ece", "fitted_ece", "gap", "group_gap")
 
     @property
@@ -121,11 +120,9 @@ class MetricKey:
 
     @property
     def decimals(self) -> int:
-        """Number of decimals that are shown."""
         return 4 if self.metric == "loss" or self.task == "diagnosis" else 2
 
     def is_better(self, value: float, other: float) -> bool:
-        """Return True if `value` of this metric is better than `other`."""
         return value < other if self.lower_is_better else value > other
 
     @property
@@ -217,7 +214,6 @@ class RunRecord:
         return cls(**values)
 
     def write(self, folder: Path) -> None:
-        """Write results.json, all at once."""
         content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
         io.write_json(folder / FILE, {name: value for name, value in content.items() if value or name not in OPTIONAL})
 

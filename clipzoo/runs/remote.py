@@ -63,7 +63,6 @@ class Runs:
         self.folder = folder
 
     def names(self) -> list[str]:
-        """Return the names of the runs."""
         return [path.name for path in self.folder.glob("*")]
 
     def refresh(self, name: str) -> Path:

@@ -61,13 +61,11 @@ ATTEMPTS = 10
 MOST_POINTS = 100_000
 """Largest number of points of a search whose remaining points are listed."""
 LOSS = "loss"
-"""Name of the last training loss."""
 COSTS = "training/"
 """Start of the names of a training's costs, such as training/seconds."""
 PRUNED = "pruned_at"
 """User attribute of a trial in the journal: the rung that it did not pass."""
 OPTUNA_STATES: dict[State, str] = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
-"""Optuna's names of states."""
 SUITE = "clipzoo.evaluation.suite.Suite"
 MOST_NAMES = 12
 JOURNAL, DESCRIPTION = "journal.log", "search.json"
@@ -110,7 +108,6 @@ class Search:
 
     @property
     def directions(self) -> list[Literal["maximize", "minimize"]]:
-        """The direction of each metric."""
         return [*(["maximize"] * len(self.maximize)), *(["minimize"] * len(self.minimize))]  # type: ignore[list-item]
 
     @property
@@ -417,7 +414,6 @@ def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[st
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Return the ranges of all keys as distributions of Optuna."""
     from optuna import distributions as kinds
 
     ranges: dict[str, BaseDistribution] = {}
@@ -431,7 +427,6 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 
 
 def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    """Return a trial in the form of Optuna."""
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
@@ -498,7 +493,6 @@ class Study:
             raise ConfigError(f"search.sampler={search.sampler} needs optuna: {installation('optuna')}")
 
     def trials(self) -> list[Trial]:
-        """Return all trials by number."""
         with self._opened() as (storage, study):
             return self._read(storage, study)
 
@@ -550,7 +544,6 @@ class Study:
             return True
 
     def release(self) -> None:
-        """Release the trial that this process has claimed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -28,7 +28,6 @@ class Point:
 
     @cached_property
     def folder(self) -> Path:
-        """The run directory of this point."""
         return run_folder(with_digests(compose(self.overrides)), self.overrides)
 
 
