@@ -158,7 +158,6 @@ def _launcher(search: Search) -> list[str]:
     if not words:
         return []
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-    command = shutil.which(words[0], path=path)
-    if command is None:
+    if (command := shutil.which(words[0], path=path)) is None:
         raise ConfigError(f"search.launcher: there is no command {words[0]}")
     return [command, *words[1:]]

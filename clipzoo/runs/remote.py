@@ -207,12 +207,7 @@ def writer(store: Store) -> dict[str, Any]:
     numbers = [int(lock[1]) for name in store.names() if (lock := _LOCK.fullmatch(name))]
     if not numbers:
         return {}
-    content = store.read(f".writer-{max(numbers):06d}.json")
-    try:
-        value = json.loads(content or b"")
-    except ValueError:
-        value = None
-    return {**(value if isinstance(value, dict) else {}), "number": max(numbers)}
+    return {**store.mapping(store.read(f".writer-{max(numbers):06d}.json")), "number": max(numbers)}
 
 
 class RemoteRun:

@@ -316,13 +316,10 @@ def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
 class Trial:
     """A point of a search.
 
-    number: counted from 0 in the order of the draws.
-    values: value of each searched key.
-    state: "running" also for a trial whose process has been killed; "not started" only for points of a sweep.
-    overrides: command line of its run. run: its run directory, if it has ended.
-    results: values of the metrics, if it is finished.
-    rungs: first metric at each rung that it has reached. pruned_at: the rung that it did not pass.
-    reason: cause of a failure.
+    number: counted from 0 in the order of the draws. state: "running" also for a trial whose process has been killed;
+    "not started" only for points of a sweep. overrides: command line of its run. run: its directory, if it has ended.
+    results: values of the metrics, if it is finished. rungs: first metric at each rung that it has reached.
+    pruned_at: the rung that it did not pass. reason: cause of a failure.
     """
 
     number: int

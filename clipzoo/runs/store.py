@@ -96,6 +96,15 @@ class Store:
 
         return self._repeated(read, None)
 
+    @staticmethod
+    def mapping(content: bytes | None) -> dict[str, Any]:
+        """Return the mapping in a JSON file; an empty one for other content, which the reader of the run reports."""
+        try:
+            value = json.loads(content or b"")
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
     def write(self, name: str, content: bytes, is_new: bool = False) -> None:
         """Write a small file. is_new: raise FileExistsError if it exists, which most stores check atomically."""
         mode = {"mode": "create"} if is_new else {}
@@ -233,15 +242,6 @@ def version_of(path: Path) -> Version | None:
     return (status.st_size, status.st_mtime_ns, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def stated_digest(mark: bytes | None) -> str | None:
-    """Return the SHA-256 that the mark of a checkpoint states for its first file, the .pt or the manifest."""
-    try:
-        content = json.loads(mark or b"")
-    except (ValueError, RecursionError):
-        return None  # the reader of the checkpoint reports it
-    return content.get("sha256") if isinstance(content, dict) else None
-
-
 class Record:
     """The files of a local run directory that were read back from the store, in `.remote.json` in the directory.
 
@@ -331,7 +331,7 @@ def fetch_group(store: Store, folder: Path, group: str, sizes: Mapping[str, int]
         return False
     *others, mark = files
     io.below(folder, mark).unlink(missing_ok=True)
-    expected = stated_digest(store.read(mark))
+    expected = Store.mapping(store.read(mark)).get("sha256")
     try:
         for name in others:
             digest = store.download(name, sizes[name], io.below(folder, name))
@@ -507,7 +507,8 @@ class Mirror:
                 if not copy.exists():
                     shutil.copyfile(file, copy)
             *others, last = names
-            expected = stated_digest(io.read_bytes(io.below(copies, last), 64 * io.MB)) if others else None
+            mark = io.read_bytes(io.below(copies, last), 64 * io.MB) if others else None
+            expected = Store.mapping(mark).get("sha256")
             self._require()
             pending = [name for name in others if not self._record.has(name, files[name])]
             with ThreadPoolExecutor(THREADS) as pool:
