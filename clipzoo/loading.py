@@ -135,8 +135,7 @@ def load_run(path: Path, trust: Collection[str] = (), average: bool = False) -> 
             )
         config |= with_variables(nodes)
     if path == folder:
-        newest = checkpoint_files.newest(folder / "checkpoints")
-        if newest is None:
+        if (newest := checkpoint_files.newest(folder / "checkpoints")) is None:
             raise ConfigError(f"{folder / 'checkpoints'} holds no valid checkpoint: train first")
         state = checkpoint_files.read(newest, without=("optimizer",), verified=True, mapped=True)
     elif path.exists():

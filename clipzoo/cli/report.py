@@ -154,8 +154,7 @@ def config(options: argparse.Namespace) -> None:
     for section in (all_sections := list(sections())):
         # A section's title and class count as words of its entries.
         titles = [section.title, section.target]
-        entries = [part for part in section.entries if holds_all([part.key, part.type, part.meaning, *titles])]
-        if entries:
+        if entries := [part for part in section.entries if holds_all([part.key, part.type, part.meaning, *titles])]:
             matches.append(section._replace(entries=tuple(entries)))
     groups = {group: names for group in all_groups() if (names := options_of(group)) and holds_all([group, *names])}
     if not matches and not groups:

@@ -129,8 +129,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
     not_given = tuple(f"{key} must be" for key in missing_keys)
     faults += [fault for fault in schema.faults(plain) if not fault.startswith(not_given)]
     faults += schema.faults({SEARCH: container.get(SEARCH)})
-    faults = faults or list(schema.broken(schema.RUN, plain))
-    if faults:
+    if faults := faults or list(schema.broken(schema.RUN, plain)):
         raise ConfigError("\n         ".join(faults))
     return plain
 

@@ -74,8 +74,7 @@ def _files(folder: Path) -> list[Path]:
 def _checked(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
-    files = _files(folder)
-    if not files:
+    if not (files := _files(folder)):
         raise ConfigError(f"--config-dir {folder} has no options: it is laid out like clipzoo's conf, head/NAME.yaml")
     for path in files:
         if (CONF / path).exists():

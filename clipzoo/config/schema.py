@@ -401,8 +401,7 @@ def _definition(target: str) -> tuple[str, Any]:
     """Return the module of a class or function and the statement that defines it, or the object of another package."""
     module, _, name = target.rpartition(".")
     if module.split(".")[0] != PACKAGE.name:
-        definition = getattr(importlib.import_module(module), name, None)
-        if definition is None:
+        if (definition := getattr(importlib.import_module(module), name, None)) is None:
             raise LookupError(f"{module} defines no {name}")
         return module, definition
     names = _names(module)

@@ -73,8 +73,7 @@ def require_values(override: Override, is_sweep: bool) -> None:
         return
     if not is_sweep:
         raise ConfigError(f"{line} has several values: add -m for one run each, or quote a value with commas twice")
-    values = alternatives(override)
-    if values is None:
+    if (values := alternatives(override)) is None:
         raise ConfigError(
             f"{line} is not a list of values: give {key}=a,b,c or {key}=range(1,5), or "
             "draw from the range with search.sampler=tpe"

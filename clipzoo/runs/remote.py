@@ -148,8 +148,7 @@ def local_copy(place: str, key: str, weights: bool = True) -> Path:
         # A folder of runs.
         runs = RemoteRuns(url, key)
         # The folder of a run that has just begun holds only a lock.
-        names = [name for name in runs.names() if not name.startswith(".")]
-        if not names:
+        if not (names := [name for name in runs.names() if not name.startswith(".")]):
             raise ConfigError(f"{key}={runs.store.url} holds no run")
         for name in names:
             if name != "report":

@@ -502,8 +502,7 @@ class Study:
                     return trial
             if self.search.trials is not None and len(trials) >= self.search.trials:
                 return None
-            values = next_point(self.search, self.space, trials)
-            if values is None:
+            if (values := next_point(self.search, self.space, trials)) is None:
                 return None
             trial = Trial(len(trials), values, "running", self.space.overrides(values))
             # One line of the journal: a kill leaves the whole trial or none of it.

@@ -326,8 +326,7 @@ def fetch_group(store: Store, folder: Path, group: str, sizes: Mapping[str, int]
     """Fetch one checkpoint, its mark last. Return False if it does not exist, or, with a warning, if it is damaged."""
     if group in Tree(local_files(folder)).groups:
         return True
-    files = Tree(sizes).groups.get(group)
-    if files is None:
+    if (files := Tree(sizes).groups.get(group)) is None:
         return False
     *others, mark = files
     io.below(folder, mark).unlink(missing_ok=True)

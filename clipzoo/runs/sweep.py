@@ -63,8 +63,7 @@ def require_own_names(*command_lines: Sequence[str]) -> None:
 def require_results(overrides: Sequence[str]) -> None:
     """Raise TrainingError if a point of a sweep has no results."""
     folders = list(dict.fromkeys(point.folder for point in points(overrides)))
-    failed = [folder.name for folder in folders if not (folder / "results.json").exists()]
-    if failed:
+    if failed := [folder.name for folder in folders if not (folder / "results.json").exists()]:
         raise TrainingError(
             f"{len(failed)} of {number_of(len(folders), 'point')} of the sweep have failed, see their messages above: "
             f"{first_names(failed)}. The same command trains only these again"
@@ -79,12 +78,10 @@ def of_search_option(overrides: Sequence[str]) -> list[str]:
 
 def searched(search: str) -> list[str]:
     """Return the swept overrides of an option of conf/search, as Hydra's sweeper adds them."""
-    path = option_file("search", search)
-    if path is None:
+    if (path := option_file("search", search)) is None:
         raise ConfigError(unknown_option("search", search))
     content = yaml.safe_load(path.read_text()) or {}
-    ranges = OmegaConf.select(OmegaConf.create(content), "hydra.sweeper.params")
-    if not ranges:
+    if not (ranges := OmegaConf.select(OmegaConf.create(content), "hydra.sweeper.params")):
         raise ConfigError(f"{path} states no ranges: give KEY: VALUES below hydra.sweeper.params")
     return [f"{key}={values}" for key, values in ranges.items()]
 
