@@ -247,9 +247,9 @@ def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors by name.
+    """Tensors by name. config: the model's configuration in clipzoo's form; None if unknown.
 
-    used: those not left out. config: of the model, None if unknown. filled: rows of the table, by the filled part.
+    used: tensors that are not left out. filled: rows of the table, by the part that this source fills.
     """
 
     state: Mapping[str, Tensor]

@@ -233,7 +233,7 @@ class RunRecord:
     def evaluated(
         self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float], folder: Path
     ) -> RunRecord:
-        """Return the record with new metrics and the settings of `eval` for them. folder: its run directory."""
+        """Return the record with metrics and their settings of `eval` in place of earlier ones. folder: of the run."""
         # Averaged weights are evaluated with the settings of the weights.
         places = dict.fromkeys((key.task, key.dataset) for key in metrics if key.task != AVERAGE)
         settings = {f"{task}/{dataset}": protocol_settings(evaluation, task, dataset) for task, dataset in places}
@@ -260,7 +260,7 @@ def results(
     training: Mapping[str, float | str],
     metrics: Mapping[str, float],
 ) -> RunRecord:
-    """Return the record of a run that has ended. plain: its configuration. training: costs by name. metrics: by key."""
+    """Return the record of an ended run. plain: configuration. training: costs by name. metrics: by written key."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

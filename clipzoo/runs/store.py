@@ -47,7 +47,7 @@ Version = tuple[int, int, int]
 
 
 class Store:
-    """A folder at an fsspec URL. key: its configuration key. patience: seconds for which requests are repeated."""
+    """A folder at an fsspec URL. key: its configuration key. patience: seconds of repeated requests; None: the default."""
 
     def __init__(self, url: str, key: str, patience: float | None = None) -> None:
         from fsspec import available_protocols, registry
@@ -213,9 +213,9 @@ class Tree:
 
 
 def local_files(folder: Path) -> dict[str, Version]:
-    """Return the versions of a run's files: none of LEFT_OUT, and no temporary, special or hidden ones.
+    """Return the files of a run directory that a store keeps, with their versions.
 
-    Hidden files inside checkpoints are kept.
+    Hidden files outside of checkpoints, temporary files, links, pipes, devices and LEFT_OUT stay on the machine.
     """
     files: dict[str, Version] = {}
     for place, folders, names in os.walk(folder):
