@@ -47,7 +47,7 @@ Version = tuple[int, int, int]
 
 
 class Store:
-    """A folder at an fsspec URL. key: its configuration key. patience: seconds of repeated requests; None: the default."""
+    """A folder at an fsspec URL. key: of the configuration. patience: seconds of repeated requests, None: default."""
 
     def __init__(self, url: str, key: str, patience: float | None = None) -> None:
         from fsspec import available_protocols, registry
