@@ -24,6 +24,8 @@ from clipzoo.io.stores import is_url
 
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 """Sizes in bytes that file systems and Linux allow for the name of a file and for a path."""
+PROGRESS_SECONDS = 3.0
+"""Shortest time between two lines of progress."""
 OUTPUTS = {"output", "static", "cache"}
 """Arguments that name a folder for results; their `type` is `output_folder`."""
 
@@ -213,7 +215,7 @@ def with_config_folder(arguments: list[str]) -> list[str]:
 
 
 class Progress:
-    """Prints "work: done of total unit" and the remaining time: `progress(done, total)`, at most once in 3 s."""
+    """Prints "work: done of total unit" and the remaining time: `progress(done, total)`, once in PROGRESS_SECONDS."""
 
     def __init__(self, work: str, unit: str) -> None:
         self._work, self._unit = work, unit
@@ -224,7 +226,7 @@ class Progress:
         return time.monotonic() - self._start
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._last_line < 3.0 or done >= total:
+        if time.monotonic() - self._last_line < PROGRESS_SECONDS or done >= total:
             return
         self._last_line = time.monotonic()
         line = f"== {self._work}: {done:,} of {total:,} {self._unit}"
