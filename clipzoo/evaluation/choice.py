@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -109,8 +108,8 @@ def _scores(model: Model, images: Embedding, captions: Embedding, examples: Sequ
     for start in range(0, len(examples), EXAMPLES_AT_ONCE):
         part = examples[start : start + EXAMPLES_AT_ONCE]
         places = [image for example in part for image in example.images]
-        image = map_embedding(lambda tensor, places=places: tensor[places].to(model.device), images)  # type: ignore[misc]
-        text = map_embedding(itemgetter(slice(ends[start], ends[start + len(part)])), captions)
+        image = map_embedding(lambda tensor: tensor.to(model.device), images[places])
+        text = captions[ends[start] : ends[start + len(part)]]
         with torch.autocast(model.device.type, enabled=False), exact_products():
             scores = [*model.head.both_scores(image, text)]
             scores += [model.head.score(text, text)] if model.head.compares_within else []

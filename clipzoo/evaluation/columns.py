@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from clipzoo.distributed.launch import say
 from clipzoo.errors import number_of
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES
-from clipzoo.evaluation.task import Column, Evaluation, View, on_cpu
+from clipzoo.evaluation.task import Column, Evaluation, View
 from clipzoo.io.weights import read_tensors
 from clipzoo.types import Embedding, PointSet, concatenate, map_embedding
 
@@ -41,8 +40,6 @@ class StoredColumns(UserDict[str, Any]):
         self.data, self._files = dict.fromkeys(names), files
 
     def __getitem__(self, name: str) -> Embedding:
-        if name not in self.data:
-            raise KeyError(name)
         return concatenate([_read(path, len(rows), name) for path, rows in self._files.items()])
 
 
@@ -107,22 +104,18 @@ def store(
         count = len(batch[0])
         held += count
         if world.is_first:
-            pending.append([on_cpu(part) for part in batch])
+            pending.append([map_embedding(Tensor.cpu, part) for part in batch])
         while todo and held >= (cut := len(files[todo[0]])):
             path, held = todo.pop(0), held - cut
 
             def write(path: Path = path, cut: int = cut) -> None:
                 whole = [concatenate(parts) for parts in zip(*pending, strict=True)]
-                _write(path, {name: _rows(part, slice(cut)) for name, part in zip(columns, whole, strict=True)})
-                pending[:] = [[_rows(part, slice(cut, None)) for part in whole]]
+                _write(path, {name: part[:cut] for name, part in zip(columns, whole, strict=True)})
+                pending[:] = [[part[cut:] for part in whole]]
 
             world.run_on_first(write)
         clock.encoded(count, f"{dataset.name}, {view.split}")
     return StoredColumns(columns, files)
-
-
-def _rows(embedding: Embedding, rows: slice) -> Embedding:
-    return map_embedding(itemgetter(rows), embedding)
 
 
 def _write(path: Path, columns: Mapping[str, Embedding]) -> None:

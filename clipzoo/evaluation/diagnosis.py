@@ -57,7 +57,7 @@ class Diagnosis(Task[RetrievalDataset]):
         model, world = evaluation.model, evaluation.encoder.world
         (column,) = (view["image.0"] for view in columns.values())
         first_captions = np.unique(np.asarray(dataset.caption_image), return_index=True)[1]
-        captions = map_embedding(lambda rows: rows[first_captions], evaluation.captions(dataset)[0])
+        captions = evaluation.captions(dataset)[0][first_captions]
         image, text = model.head.vectors(map_embedding(lambda rows: rows.to(model.device), column), captions)
         metrics, arrays = diagnose(image, text, world)
 

@@ -113,8 +113,7 @@ def _one_draw(
     """Score this rank's slice of the images with all captions: all slices form the similarity matrix [n, k]."""
     size = math.ceil(len(image) / world.size)
     first = world.rank * size
-    local_images = map_embedding(lambda tensor: tensor[first : first + size], image)
-    blocks = [block for _, block in scoring.score_blocks(model, local_images, text)]
+    blocks = [block for _, block in scoring.score_blocks(model, image[first : first + size], text)]
     scores = torch.cat(blocks) if blocks else caption_image.new_empty(0, len(caption_image), dtype=model.dtype)
     of_own_images, of_captions = answer_positions(scores, caption_image, first, world)
     of_images = of_own_images.new_zeros(len(image))

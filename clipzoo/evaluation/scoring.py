@@ -21,7 +21,7 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.model import Model
 from clipzoo.runs.record import DEVIATION
-from clipzoo.types import Embedding, Features, PointSet, map_embedding
+from clipzoo.types import Embedding, Features, PointSet
 
 BLOCK_POINT_PAIRS = 1 << 28
 """Pairs of points whose similarity is computed at a time; heads divide this further as they need."""
@@ -41,9 +41,8 @@ def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tu
     points = math.prod(view.points.shape[1] for view in (image, text) if isinstance(view, PointSet))
     rows = max(1, BLOCK_POINT_PAIRS // (points * len(text)))
     for start in range(0, len(image), rows):
-        block = map_embedding(lambda tensor, start=start: tensor[start : start + rows], image)  # type: ignore[misc]
         with exact_products():
-            scores = model.similarity(block, text)
+            scores = model.similarity(image[start : start + rows], text)
         if scores.isnan().any():
             raise ConfigError("the model's similarities are NaN: its weights are broken; evaluate another checkpoint")
         yield start, scores

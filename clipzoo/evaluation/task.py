@@ -146,13 +146,10 @@ def compute(
     evaluation: Evaluation, dataset: EvaluationDataset, view: View, columns: Mapping[str, Column]
 ) -> dict[str, Embedding]:
     """Compute columns in memory: the twin of `clipzoo.evaluation.columns.store`. Collective."""
-    images = dataset.split_images(view.split)
-    batches = evaluation.encoder.images(evaluation.model, images, view.size, list(columns.values()))
-    return dict(zip(columns, joined([[on_cpu(part) for part in batch] for batch in batches]), strict=True))
-
-
-def on_cpu(embedding: Embedding) -> Embedding:
-    return map_embedding(Tensor.cpu, embedding)
+    images, functions = dataset.split_images(view.split), list(columns.values())
+    batches = evaluation.encoder.images(evaluation.model, images, view.size, functions)
+    parts = [[map_embedding(Tensor.cpu, part) for part in batch] for batch in batches]
+    return dict(zip(columns, joined(parts), strict=True))
 
 
 CONTENTS = {"zero_shot": "classes", "retrieval": "captions", "choice": "choices of captions"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import VALIDATION
-from clipzoo.types import Embedding, Progress, map_embedding
+from clipzoo.types import Embedding, Progress
 
 CACHE_GIGABYTES = 50.0
 
@@ -66,10 +65,9 @@ class HeldOutLoss:
         batches = order[: len(image) // size * size].view(-1, size)
         values = torch.zeros(len(batches), dtype=torch.float64, device=model.device)
         for number in range(world.rank, len(batches), world.size):
-            rows = partial(torch.index_select, dim=0, index=batches[number])
-            images, texts = map_embedding(rows, image), map_embedding(rows, text)
+            rows, scope = batches[number], Scope(tile=automatic_tile(size, size))
             with torch.autocast(model.device.type, enabled=False), exact_products():
-                similarity = model.head.similarity(images, texts, Scope(tile=automatic_tile(size, size)))
+                similarity = model.head.similarity(image[rows], text[rows], scope)
                 values[number] = self.objective.value_of_unseen(similarity, self.progress)
         return float(world.sum(values).mean())
 

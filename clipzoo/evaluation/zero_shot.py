@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Evaluatio
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
 from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_kind
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, concatenate, map_embedding
+from clipzoo.types import Embedding, Features, concatenate
 
 RANKED = "mean_average_precision"
 """Metric of the datasets whose images are ranked for each class."""
@@ -168,10 +167,9 @@ def build_classifiers(
 
     def embed(classes: Sequence[int]) -> list[Embedding]:
         prompts = [template.replace("{c}", class_names[index]) for index in classes for template in templates]
-        rows = [slice(row * count, (row + 1) * count) for row in range(len(classes))]
         return [
-            concatenate([model.head.ensemble(map_embedding(itemgetter(row), embedded)) for row in rows])
-            for embedded in encoder.embed_captions(model, prompts, draws)
+            concatenate([model.head.ensemble(rows[row : row + count]) for row in range(0, len(prompts), count)])
+            for rows in encoder.embed_captions(model, prompts, draws)
         ]
 
     block = max(1, encoder.batch_size // count)
