@@ -26,10 +26,8 @@ import torch
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ChoiceDataset, EvaluationDataset, Example, check_examples
 from clipzoo.evaluation.encoder import gathered_batches
-from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.scoring import exact_products, mean_over_draws
 from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task
-from clipzoo.io import below
 from clipzoo.model import Model
 from clipzoo.types import Embedding, map_embedding
 
@@ -67,9 +65,8 @@ class Choice(Task[ChoiceDataset]):
         batches = gathered_batches(len(dataset.examples), encoder.batch_size, score, encoder.world)
         values = np.concatenate([part.numpy(force=True) for (part,) in batches if isinstance(part, torch.Tensor)])
         names = np.array([re.sub(r"[^\w.+-]+", "_", example.category).strip("_") for example in dataset.examples])
-        path = below(evaluation.output, f"{self.name}/{dataset.name}.npz")
         first_draw = {name: values[:, 0, column] for column, name in enumerate(SCORES)}
-        encoder.world.run_on_first(lambda: write_arrays(path, categories=names, **first_draw))
+        self.write(evaluation, dataset, lambda: {"categories": names, **first_draw})
         groups = {"": names == names} | {name: names == name for name in np.unique(names).tolist() if name}
         return {name: _metrics(values[group]) for name, group in groups.items()}
 

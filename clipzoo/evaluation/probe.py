@@ -19,7 +19,6 @@ from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Metric
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES
 from clipzoo.evaluation.logistic import LogisticRegression
-from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, Task, View, require_kind
 
 GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
@@ -89,7 +88,7 @@ class LinearProbe(FeatureTask):
 
     def measure(self, evaluation: Evaluation, dataset: ClassificationDataset, columns: Rows) -> Metrics:
         """Write the search for C to linear_probe/<dataset>.search.json, predictions to linear_probe/<dataset>.npz."""
-        solved = {projection: evaluation.solved[projection] for projection in PROJECTIONS}
+        solved = evaluation.solved
         for projection, result in solved.items():
             if not result["converged"]:
                 say(
@@ -97,16 +96,12 @@ class LinearProbe(FeatureTask):
                     f"C={result['C']:.3g} did not converge in {number_of(result['iterations'], 'iteration')}; its "
                     "accuracy is approximate"
                 )
-
-        def write() -> None:
-            keys = ("metrics", "C", "converged", "search")
-            content = {projection: {key: result[key] for key in keys} for projection, result in solved.items()}
-            io.write_json(io.below(evaluation.output, f"{self.name}/{dataset.name}.search.json"), content)
-            answers = {f"all_{name}": np.array(result["predictions"], np.int64) for name, result in solved.items()}
-            labels = np.array(dataset.splits["test"].labels, np.int64)
-            write_arrays(io.below(evaluation.output, f"{self.name}/{dataset.name}.npz"), all_labels=labels, **answers)
-
-        evaluation.encoder.world.run_on_first(write)
+        keys, path = ("metrics", "C", "converged", "search"), f"{self.name}/{dataset.name}.search.json"
+        content = {projection: {key: result[key] for key in keys} for projection, result in solved.items()}
+        evaluation.encoder.world.run_on_first(lambda: io.write_json(io.below(evaluation.output, path), content))
+        answers = {"labels": dataset.splits["test"].labels}
+        answers |= {projection: result["predictions"] for projection, result in solved.items()}
+        self.write(evaluation, dataset, lambda: {f"all_{name}": np.array(answers[name], np.int64) for name in answers})
         return {projection: result["metrics"] for projection, result in solved.items()}
 
 

@@ -21,7 +21,6 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.averages import datacomp_average
 from clipzoo.evaluation.choice import Choice
-from clipzoo.evaluation.columns import Clock, store
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.prompts import Protocol
@@ -32,7 +31,7 @@ from clipzoo.evaluation.mteb import evaluate_tasks, open_task
 from clipzoo.evaluation.probe import LinearProbe
 from clipzoo.evaluation.retrieval import ImageTextRetrieval
 from clipzoo.evaluation.robustness import robustness
-from clipzoo.evaluation.task import Column, Evaluation, Rows, Solve, Task, View
+from clipzoo.evaluation.task import Clock, Column, Evaluation, Rows, Solve, Task, View, store
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import ZeroShotClassification
 from clipzoo.model import Model

@@ -275,7 +275,7 @@ WRITERS = {
     "io/files.py": "the one writer",
     "evaluation/datasets/prompts.py": IN_WHOLE,
     "evaluation/datasets/tar.py": UNPUBLISHED,
-    "evaluation/columns.py": "reserves space in a file that is removed",
+    "evaluation/task.py": "reserves space in a file that is removed",
     "exports/graphs.py": UNPUBLISHED,
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
