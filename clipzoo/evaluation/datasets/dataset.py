@@ -21,7 +21,7 @@ from PIL.Image import Image, fromarray
 
 from clipzoo.config.groups import option_file, options
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images import LARGEST_FILE, decode
+from clipzoo.data.images import DECODING, LARGEST_FILE, decode
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io import ANY_SIZE, DamagedFileError, below, read_yaml, readable, shortened
 
@@ -151,6 +151,25 @@ class ChoiceDataset:
 
 
 EvaluationDataset = ClassificationDataset | RetrievalDataset | ChoiceDataset
+
+
+def dataset_key(key: str, dataset: EvaluationDataset) -> str:
+    """Cache key over `key`, the decoding of images, the images, and the dataset's names, prompts, labels and captions.
+
+    Images in files are not read, see `version_of`.
+    """
+    if isinstance(dataset, ClassificationDataset):
+        facts: list[object] = [dataset.class_names, dataset.templates, dataset.metric, dataset.groups]
+        for split, samples in dataset.splits.items():
+            facts += [split, samples.labels, samples.groups, samples.all_labels]
+        images = {split: dataset.split_images(split).fingerprint() for split in dataset.splits}
+    else:
+        facts, images = [dataset.captions], {"": dataset.images.fingerprint()}
+        if isinstance(dataset, RetrievalDataset):
+            facts.append(dataset.caption_image)
+        else:
+            facts += [(*example[:2], sorted(example.pairs), example.category) for example in dataset.examples]
+    return hashlib.sha256(repr((key, DECODING, facts, images)).encode()).hexdigest()
 
 
 class ImageFile(NamedTuple):
