@@ -279,7 +279,7 @@ WRITERS = {
     "exports/graphs.py": UNPUBLISHED,
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
-    "evaluation/datasets/remote.py": LOCK,
+    "evaluation/datasets/benchmarks.py": LOCK,
     "data/locations.py": CACHE,
     "distributed/launch.py": "the null device",
     "data/index.py": "an empty probe, removed at once",
