@@ -70,10 +70,8 @@ class TarSample:
     def image(self) -> ImageFile:
         member = next((self.members[extension] for extension in MEMBER_EXTENSIONS if extension in self.members), None)
         if member is None:
-            extensions = ", .".join(self.members)
-            raise ConfigError(
-                f"{self.path}: {self.key} has no image ({', '.join(MEMBER_EXTENSIONS)}), only .{extensions}"
-            )
+            kinds, extensions = ", ".join(MEMBER_EXTENSIONS), ", .".join(self.members)
+            raise ConfigError(f"{self.path}: {self.key} has no image ({kinds}), only .{extensions}")
         return ImageFile(self.path, member.offset, member.size, self.key)
 
     def content(self, extension: str) -> bytes:
@@ -129,26 +127,25 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
         count = io.read_text(place / "nshards.txt", io.MB, REMEDY).strip()
         if not re.fullmatch("[0-9]{1,9}", count):
             raise ConfigError(f"{place / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
-        paths: list[Path] = []
+        samples[split] = []
         for shard in range(int(count)):
-            paths.append(place / f"{shard}.tar")
-            if not paths[-1].is_file():
-                raise ConfigError(f"{paths[-1]} is missing, but {place / 'nshards.txt'} counts it")
-        samples[split] = [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
+            path = place / f"{shard}.tar"
+            if not path.is_file():
+                raise ConfigError(f"{path} is missing, but {place / 'nshards.txt'} counts it")
+            samples[split] += tar_samples(path, "write the dataset again")
     for split, facts in stated_splits.items():
         if (held := len(samples.get(split, ()))) != facts["samples"]:
             place = io.below(folder, split, links=True)
             raise ConfigError(f"{place} has {number_of(held, 'sample')}, but its meta.json says {facts['samples']}")
     kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
-    if kind in ("retrieval", "choice"):
-        if "test" not in samples:
-            raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
-        return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
     if kind in ("classification", "multilabel"):
         return _classification(name, folder, meta, samples, kind == "multilabel", group_column)
-    raise ConfigError(
-        f"{type_file} says {kind!r}: only classification, multilabel, retrieval and choice datasets can be evaluated"
-    )
+    if kind not in ("retrieval", "choice"):
+        kinds = "classification, multilabel, retrieval and choice"
+        raise ConfigError(f"{type_file} says {kind!r}: only {kinds} datasets can be evaluated")
+    if "test" not in samples:
+        raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
+    return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
 
 
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
