@@ -127,6 +127,5 @@ def _metrics(values: np.ndarray) -> dict[str, float]:
     """[e, draws, scores] -> percentages over the examples to which a score applies, with deviations over draws."""
     columns = [column for column in range(len(SCORES)) if not np.isnan(values[..., column]).all()]
     means = 100 * np.nanmean(values[..., columns], axis=0)
-    return mean_over_draws(
-        [dict(zip([SCORES[column] for column in columns], row, strict=True)) for row in means.tolist()]
-    )
+    names = [SCORES[column] for column in columns]
+    return mean_over_draws([dict(zip(names, row, strict=True)) for row in means.tolist()])

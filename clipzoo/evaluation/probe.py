@@ -106,11 +106,9 @@ class LinearProbe(FeatureTask):
         solved = evaluation.solved
         for projection, result in solved.items():
             if not result["converged"]:
-                say(
-                    f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at "
-                    f"C={result['C']:.3g} did not converge in {number_of(result['iterations'], 'iteration')}; its "
-                    "accuracy is approximate"
-                )
+                place = f"probe of {dataset.name}, {projection} projection: the final fit at C={result['C']:.3g}"
+                iterations = number_of(result["iterations"], "iteration")
+                say(f"evaluation: {place} did not converge in {iterations}; its accuracy is approximate")
         keys, path = ("metrics", "C", "converged", "search"), f"{self.name}/{dataset.name}.search.json"
         content = {projection: {key: result[key] for key in keys} for projection, result in solved.items()}
         evaluation.encoder.world.run_on_first(lambda: io.write_json(io.below(evaluation.output, path), content))
@@ -241,10 +239,8 @@ def probe(
         scoring.check_labels(part.labels, class_names, f"{name}, {split}", complete=split != "val")
         invalid = int((~torch.isfinite(part.features)).any(dim=1).sum())
         if invalid:
-            raise ConfigError(
-                f"{name}, {split}: {invalid} of {number_of(len(part.features), 'image')} have features that are NaN or "
-                "infinite"
-            )
+            images = number_of(len(part.features), "image")
+            raise ConfigError(f"{name}, {split}: {invalid} of {images} have features that are NaN or infinite")
     train, validation, test = splits["train"], splits.get("val"), splits["test"]
     if validation is None:
         is_held_out = held_out(train.labels, validation_share, seed)

@@ -186,11 +186,9 @@ class Suite(Part):
         """
         pairs = self._datasets.get((ImageTextRetrieval.name, VALIDATION))
         if pairs is not None and (count := len(pairs.split_images("test"))) < global_batch:
-            say(
-                f"evaluation: eval.validation has {number_of(count, 'pair')}, fewer than "
-                f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than "
-                "the training loss and is lower"
-            )
+            fewer = f"{number_of(count, 'pair')}, fewer than trainer.global_batch={global_batch}"
+            effect = f"{VALIDATION_LOSS} has fewer negatives than the training loss and is lower"
+            say(f"evaluation: eval.validation has {fewer}: {effect}")
         measured = [MetricKey(task.name, dataset.name, "", "") for task, dataset in self._measurements(None)]
         places = [str(place) for place in measured if place.is_ranked]
         places += [f"mteb/{task.metadata.name}" for task in self._mteb_tasks]

@@ -189,10 +189,8 @@ Kind = TypeVar("Kind")
 def require_kind(kind: type[Kind], task: str, dataset: EvaluationDataset) -> Kind:
     """Return a dataset of this class. Raises ConfigError for another one. task: key of `eval` that names it."""
     if not isinstance(dataset, kind):
-        raise ConfigError(
-            f"{dataset.name} has {CONTENTS[dataset.task]} and does not fit: move it from eval.{task} to "
-            f"eval.{dataset.task}"
-        )
+        remedy = f"move it from eval.{task} to eval.{dataset.task}"
+        raise ConfigError(f"{dataset.name} has {CONTENTS[dataset.task]} and does not fit: {remedy}")
     return dataset
 
 
@@ -233,11 +231,8 @@ class Clock:
         self.done, now = self.done + count, time.perf_counter()
         if now - self.printed > SECONDS_BETWEEN_LINES:
             self.printed, rate = now, self.done / (now - self.begin)
-            left = (self.images - self.done) / rate
-            say(
-                f"evaluation: {place}; of all datasets {self.done} of {number_of(self.images, 'image')}, "
-                f"{rate:.0f} images/s, {left:.0f} s remaining"
-            )
+            done, left = f"{self.done} of {number_of(self.images, 'image')}", (self.images - self.done) / rate
+            say(f"evaluation: {place}; of all datasets {done}, {rate:.0f} images/s, {left:.0f} s remaining")
 
 
 def store(
@@ -257,11 +252,8 @@ def store(
     world, size, images = evaluation.encoder.world, evaluation.encoder.batch_size, dataset.split_images(view.split)
     place = io.below(folder, f"{view.split}.{view.size}")
     # Whole batches: their rows, and so their rounding, are those of a pass without files.
-    step, total = max(1, CHUNK // size) * size, len(images)
-    files = {
-        io.below(place, f"{key}.{first}.safetensors"): range(first, min(first + step, total))
-        for first in range(0, total, step)
-    }
+    step, every = max(1, CHUNK // size) * size, range(len(images))
+    files = {io.below(place, f"{key}.{first}.safetensors"): every[first : first + step] for first in every[::step]}
 
     def missing() -> list[Path]:
         for path in set(place.glob("*")) - set(files):
@@ -270,7 +262,7 @@ def store(
 
     todo = world.run_on_first(missing)
     rows = list(chain.from_iterable(files[path] for path in todo))
-    clock.images -= total - len(rows)
+    clock.images -= len(images) - len(rows)
     pending: list[list[Embedding]] = []
     held = 0
     batches = evaluation.encoder.images(evaluation.model, images, view.size, list(columns.values()), rows)
@@ -320,9 +312,7 @@ def _is_intact(path: Path, rows: int, columns: Iterable[str]) -> bool:
 
 def _require_space(place: Path, batch: Sequence[Embedding], rows: int) -> None:
     """Raise WriteError unless the disk has space for `rows` rows like those of a batch."""
-    tensors: list[Tensor] = []
-    for part in batch:
-        tensors += vars(part).values() if isinstance(part, PointSet) else [part]
+    tensors = [tensor for part in batch for tensor in (vars(part).values() if isinstance(part, PointSet) else [part])]
     path = io.below(place, "space.safetensors")
     io.make_folder(place)
     with io.explained(path):

@@ -107,15 +107,11 @@ def open_validation(
                 captions.append(caption)
                 pairs.append((index, number, position))
     if len(pairs) < 2:
-        raise ConfigError(
-            f"eval.validation={shards} needs at least 2 pairs of an image and a caption, and has {len(pairs)}"
-        )
+        needs = "needs at least 2 pairs of an image and a caption"
+        raise ConfigError(f"eval.validation={shards} {needs}, and has {len(pairs)}")
     if unusable:
-        samples, first = len(pairs) + len(unusable), ", ".join(unusable[:3])
-        say(
-            f"evaluation: {len(unusable)} of {samples} samples of eval.validation have no image or no caption, for "
-            f"example {first}"
-        )
+        share, first = f"{len(unusable)} of {len(pairs) + len(unusable)} samples", ", ".join(unusable[:3])
+        say(f"evaluation: {share} of eval.validation have no image or no caption, for example {first}")
     return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache)), captions, range(len(pairs)))
 
 
@@ -133,10 +129,9 @@ class _Images(Images):
         try:
             return decode(self._reader.sample(index, shard, position).image())
         except BadSampleError as error:
-            raise ConfigError(
-                f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]} cannot be used: "
-                f"{error.reason}; `clipzoo shards make` leaves such images out"
-            ) from error
+            place = f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]}"
+            remedy = "`clipzoo shards make` leaves such images out"
+            raise ConfigError(f"{place} cannot be used: {error.reason}; {remedy}") from error
 
     def fingerprint(self) -> str:
         indexes = {id(index): index for index, _, _ in self._pairs}.values()

@@ -64,11 +64,9 @@ def open_benchmark(
     if not facts and not place and not in_tables:
         others = [] if is_url(str(root)) else tar.dataset_names(root)
         hint = nearest(name, [*others, *catalogue()]) or "."
-        make_hint = "`clipzoo datasets make` makes one from your own images."
-        command = "`clipzoo world` generates the demo's." if "demo" in str(root) else make_hint
-        raise MissingDatasetError(
-            f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
-        )
+        make, demo = "`clipzoo datasets make` makes one from your own images.", "`clipzoo world` generates the demo's."
+        fault = f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint}"
+        raise MissingDatasetError(f"{fault} {demo if 'demo' in str(root) else make}")
     if place:
         dataset = replace(tar.open_tar_dataset(place.parent, place.name, facts.get("group_column")), name=name)
     elif in_tables:
@@ -121,10 +119,8 @@ def local_copy(url: str, splits: Collection[str], cache: Path) -> Path | None:
             count = io.read_text(below(folder, counter), io.MB).strip()
             if not re.fullmatch("[0-9]{1,9}", count):
                 raise ConfigError(f"{url}/{counter} must hold the number of tars, not {count[:40]!r}")
-            files = [
-                *(LISTS if LISTS[0] not in sizes else ()),
-                *(f"{split}/{shard}.tar" for shard in range(int(count))),
-            ]
+            lists = () if LISTS[0] in sizes else LISTS
+            files = [*lists, *(f"{split}/{shard}.tar" for shard in range(int(count)))]
             sizes |= dict(zip(files, pool.map(lambda file: download(url, file, folder), files), strict=True))
             if missing := [file for file in files if file.endswith(".tar") and sizes[file] is None]:
                 raise ConfigError(f"{url}/{missing[0]} is missing, but {counter} counts it")
@@ -220,7 +216,5 @@ def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDat
         class_names = [text.lower() for text in class_names] if benchmark.get("lowercase") else class_names
         return ClassificationDataset(name, class_names, (), benchmark["metric"], splits, *groups)
     except FileNotFoundError as error:
-        command = benchmark["get"].replace("{folder}", str(folder))
-        raise MissingDatasetError(
-            f"{name} is not in {folder} ({error}). Licence: {benchmark['licence']}. To get it: {command}"
-        ) from error
+        facts = f"Licence: {benchmark['licence']}. To get it: {benchmark['get'].replace('{folder}', str(folder))}"
+        raise MissingDatasetError(f"{name} is not in {folder} ({error}). {facts}") from error

@@ -108,11 +108,9 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
     folder = io.below(Path(root), name, links=True)
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
-        raise ConfigError(
-            f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has "
-            f"{', '.join(dataset_names(root)) or 'none'}); "
-            "`clipzoo world` generates the demo's in data/demo/downstream"
-        )
+        others = f"(eval.root={root} has {', '.join(dataset_names(root)) or 'none'})"
+        remedy = "`clipzoo world` generates the demo's in data/demo/downstream"
+        raise ConfigError(f"no evaluation dataset {name} at {root}/{name} {others}; {remedy}")
     meta_file, type_file = folder / "meta.json", folder / "dataset_type.txt"
     meta = io.read_json(meta_file, io.MB, REMEDY) if meta_file.exists() else {}
     stated_splits = meta.get("splits", {})
