@@ -112,10 +112,7 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
 
 
 def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
-    """Measure the recall without files, as the task does. Collective.
-
-    draws: number of draws, for heads with random features. paired: see `ImageTextRetrieval`.
-    """
+    """Measure the recall without files, as the task does. draws: for heads with random features. Collective."""
     task = ImageTextRetrieval(paired)
     task.check(dataset)
     evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())

@@ -180,10 +180,7 @@ class Suite(Part):
             say(f"evaluation: missing: {text}")
 
     def require(self, metric: str | None, global_batch: int) -> None:
-        """Raise ConfigError if the datasets have no metric trainer.checkpoints.best_metric.
-
-        Print a note if the validation set has fewer pairs than `global_batch`, a batch of the training.
-        """
+        """Raise ConfigError for a best metric that no dataset has; note fewer pairs than a global batch of training."""
         pairs = self._datasets.get((ImageTextRetrieval.name, VALIDATION))
         if pairs is not None and (count := len(pairs.split_images("test"))) < global_batch:
             fewer = f"{number_of(count, 'pair')}, fewer than trainer.global_batch={global_batch}"

@@ -101,10 +101,7 @@ class Evaluation:
         return {f"image.{draw}": partial(embedding, draw=draw) for draw in range(self.draws)}
 
     def captions(self, dataset: RetrievalDataset | ChoiceDataset) -> list[Embedding]:
-        """Embed all captions for each draw, [k, ...] on the device of every rank. Collective.
-
-        Embeddings of the latest dataset are kept for the next task.
-        """
+        """Embed all captions for each draw, [k, ...] on every rank's device; the latest are kept. Collective."""
         if self._captions.get("dataset") is not dataset:
 
             def embed(rows: Sequence[int]) -> list[Embedding]:

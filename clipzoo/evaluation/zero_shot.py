@@ -101,10 +101,7 @@ class ZeroShotClassification(Task[ClassificationDataset]):
 
 
 def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, resize: int, draws: int) -> ZeroShot:
-    """Classify the test images without files, as the task does. Collective.
-
-    resize: shorter side in pixels before the central crop. draws: number of draws, for heads with random features.
-    """
+    """Classify the test images without files, as the task does. resize: size of the `View`. Collective."""
     ZeroShotClassification().check(dataset)
     evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())
     column = {"": _classification(evaluation, dataset)}

@@ -145,10 +145,7 @@ def download(url: str, file: str, folder: Path) -> int | None:
 def _with_prompts(
     dataset: ClassificationDataset, facts: Benchmark, protocol: Protocol, folder: Path, own: bool
 ) -> ClassificationDataset:
-    """Return the dataset with the metric, class names and templates of the catalogue.
-
-    own: its class names and templates are ready for use, as in tar shards.
-    """
+    """Return the dataset with the catalogue's metric, names and templates. own: its own are ready, as in tar shards."""
     names, templates = list(dataset.class_names), list(dataset.templates)
     # ImageNet's own names are numbers, for example.
     named = "names" in facts and (protocol != "set" or (not own and facts["names"]["source"] != "own"))
@@ -199,10 +196,7 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
 
 
 def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDataset:
-    """Read a benchmark from the files that its authors distribute, without templates. Raises MissingDatasetError.
-
-    root: for the message, where the dataset was looked for.
-    """
+    """Read a benchmark from its authors' files, without templates. root: for the message of MissingDatasetError."""
     benchmark = catalogue()[name]
     try:
         if benchmark["reader"] == "tars" or is_url(str(root)):

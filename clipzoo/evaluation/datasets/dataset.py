@@ -154,10 +154,7 @@ EvaluationDataset = ClassificationDataset | RetrievalDataset | ChoiceDataset
 
 
 def dataset_key(key: str, dataset: EvaluationDataset) -> str:
-    """Cache key over `key`, the decoding of images, the images, and the dataset's names, prompts, labels and captions.
-
-    Images in files are not read, see `version_of`.
-    """
+    """Cache key over `key`, the decoding of images, the images (see `version_of`), names, prompts, labels, captions."""
     if isinstance(dataset, ClassificationDataset):
         facts: list[object] = [dataset.class_names, dataset.templates, dataset.metric, dataset.groups]
         for split, samples in dataset.splits.items():
@@ -292,10 +289,7 @@ a choice dataset."""
 
 @cache
 def catalogue() -> dict[str, Benchmark]:
-    """Benchmark datasets by name, of all YAML files of this folder.
-
-    catalogue.yaml explains the keys. An entry with `languages` becomes a dataset for each language.
-    """
+    """Benchmark datasets by name, of all YAML files of this folder; catalogue.yaml explains the keys."""
     entries: dict[str, Benchmark] = {}
     for path in sorted(Path(__file__).parent.glob("*.yaml")):
         shared = yaml.safe_load(path.read_text()).items()

@@ -72,10 +72,7 @@ def torchvision(folder: Path, facts: Benchmark) -> ClassificationSource:
 
 
 def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """Read splits of one folder per class; labels are in the order of the folders' names.
-
-    facts["splits"]: name -> folder. A folder for "train" may be absent: only linear probes need it.
-    """
+    """Read splits of one folder per class, in the order of their names; that of "train" may be absent: for probes."""
     paths = {
         split: [path for path in sorted(existing(folder, part).glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS]
         for split, part in facts["splits"].items()
@@ -220,10 +217,7 @@ def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:
 
 
 def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
-    """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers.
-
-    Raises DamagedFileError.
-    """
+    """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers."""
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
@@ -258,10 +252,7 @@ def pairs(folder: Path, facts: Benchmark) -> RetrievalSource:
 
 
 def cut(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """Splits by position: each class's files in the order of their names, from `cut[0]` to `cut[1]` of its files.
-
-    Numbers with a point are shares of the class.
-    """
+    """Splits of each class's files in the order of their names: first and end, as shares if they have a point."""
     names, whole = (torchvision if "class" in facts else class_folders)(folder, facts)
     parts: dict[str, list[tuple[Path, int]]] = {}
     samples = sorted(_samples(whole["all"]), key=lambda sample: (sample[1], sample[0].name))
