@@ -359,8 +359,6 @@ def check_examples(dataset: ChoiceDataset) -> None:
             and all(image in rows and caption in columns for image, caption in example.pairs)
             and 0 < len(example.pairs) < len(rows) * len(columns)
         ):
-            raise ConfigError(
-                f"{dataset.name}: example {number} must have some of {number_of(images, 'image')} and "
-                f"{number_of(captions, 'caption')}, of which some pairs belong together, but not all: "
-                f"{shortened(example, 300)}"
-            )
+            some = f"some of {number_of(images, 'image')} and {number_of(captions, 'caption')}"
+            rule = f"must have {some}, of which some pairs belong together, but not all"
+            raise ConfigError(f"{dataset.name}: example {number} {rule}: {shortened(example, 300)}")

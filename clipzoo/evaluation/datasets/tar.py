@@ -175,10 +175,9 @@ def _classification(
     # Empty lines are ignored only at the end; elsewhere they are classes.
     class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
     templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
-    for template in templates:
-        if "{c}" not in template:
-            fault = f"has the prompt template {template!r} without {{c}}, where the class name goes"
-            raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
+    if bad := [template for template in templates if "{c}" not in template]:
+        fault = f"has the prompt template {bad[0]!r} without {{c}}, where the class name goes"
+        raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
     metric = meta.get("metric", "mean_average_precision" if multilabel else "top1")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")
