@@ -107,7 +107,7 @@ def test_nothing_imports_a_leaf():
     assert found == IMPORTERS_OF_LEAVES.keys()
 
 
-LARGE_FOLDERS: dict[str, str] = {"objectives": "one file for each objective", "evaluation": "one file for each task"}
+LARGE_FOLDERS: dict[str, str] = {"objectives": "one file for each objective"}
 """Folders of more than 15 files, and why they may."""
 
 

@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -27,10 +26,8 @@ import torch
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ChoiceDataset, EvaluationDataset, Example, check_examples
 from clipzoo.evaluation.encoder import gathered_batches
-from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.scoring import exact_products, mean_over_draws
 from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task
-from clipzoo.io import below
 from clipzoo.model import Model
 from clipzoo.types import Embedding, map_embedding
 
@@ -68,9 +65,8 @@ class Choice(Task[ChoiceDataset]):
         batches = gathered_batches(len(dataset.examples), encoder.batch_size, score, encoder.world)
         values = np.concatenate([part.numpy(force=True) for (part,) in batches if isinstance(part, torch.Tensor)])
         names = np.array([re.sub(r"[^\w.+-]+", "_", example.category).strip("_") for example in dataset.examples])
-        path = below(evaluation.output, f"{self.name}/{dataset.name}.npz")
         first_draw = {name: values[:, 0, column] for column, name in enumerate(SCORES)}
-        encoder.world.run_on_first(lambda: write_arrays(path, categories=names, **first_draw))
+        self.write(evaluation, dataset, lambda: {"categories": names, **first_draw})
         groups = {"": names == names} | {name: names == name for name in np.unique(names).tolist() if name}
         return {name: _metrics(values[group]) for name, group in groups.items()}
 
@@ -109,8 +105,8 @@ def _scores(model: Model, images: Embedding, captions: Embedding, examples: Sequ
     for start in range(0, len(examples), EXAMPLES_AT_ONCE):
         part = examples[start : start + EXAMPLES_AT_ONCE]
         places = [image for example in part for image in example.images]
-        image = map_embedding(lambda tensor, places=places: tensor[places].to(model.device), images)  # type: ignore[misc]
-        text = map_embedding(itemgetter(slice(ends[start], ends[start + len(part)])), captions)
+        image = map_embedding(lambda tensor: tensor.to(model.device), images[places])
+        text = captions[ends[start] : ends[start + len(part)]]
         with torch.autocast(model.device.type, enabled=False), exact_products():
             scores = [*model.head.both_scores(image, text)]
             scores += [model.head.score(text, text)] if model.head.compares_within else []
@@ -131,6 +127,5 @@ def _metrics(values: np.ndarray) -> dict[str, float]:
     """[e, draws, scores] -> percentages over the examples to which a score applies, with deviations over draws."""
     columns = [column for column in range(len(SCORES)) if not np.isnan(values[..., column]).all()]
     means = 100 * np.nanmean(values[..., columns], axis=0)
-    return mean_over_draws(
-        [dict(zip([SCORES[column] for column in columns], row, strict=True)) for row in means.tolist()]
-    )
+    names = [SCORES[column] for column in columns]
+    return mean_over_draws([dict(zip(names, row, strict=True)) for row in means.tolist()])

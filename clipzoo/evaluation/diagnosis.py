@@ -16,11 +16,9 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo import io
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
-from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task
 from clipzoo.types import map_embedding
 
@@ -54,18 +52,13 @@ class Diagnosis(Task[RetrievalDataset]):
         return {"image.0": evaluation.image_columns()["image.0"]}
 
     def measure(self, evaluation: Evaluation, dataset: RetrievalDataset, columns: Rows) -> Metrics:
-        model, world = evaluation.model, evaluation.encoder.world
+        model = evaluation.model
         (column,) = (view["image.0"] for view in columns.values())
         first_captions = np.unique(np.asarray(dataset.caption_image), return_index=True)[1]
-        captions = map_embedding(lambda rows: rows[first_captions], evaluation.captions(dataset)[0])
+        captions = evaluation.captions(dataset)[0][first_captions]
         image, text = model.head.vectors(map_embedding(lambda rows: rows.to(model.device), column), captions)
-        metrics, arrays = diagnose(image, text, world)
-
-        def write() -> None:
-            coordinates = map_of(image, text, self._map, self._seed)
-            write_arrays(io.below(evaluation.output, f"{self.name}/{dataset.name}.npz"), map=coordinates, **arrays)
-
-        world.run_on_first(write)
+        metrics, arrays = diagnose(image, text, evaluation.encoder.world)
+        self.write(evaluation, dataset, lambda: {"map": map_of(image, text, self._map, self._seed), **arrays})
         return metrics
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL.Image import Image, open as open_image
 from torch import Tensor
-from torch.nn import functional
 
 from clipzoo.data.images import LARGEST_FILE, to_rgb
 from clipzoo.data.loader import iterate
@@ -25,7 +22,7 @@ from clipzoo.evaluation.datasets.dataset import Images
 from clipzoo.evaluation.scoring import embed_draws, exact_products
 from clipzoo.io import readable
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, concatenate, gather_embedding, map_embedding
+from clipzoo.types import Embedding, Features, concatenate, gather_embedding
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "squash", "longest"]
@@ -83,7 +80,7 @@ class BatchEncoder:
             pixels = next(loaded)
             with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
-            with _full_precision(model):
+            with torch.autocast(model.device.type, enabled=False), exact_products():
                 indices = torch.tensor([rows[index] for index in batch]).to(model.device)
                 return [column(features, indices) for column in columns]
 
@@ -101,16 +98,9 @@ class BatchEncoder:
                 tokens = trim_padding(tokens, self.tokenizer.end_token)
             with torch.autocast(model.device.type, PRECISIONS[self.precision], enabled=self.precision != "float32"):
                 features = model.text_features(tokens, lengths)
-            with _full_precision(model):
+            with torch.autocast(model.device.type, enabled=False), exact_products():
                 parts.append(embed_draws(model, draws, model.head.embed_text, features))
         return joined(parts)
-
-
-@contextmanager
-def _full_precision(model: Model) -> Iterator[None]:
-    """Compute without autocast and TF32, as heads do."""
-    with torch.autocast(model.device.type, enabled=False), exact_products():
-        yield
 
 
 def gathered_batches(
@@ -123,15 +113,12 @@ def gathered_batches(
     rows_done = 0
     for batch in _local_batches(count, size, world):
         rows = min(size * world.size, count - rows_done)
-        padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
-        gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
-        yield [map_embedding(itemgetter(slice(rows)), result) for result in gathered]
+        results = compute(batch)
+        if len(batch) < size:  # the padding is cut below
+            results = [result[torch.arange(size) % len(batch)] for result in results]
+        gathered = [gather_embedding(result, world) for result in results]  # type: ignore[type-var]
+        yield [result[:rows] for result in gathered]
         rows_done += rows
-
-
-def _padded(tensor: Tensor, size: int) -> Tensor:
-    missing = size - len(tensor)
-    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
 
 
 def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:

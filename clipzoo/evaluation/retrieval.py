@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.evaluation import outputs, scoring
+from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.encoder import BatchEncoder
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, compute, require_kind
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, compute, require_kind, thumbnails
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey
 from clipzoo.types import Embedding, map_embedding
 
 CUTOFFS = (1, 5, 10)
-RETRIEVED = 10
+RETRIEVED, SHOWN_CAPTIONS, SHOWN_IMAGES = 10, 6, 5
 ROWS_AT_ONCE = 256
 
 
@@ -39,6 +39,23 @@ class Retrieval:
     positions: Tensor
     retrieved: Tensor
     image_positions: Tensor
+
+    def arrays(self, dataset: RetrievalDataset) -> dict[str, np.ndarray]:
+        """Return positions of right answers in both directions, and a few captions with the images they retrieve."""
+        count = len(dataset.captions)
+        captions = torch.linspace(0, count - 1, min(SHOWN_CAPTIONS, count)).long().tolist()
+        shown = self.retrieved[captions][:, :SHOWN_IMAGES]
+        return {
+            "captions": np.array([dataset.captions[index] for index in captions]),
+            "place": self.positions[captions].numpy(),
+            "found": shown.numpy(),
+            "owner": np.array([dataset.caption_image[index] for index in captions]),
+            "images": np.stack([thumbnails([dataset.images[int(index)] for index in row]) for row in shown]),
+            "gallery": np.array(len(dataset.images)),
+            "all_places": self.positions.numpy(),
+            "all_owners": np.array(dataset.caption_image),
+            "all_image_places": self.image_positions.numpy(),
+        }
 
 
 class ImageTextRetrieval(Task[RetrievalDataset]):
@@ -69,8 +86,7 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
     def measure(self, evaluation: Evaluation, dataset: RetrievalDataset, columns: Rows) -> Metrics:
         (images,) = columns.values()
         result = self.result(evaluation, dataset, images)
-        path = io.below(evaluation.output, f"{self.name}/{dataset.name}.npz")
-        evaluation.encoder.world.run_on_first(lambda: outputs.write_retrieval(path, dataset, result))
+        self.write(evaluation, dataset, lambda: result.arrays(dataset))
         return result.metrics
 
     def result(self, evaluation: Evaluation, dataset: RetrievalDataset, images: Mapping[str, Embedding]) -> Retrieval:
@@ -96,10 +112,7 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
 
 
 def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
-    """Measure the recall without files, as the task does. Collective.
-
-    draws: number of draws, for heads with random features. paired: see `ImageTextRetrieval`.
-    """
+    """Measure the recall without files, as the task does. draws: for heads with random features. Collective."""
     task = ImageTextRetrieval(paired)
     task.check(dataset)
     evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())
@@ -113,8 +126,7 @@ def _one_draw(
     """Score this rank's slice of the images with all captions: all slices form the similarity matrix [n, k]."""
     size = math.ceil(len(image) / world.size)
     first = world.rank * size
-    local_images = map_embedding(lambda tensor: tensor[first : first + size], image)
-    blocks = [block for _, block in scoring.score_blocks(model, local_images, text)]
+    blocks = [block for _, block in scoring.score_blocks(model, image[first : first + size], text)]
     scores = torch.cat(blocks) if blocks else caption_image.new_empty(0, len(caption_image), dtype=model.dtype)
     of_own_images, of_captions = answer_positions(scores, caption_image, first, world)
     of_images = of_own_images.new_zeros(len(image))

@@ -21,7 +21,7 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.model import Model
 from clipzoo.runs.record import DEVIATION
-from clipzoo.types import Embedding, Features, PointSet, map_embedding
+from clipzoo.types import Embedding, Features, PointSet
 
 BLOCK_POINT_PAIRS = 1 << 28
 """Pairs of points whose similarity is computed at a time; heads divide this further as they need."""
@@ -41,9 +41,8 @@ def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tu
     points = math.prod(view.points.shape[1] for view in (image, text) if isinstance(view, PointSet))
     rows = max(1, BLOCK_POINT_PAIRS // (points * len(text)))
     for start in range(0, len(image), rows):
-        block = map_embedding(lambda tensor, start=start: tensor[start : start + rows], image)  # type: ignore[misc]
         with exact_products():
-            scores = model.similarity(block, text)
+            scores = model.similarity(image[start : start + rows], text)
         if scores.isnan().any():
             raise ConfigError("the model's similarities are NaN: its weights are broken; evaluate another checkpoint")
         yield start, scores
@@ -213,33 +212,24 @@ def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complet
         raise ConfigError(f"{where}: {len(class_names)} class, nothing can be classified")
     empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()
     if empty:
-        shown = ", ".join(repr(class_names[index]) for index in empty[:5])
-        raise ConfigError(
-            f"{where}: {len(empty)} of {number_of(len(class_names), 'class', 'es')} have no sample ({shown})"
-        )
+        shown, count = ", ".join(repr(class_names[index]) for index in empty[:5]), len(class_names)
+        raise ConfigError(f"{where}: {len(empty)} of {number_of(count, 'class', 'es')} have no sample ({shown})")
 
 
 def check_captions(dataset: RetrievalDataset, paired: bool) -> None:
     """Raise ConfigError unless captions belong to images and every image has one; `paired`: equally many."""
-    caption_image, name = torch.as_tensor(dataset.caption_image), dataset.name
-    images, captions = len(dataset.images), len(dataset.captions)
+    caption_image, captions = torch.as_tensor(dataset.caption_image), len(dataset.captions)
+    images, of_images, fault = len(dataset.images), number_of(len(dataset.images), "image"), ""
     if len(caption_image) != captions:
-        raise ConfigError(
-            f"{name}: {number_of(captions, 'caption')}, but {len(caption_image)} entries in caption_image"
-        )
-    if captions == 0 or caption_image.min() < 0 or caption_image.max() >= images:
-        shown = caption_image.tolist()[:5]
-        raise ConfigError(
-            f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
-        )
-    counts = torch.bincount(caption_image, minlength=images)
-    missing = (counts == 0).nonzero().flatten().tolist()
-    if missing:
-        raise ConfigError(
-            f"{name}: {len(missing)} of {number_of(images, 'image')} have no caption (the first is number {missing[0]})"
-        )
-    if paired and counts.min() != counts.max():
-        raise ConfigError(
-            f"{name}: images have {int(counts.min())} to {int(counts.max())} captions, but the paired protocol needs "
-            "equally many: set eval.paired=false"
-        )
+        fault = f"{number_of(captions, 'caption')}, but {len(caption_image)} entries in caption_image"
+    elif captions == 0 or caption_image.min() < 0 or caption_image.max() >= images:
+        fault = f"captions belong to images {caption_image.tolist()[:5]}..., but the dataset has {of_images}"
+    else:
+        counts = torch.bincount(caption_image, minlength=images)
+        if missing := (counts == 0).nonzero().flatten().tolist():
+            fault = f"{len(missing)} of {of_images} have no caption (the first is number {missing[0]})"
+        elif paired and counts.min() != counts.max():
+            unequal = f"images have {int(counts.min())} to {int(counts.max())} captions"
+            fault = f"{unequal}, but the paired protocol needs equally many: set eval.paired=false"
+    if fault:
+        raise ConfigError(f"{dataset.name}: {fault}")

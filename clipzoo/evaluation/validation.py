@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import VALIDATION
-from clipzoo.types import Embedding, Progress, map_embedding
+from clipzoo.types import Embedding, Progress
 
 CACHE_GIGABYTES = 50.0
 
@@ -66,10 +65,9 @@ class HeldOutLoss:
         batches = order[: len(image) // size * size].view(-1, size)
         values = torch.zeros(len(batches), dtype=torch.float64, device=model.device)
         for number in range(world.rank, len(batches), world.size):
-            rows = partial(torch.index_select, dim=0, index=batches[number])
-            images, texts = map_embedding(rows, image), map_embedding(rows, text)
+            rows, scope = batches[number], Scope(tile=automatic_tile(size, size))
             with torch.autocast(model.device.type, enabled=False), exact_products():
-                similarity = model.head.similarity(images, texts, Scope(tile=automatic_tile(size, size)))
+                similarity = model.head.similarity(image[rows], text[rows], scope)
                 values[number] = self.objective.value_of_unseen(similarity, self.progress)
         return float(world.sum(values).mean())
 
@@ -109,15 +107,11 @@ def open_validation(
                 captions.append(caption)
                 pairs.append((index, number, position))
     if len(pairs) < 2:
-        raise ConfigError(
-            f"eval.validation={shards} needs at least 2 pairs of an image and a caption, and has {len(pairs)}"
-        )
+        needs = "needs at least 2 pairs of an image and a caption"
+        raise ConfigError(f"eval.validation={shards} {needs}, and has {len(pairs)}")
     if unusable:
-        samples, first = len(pairs) + len(unusable), ", ".join(unusable[:3])
-        say(
-            f"evaluation: {len(unusable)} of {samples} samples of eval.validation have no image or no caption, for "
-            f"example {first}"
-        )
+        share, first = f"{len(unusable)} of {len(pairs) + len(unusable)} samples", ", ".join(unusable[:3])
+        say(f"evaluation: {share} of eval.validation have no image or no caption, for example {first}")
     return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache)), captions, range(len(pairs)))
 
 
@@ -135,10 +129,9 @@ class _Images(Images):
         try:
             return decode(self._reader.sample(index, shard, position).image())
         except BadSampleError as error:
-            raise ConfigError(
-                f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]} cannot be used: "
-                f"{error.reason}; `clipzoo shards make` leaves such images out"
-            ) from error
+            place = f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]}"
+            remedy = "`clipzoo shards make` leaves such images out"
+            raise ConfigError(f"{place} cannot be used: {error.reason}; {remedy}") from error
 
     def fingerprint(self) -> str:
         indexes = {id(index): index for index, _, _ in self._pairs}.values()

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.evaluation import outputs, scoring
+from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
-from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_kind
+from clipzoo.evaluation.task import Column, Evaluation, Metrics, Rows, Task, View, compute, require_kind, thumbnails
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, concatenate, map_embedding
+from clipzoo.types import Embedding, Features, concatenate
 
+MISTAKES = 12
 RANKED = "mean_average_precision"
 """Metric of the datasets whose images are ranked for each class."""
 
@@ -38,6 +38,29 @@ class ZeroShot:
     predictions: Tensor
     margins: Tensor
     group_top1: Tensor | None = None
+
+    def arrays(self, dataset: ClassificationDataset) -> dict[str, np.ndarray]:
+        """Return the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes.
+
+        With groups: their names and top-1, "groups" and "group_top1" [groups].
+        """
+        mistakes = (self.labels != self.predictions).nonzero().flatten()
+        worst = mistakes[self.margins[mistakes].argsort(descending=True, stable=True)][:MISTAKES]
+        classes, images = len(dataset.class_names), dataset.split_images("test")
+        cells = torch.bincount(self.labels * classes + self.predictions, minlength=classes**2)
+        arrays = {
+            "confusion": cells.view(classes, classes).numpy(),
+            "class_names": np.array(dataset.class_names),
+            "images": thumbnails([images[int(index)] for index in worst]),
+            "labels": self.labels[worst].numpy(),
+            "predictions": self.predictions[worst].numpy(),
+            "margins": self.margins[worst].float().numpy(),
+            "all_labels": self.labels.numpy(),
+            "all_predictions": self.predictions.numpy(),
+        }
+        if self.group_top1 is not None:
+            arrays |= {"groups": np.array(dataset.groups), "group_top1": self.group_top1.numpy()}
+        return arrays
 
 
 class ZeroShotClassification(Task[ClassificationDataset]):
@@ -73,16 +96,12 @@ class ZeroShotClassification(Task[ClassificationDataset]):
             precisions = [scoring.average_precision(scores, _members(dataset)).mean() for scores in rows.unbind(dim=1)]
             return {"": scoring.mean_over_draws([{dataset.metric: 100 * value.item()} for value in precisions])}
         result = _result(evaluation.model.pair_scale, dataset, rows)
-        path = io.below(evaluation.output, f"{self.name}/{dataset.name}.npz")
-        evaluation.encoder.world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, result))
+        self.write(evaluation, dataset, lambda: result.arrays(dataset))
         return {"": result.metrics}
 
 
 def zero_shot(model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, resize: int, draws: int) -> ZeroShot:
-    """Classify the test images without files, as the task does. Collective.
-
-    resize: shorter side in pixels before the central crop. draws: number of draws, for heads with random features.
-    """
+    """Classify the test images without files, as the task does. resize: size of the `View`. Collective."""
     ZeroShotClassification().check(dataset)
     evaluation = Evaluation(model, encoder, draws if model.head.stochastic else 1, Path())
     column = {"": _classification(evaluation, dataset)}
@@ -168,10 +187,9 @@ def build_classifiers(
 
     def embed(classes: Sequence[int]) -> list[Embedding]:
         prompts = [template.replace("{c}", class_names[index]) for index in classes for template in templates]
-        rows = [slice(row * count, (row + 1) * count) for row in range(len(classes))]
         return [
-            concatenate([model.head.ensemble(map_embedding(itemgetter(row), embedded)) for row in rows])
-            for embedded in encoder.embed_captions(model, prompts, draws)
+            concatenate([model.head.ensemble(rows[row : row + count]) for row in range(0, len(prompts), count)])
+            for rows in encoder.embed_captions(model, prompts, draws)
         ]
 
     block = max(1, encoder.batch_size // count)

@@ -53,7 +53,7 @@ SIDES = ("highest", "lowest")
 LEGEND_WIDTH = 160
 """Characters in one line of a legend above a figure of 12 inches."""
 Arrays = dict[str, np.ndarray]
-"""Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
+"""Arrays of an evaluation by name, see `clipzoo.evaluation.task.Task.write`."""
 Points = list[tuple[float, float]]
 Labels = Mapping[str, str]
 """Labels of the rows of a comparison by group."""

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.evaluation import columns
-from clipzoo.evaluation.columns import Clock, store
-from clipzoo.evaluation.task import Evaluation, View, compute
+from clipzoo.evaluation import task
+from clipzoo.evaluation.task import Clock, Evaluation, View, compute, store
 from clipzoo.io import WriteError
 from clipzoo.types import PointSet
 from tests.support import damage
@@ -21,7 +20,7 @@ VIEW = View("train", IMAGE_SIZE)
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch):
-    monkeypatch.setattr(columns, "CHUNK", 17)
+    monkeypatch.setattr(task, "CHUNK", 17)
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression as Peer
 from torch.nn import functional
 
-from clipzoo.evaluation.frozen import PENALTIES, fit, lp_plus_plus, over_seeds
-from clipzoo.evaluation.probe import LabelledFeatures, ranks_in_classes
+from clipzoo.evaluation.probe import PENALTIES, LabelledFeatures, fit, lp_plus_plus, over_seeds, ranks_in_classes
 from tests.support.classification import problem
 
 

@@ -13,7 +13,7 @@ import torch
 
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.distributed.world import World
-from clipzoo.evaluation import columns
+from clipzoo.evaluation import task
 from clipzoo.evaluation.encoder import Transform
 from tests.support.evaluation_sets import model_of, suite_of, write_sets
 from tests.support.processes import Process
@@ -94,7 +94,7 @@ def test_a_changed_byte_of_a_tar_repeats_its_dataset_even_if_the_time_of_the_fil
 
 def evaluate_and_count(folder: Path, run: Path, root: Path, kill_at: int | None, count: Path) -> None:
     os.chdir(folder)
-    columns.CHUNK = 8
+    task.CHUNK = 8
     encoded = count_images(kill_at)
     evaluate([
         f"run={run}", "output=out", "eval=none", f"eval.root={root}", "eval.zero_shot=[colours]", "eval.batch_size=4",
@@ -161,7 +161,7 @@ def test_numbers_are_dealt_once_over_all_ranks():
 
 
 def test_lines_tell_the_time_that_all_datasets_still_take(root, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(columns, "SECONDS_BETWEEN_LINES", -1)
+    monkeypatch.setattr(task, "SECONDS_BETWEEN_LINES", -1)
     with torch.no_grad():
         suite_of(root, probe_resize=1.0).run(model_of("clip"), tmp_path, World())
     lines = [line for line in capsys.readouterr().err.splitlines() if "remaining" in line]

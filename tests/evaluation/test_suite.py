@@ -160,7 +160,7 @@ def test_an_interrupted_evaluation_resumes_after_its_finished_datasets(root, tmp
 def test_results_and_features_of_another_decoding_of_images_are_not_used(root, tmp_path, counted, monkeypatch):
     model, suite = model_of("clip"), suite_of(root, keep_features=True)
     with monkeypatch.context() as patch:
-        patch.setattr("clipzoo.evaluation.suite.DECODING", "without the alpha channel")
+        patch.setattr("clipzoo.evaluation.datasets.dataset.DECODING", "without the alpha channel")
         suite.run(model, tmp_path, World())
     reads = counted.reads
     suite.run(model, tmp_path, World())

@@ -12,8 +12,8 @@ import pytest
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.averages import datacomp_average
 from clipzoo.evaluation.datasets.dataset import catalogue, suites
+from clipzoo.evaluation.suite import datacomp_average
 from clipzoo.report.published import OPEN_CLIP
 from clipzoo.runs.record import MetricKey
 from tests.support.evaluation_sets import config_of, model_of, suite_of, write_sets

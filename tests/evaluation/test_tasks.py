@@ -15,7 +15,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledSplit
 from clipzoo.evaluation.encoder import Transform
-from clipzoo.evaluation.frozen import FewShot, Neighbours
+from clipzoo.evaluation.probe import FewShot, Neighbours
 from clipzoo.evaluation.suite import evaluate
 from clipzoo.evaluation.task import Evaluation
 from clipzoo.evaluation.zero_shot import ZeroShotClassification, build_classifiers

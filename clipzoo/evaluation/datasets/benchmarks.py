@@ -1,16 +1,22 @@
 """Open an evaluation dataset by name: a benchmark of the catalogue, or any dataset in the tar layout or in Parquet.
 
-Needs no torch.
+Datasets in the tar layout are also read from an fsspec URL, such as https:// or hf://. Needs no torch.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import re
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from clipzoo import io
+from clipzoo.data.locations import copy_location
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import choices, prompts, readers, remote, tables, tar
+from clipzoo.evaluation.datasets import choices, prompts, readers, tables, tar
 from clipzoo.evaluation.datasets.dataset import (
     Benchmark,
     ChoiceDataset,
@@ -22,7 +28,13 @@ from clipzoo.evaluation.datasets.dataset import (
 )
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.io import below, folder_name
-from clipzoo.io.stores import is_url
+from clipzoo.io.stores import is_missing, is_url
+
+KEY = "eval.root"
+LISTS = (tar.NAMES_FILE, tar.TEMPLATES_FILE, "dataset_type.txt", "meta.json")
+PARALLEL_FILES = 4
+MARK = "sizes.json"
+"""Written last: size of every copied file by its name."""
 
 
 class MissingDatasetError(ConfigError):
@@ -34,7 +46,7 @@ def open_benchmark(
     root: Path | str,
     protocol: Protocol,
     splits: Collection[str] = ("train", "val", "test"),
-    cache: Path = remote.CACHE,
+    cache: Path = Path("data/downstream_cache"),
 ) -> EvaluationDataset:
     """Open a dataset below `root`, as tar shards, in Parquet or Arrow, or in the files that its authors distribute.
 
@@ -52,11 +64,9 @@ def open_benchmark(
     if not facts and not place and not in_tables:
         others = [] if is_url(str(root)) else tar.dataset_names(root)
         hint = nearest(name, [*others, *catalogue()]) or "."
-        make_hint = "`clipzoo datasets make` makes one from your own images."
-        command = "`clipzoo world` generates the demo's." if "demo" in str(root) else make_hint
-        raise MissingDatasetError(
-            f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
-        )
+        make, demo = "`clipzoo datasets make` makes one from your own images.", "`clipzoo world` generates the demo's."
+        fault = f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint}"
+        raise MissingDatasetError(f"{fault} {demo if 'demo' in str(root) else make}")
     if place:
         dataset = replace(tar.open_tar_dataset(place.parent, place.name, facts.get("group_column")), name=name)
     elif in_tables:
@@ -78,18 +88,64 @@ def _tar_folders(name: str, facts: Benchmark, root: Path | str, splits: Collecti
     if "{name}" not in str(root):
         places = [f"{str(root).rstrip('/')}/{folder_name(of, 'evaluation dataset')}" for of in dict.fromkeys(names)]
     for place in places:
-        folder = remote.local_copy(place, splits, cache) if is_url(place) else Path(place)
+        folder = local_copy(place, splits, cache) if is_url(place) else Path(place)
         if folder is not None and any(folder.glob("*/nshards.txt")):
             yield folder
+
+
+def local_copy(url: str, splits: Collection[str], cache: Path) -> Path | None:
+    """Return a folder in `cache` with the lists and these splits of the dataset; None if the URL has none of them.
+
+    Complete files are not requested again, also after an interruption. Raises ConfigError for a copy of a wrong size,
+    TrainingError if the server does not recover in time.
+    """
+    # A page of the hub that lists files, as CLIP_benchmark takes it, becomes the address of the files.
+    url = re.sub(r"^(https://huggingface\.co/datasets/[^/]+/[^/]+)/tree/", r"\1/resolve/", url.rstrip("/"))
+    name = re.sub(r"/(resolve/)?main$", "", url).rpartition("/")[2]
+    folder = below(cache, f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{folder_name(name, KEY)}")
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock, ThreadPoolExecutor(PARALLEL_FILES) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mark = folder / MARK
+        sizes = io.read_json(mark, 64 * io.MB, f"remove {folder}") if mark.exists() else {}
+        for file, size in sizes.items():
+            held = path.stat().st_size if (path := below(folder, file)).exists() else None
+            if held != size:
+                raise ConfigError(f"{path} has {held} bytes in place of {size}: remove {folder} to download it again")
+        for split in splits:
+            counter = f"{split}/nshards.txt"
+            if counter in sizes or (sizes := sizes | {counter: download(url, counter, folder)})[counter] is None:
+                continue
+            count = io.read_text(below(folder, counter), io.MB).strip()
+            if not re.fullmatch("[0-9]{1,9}", count):
+                raise ConfigError(f"{url}/{counter} must hold the number of tars, not {count[:40]!r}")
+            lists = () if LISTS[0] in sizes else LISTS
+            files = [*lists, *(f"{split}/{shard}.tar" for shard in range(int(count)))]
+            sizes |= dict(zip(files, pool.map(lambda file: download(url, file, folder), files), strict=True))
+            if missing := [file for file in files if file.endswith(".tar") and sizes[file] is None]:
+                raise ConfigError(f"{url}/{missing[0]} is missing, but {counter} counts it")
+            io.write_json(mark, sizes)
+    return folder if any(sizes[f"{split}/nshards.txt"] is not None for split in splits) else None
+
+
+def download(url: str, file: str, folder: Path) -> int | None:
+    """Copy <url>/<file> into `folder`; return its size in bytes, or None if the URL has no such file."""
+    target = below(folder, file)
+    try:
+        if not target.exists():
+            with io.whole(target, only_full_disks=True) as output:
+                copy_location(f"{url}/{file}", output, KEY)
+        return target.stat().st_size
+    except OSError as error:
+        if is_missing(error):
+            return None
+        raise ConfigError(f"{KEY}: {url}/{file} cannot be read: {error}") from error
 
 
 def _with_prompts(
     dataset: ClassificationDataset, facts: Benchmark, protocol: Protocol, folder: Path, own: bool
 ) -> ClassificationDataset:
-    """Return the dataset with the metric, class names and templates of the catalogue.
-
-    own: its class names and templates are ready for use, as in tar shards.
-    """
+    """Return the dataset with the catalogue's metric, names and templates. own: its own are ready, as in tar shards."""
     names, templates = list(dataset.class_names), list(dataset.templates)
     # ImageNet's own names are numbers, for example.
     named = "names" in facts and (protocol != "set" or (not own and facts["names"]["source"] != "own"))
@@ -140,10 +196,7 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
 
 
 def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDataset:
-    """Read a benchmark from the files that its authors distribute, without templates. Raises MissingDatasetError.
-
-    root: for the message, where the dataset was looked for.
-    """
+    """Read a benchmark from its authors' files, without templates. root: for the message of MissingDatasetError."""
     benchmark = catalogue()[name]
     try:
         if benchmark["reader"] == "tars" or is_url(str(root)):
@@ -157,7 +210,5 @@ def read_source(name: str, folder: Path, root: Path | str = "") -> EvaluationDat
         class_names = [text.lower() for text in class_names] if benchmark.get("lowercase") else class_names
         return ClassificationDataset(name, class_names, (), benchmark["metric"], splits, *groups)
     except FileNotFoundError as error:
-        command = benchmark["get"].replace("{folder}", str(folder))
-        raise MissingDatasetError(
-            f"{name} is not in {folder} ({error}). Licence: {benchmark['licence']}. To get it: {command}"
-        ) from error
+        facts = f"Licence: {benchmark['licence']}. To get it: {benchmark['get'].replace('{folder}', str(folder))}"
+        raise MissingDatasetError(f"{name} is not in {folder} ({error}). {facts}") from error

@@ -1,4 +1,4 @@
-"""Choice datasets in the tables that their authors distribute; catalogue.yaml has the layout of each table."""
+"""Choice datasets in the tables that their authors distribute; compositional.yaml explains their layouts."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class Parts(Images):
 
 
 def read_tables(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
-    """Read examples from the rows of .json, .csv or .parquet files. Raises FileNotFoundError for missing files.
-
-    layout: see catalogue.yaml. A template is a text with {column}.
-    """
+    """Read examples of .json, .csv or .parquet files, see compositional.yaml. Raises FileNotFoundError without any."""
     paths = [path for pattern in layout["files"] for path in sorted(folder.glob(pattern))]
     if not paths:
         raise FileNotFoundError(f"{folder} has no {' or '.join(layout['files'])}")
@@ -81,10 +78,7 @@ def read_tables(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
 
 
 def read_associations(folder: Path, layout: Mapping[str, Any]) -> ChoiceSource:
-    """Read cues with candidate images, of which some belong to the cue (WinoGAViL). Raises FileNotFoundError.
-
-    layout: path of the table, and template of an image's path with {name}.
-    """
+    """Read cues with candidate images, of which some belong to the cue (WinoGAViL). Raises FileNotFoundError."""
     files: dict[str, int] = {}
     captions: list[str] = []
     examples: list[Example] = []

@@ -21,7 +21,7 @@ from PIL.Image import Image, fromarray
 
 from clipzoo.config.groups import option_file, options
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images import LARGEST_FILE, decode
+from clipzoo.data.images import DECODING, LARGEST_FILE, decode
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io import ANY_SIZE, DamagedFileError, below, read_yaml, readable, shortened
 
@@ -153,6 +153,22 @@ class ChoiceDataset:
 EvaluationDataset = ClassificationDataset | RetrievalDataset | ChoiceDataset
 
 
+def dataset_key(key: str, dataset: EvaluationDataset) -> str:
+    """Cache key over `key`, the decoding of images, the images (see `version_of`), names, prompts, labels, captions."""
+    if isinstance(dataset, ClassificationDataset):
+        facts: list[object] = [dataset.class_names, dataset.templates, dataset.metric, dataset.groups]
+        for split, samples in dataset.splits.items():
+            facts += [split, samples.labels, samples.groups, samples.all_labels]
+        images = {split: dataset.split_images(split).fingerprint() for split in dataset.splits}
+    else:
+        facts, images = [dataset.captions], {"": dataset.images.fingerprint()}
+        if isinstance(dataset, RetrievalDataset):
+            facts.append(dataset.caption_image)
+        else:
+            facts += [(*example[:2], sorted(example.pairs), example.category) for example in dataset.examples]
+    return hashlib.sha256(repr((key, DECODING, facts, images)).encode()).hexdigest()
+
+
 class ImageFile(NamedTuple):
     """An encoded image: a whole file, or a member of a tar archive. key: name of the sample in messages."""
 
@@ -273,10 +289,7 @@ a choice dataset."""
 
 @cache
 def catalogue() -> dict[str, Benchmark]:
-    """Benchmark datasets by name, of all YAML files of this folder.
-
-    catalogue.yaml explains the keys. An entry with `languages` becomes a dataset for each language.
-    """
+    """Benchmark datasets by name, of all YAML files of this folder; catalogue.yaml explains the keys."""
     entries: dict[str, Benchmark] = {}
     for path in sorted(Path(__file__).parent.glob("*.yaml")):
         shared = yaml.safe_load(path.read_text()).items()
@@ -346,8 +359,6 @@ def check_examples(dataset: ChoiceDataset) -> None:
             and all(image in rows and caption in columns for image, caption in example.pairs)
             and 0 < len(example.pairs) < len(rows) * len(columns)
         ):
-            raise ConfigError(
-                f"{dataset.name}: example {number} must have some of {number_of(images, 'image')} and "
-                f"{number_of(captions, 'caption')}, of which some pairs belong together, but not all: "
-                f"{shortened(example, 300)}"
-            )
+            some = f"some of {number_of(images, 'image')} and {number_of(captions, 'caption')}"
+            rule = f"must have {some}, of which some pairs belong together, but not all"
+            raise ConfigError(f"{dataset.name}: example {number} {rule}: {shortened(example, 300)}")

@@ -39,14 +39,12 @@ class Source:
     class_names: set[str] = field(default_factory=set)
     left_out: list[LeftOut] = field(default_factory=list)
 
-    def leave_out(self, path: Path, kind: str, reason: str) -> None:
-        self.left_out.append(LeftOut(path, kind, reason))
-
     def accepts(self, path: Path) -> bool:
         """Return True for the extension of an image; leave other files out."""
         is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
         if not is_image:
-            self.leave_out(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
+            reason = f"files of type {path.suffix or 'none'} are not read"
+            self.left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
         return is_image
 
     def add_captions(self, path: Path, texts: Collection[str]) -> None:
@@ -55,7 +53,7 @@ class Source:
         if captions:
             self.images.append(OwnImage(path, captions=captions))
         else:
-            self.leave_out(path, "empty_caption", "its caption has no letter or digit")
+            self.left_out.append(LeftOut(path, "empty_caption", "its caption has no letter or digit"))
 
 
 def class_folders(folder: Path) -> Source:
@@ -85,7 +83,7 @@ def class_folders(folder: Path) -> Source:
                 if path.suffix.lower() == ".txt" and path.with_suffix("") in images:
                     continue  # the caption of an image
                 if path == entry:
-                    source.leave_out(path, "no_class", "it is in no folder of a class")
+                    source.left_out.append(LeftOut(path, "no_class", "it is in no folder of a class"))
                 elif source.accepts(path):
                     source.images.append(OwnImage(path, split, class_name))
     return source
@@ -99,54 +97,48 @@ def captioned_folder(folder: Path) -> Source:
         if path.suffix.lower() == ".txt" or not source.accepts(path):
             continue
         if text.is_file():
-            lines = read_bytes(text, MB).decode("utf-8-sig", errors="replace").splitlines()
-            source.add_captions(path, lines)
+            source.add_captions(path, read_bytes(text, MB).decode("utf-8-sig", errors="replace").splitlines())
         else:
-            source.leave_out(path, "no_caption_file", f"{text.name} is missing")
+            source.left_out.append(LeftOut(path, "no_caption_file", f"{text.name} is missing"))
     return source
 
 
 def table_of_classes(table: Path, image: str, class_name: str, split: str | None) -> Source:
     """Read a table with one image per row. image, class_name, split: columns; without `split` all rows are test."""
     source = Source()
-    for path, part, row in _rows(table, image, split, (class_name,)):
-        name = " ".join(row[class_name].split())
-        if name:
+    for path, part, value in _rows(table, image, class_name, split):
+        if name := " ".join(value.split()):
             source.class_names.add(name)
             source.images.append(OwnImage(path, part, name))
         else:
-            source.leave_out(path, "no_class", f"its {class_name} is empty")
+            source.left_out.append(LeftOut(path, "no_class", f"its {class_name} is empty"))
     return source
 
 
 def table_of_captions(table: Path, image: str, caption: str, split: str | None) -> Source:
     """Read a table of captions; rows with the same image are its captions. Only rows of the split test are read."""
-    captions: dict[Path, list[str]] = {}
-    for path, part, row in _rows(table, image, split, (caption,)):
+    source, captions = Source(), dict[Path, list[str]]()
+    for path, part, text in _rows(table, image, caption, split):
         if part == "test":
-            captions.setdefault(path, []).append(row[caption])
-    source = Source()
+            captions.setdefault(path, []).append(text)
     for path, texts in captions.items():
         source.add_captions(path, texts)
     return source
 
 
-def _rows(
-    table: Path, image: str, split: str | None, columns: Collection[str]
-) -> Iterator[tuple[Path, str, dict[str, str]]]:
-    """Yield (path, split, row) of a table; paths are relative to the table."""
-    for row in read_table(table, [image, *columns, *([split] if split else [])]):
+def _rows(table: Path, image: str, column: str, split: str | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield (path, split, value of the column) of a table; paths are relative to the table."""
+    for row in read_table(table, [image, column, *([split] if split else [])]):
         part = row[split].strip() if split else "test"
         if part not in SPLITS:
             raise ConfigError(f"{table} has the split {part!r} for {row[image]}: splits are {', '.join(SPLITS)}")
-        yield table.parent / row[image], part, row
+        yield table.parent / row[image], part, row[column]
 
 
 def _files(entry: Path) -> Iterator[Path]:
     """Yield the file `entry`, or all files below the folder `entry` in the order of their names, no hidden ones."""
     for path in [entry] if entry.is_file() else sorted(entry.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(entry.parent).parts)
-        if path.is_file() and not hidden:
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(entry.parent).parts):
             yield path
 
 
@@ -193,27 +185,24 @@ def make_classification(
     progress: called with the numbers of decoded images and of all images. Raises ConfigError if fewer than two
     classes remain, a template lacks {c}, or the folder exists.
     """
-    bad_template = next((template for template in templates if "{c}" not in template), None)
-    if bad_template is not None:
-        raise ConfigError(f"the prompt template {bad_template!r} has no {{c}}, where the class name goes")
+    if bad := [template for template in templates if "{c}" not in template]:
+        raise ConfigError(f"the prompt template {bad[0]!r} has no {{c}}, where the class name goes")
     require_free(folder)
     images, left_out = _usable(source, processes, progress)
     names = sorted({image.class_name for image in images if image.split == "test"})
+    labels = {name: label for label, name in enumerate(names)}
     left_out += [
         LeftOut(image.path, "class_without_test", f"the class {image.class_name!r} has no image in test")
         for image in images
-        if image.class_name not in names
+        if image.class_name not in labels
     ]
-    images = [image for image in images if image.class_name in names]
+    images = [image for image in images if image.class_name in labels]
     if len(names) < 2:
         raise ConfigError(f"{folder.name} needs at least two classes and has {len(names)}" + _summary(left_out))
-    labels = {name: label for label, name in enumerate(names)}
     splits = {split: part for split in SPLITS if (part := [image for image in images if image.split == split])}
     recipe = f"own images; {number_of(len(left_out), 'file')} left out"
-    rows = {
-        split: zip(_encoded(part), [labels[image.class_name] for image in part], strict=True)
-        for split, part in splits.items()
-    }
+    of_split = {split: [labels[image.class_name] for image in part] for split, part in splits.items()}
+    rows = {split: zip(_encoded(part), of_split[split], strict=True) for split, part in splits.items()}
     write_classification(folder, class_names=names, templates=templates, metric=metric, recipe=recipe, splits=rows)
     probed = {image.class_name for image in splits.get("train", ())} == set(names)
     samples = {split: len(part) for split, part in splits.items()}
@@ -222,10 +211,7 @@ def make_classification(
 
 
 def make_retrieval(
-    source: Source,
-    folder: Path,
-    processes: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    source: Source, folder: Path, processes: int = 1, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> WrittenDataset:
     """Write the images with their captions to `folder`; otherwise like `make_classification`."""
     require_free(folder)

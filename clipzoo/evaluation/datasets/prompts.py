@@ -113,9 +113,8 @@ def package_list(facts: Mapping[str, Any]) -> list[Any]:
         command = installation("prompts")
         raise ConfigError(f"the list {name!r} comes from the clip-benchmark package: {command}") from error
     if facts.get("file_digest", digest := hashlib.sha256(content).hexdigest()) != digest:
-        raise ConfigError(
-            f"{file} of the clip-benchmark package is not that of version 1.6.2: pip install clip-benchmark==1.6.2"
-        )
+        remedy = "pip install clip-benchmark==1.6.2"
+        raise ConfigError(f"{file} of the clip-benchmark package is not that of version 1.6.2: {remedy}")
     return json.loads(content)[name]
 
 

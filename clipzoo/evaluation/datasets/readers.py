@@ -38,8 +38,6 @@ LARGEST_LIST = 2048 * MB
 
 ClassificationSource = tuple[Sequence[str], Mapping[str, LabelledSplit]]
 """Class names of the dataset, in the order of its labels, and the splits train, optionally val, and test."""
-GroupedSource = tuple[Sequence[str], Mapping[str, LabelledSplit], Sequence[str]]
-"""ClassificationSource, and the names of the groups."""
 RetrievalSource = tuple[Images, Sequence[Sequence[str]]]
 """Images and the captions of each image."""
 Row = Mapping[str, Any]
@@ -74,10 +72,7 @@ def torchvision(folder: Path, facts: Benchmark) -> ClassificationSource:
 
 
 def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """Read splits of one folder per class; labels are in the order of the folders' names.
-
-    facts["splits"]: name -> folder. A folder for "train" may be absent: only linear probes need it.
-    """
+    """Read splits of one folder per class, in the order of their names; that of "train" may be absent: for probes."""
     paths = {
         split: [path for path in sorted(existing(folder, part).glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS]
         for split, part in facts["splits"].items()
@@ -89,8 +84,8 @@ def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
     return names, parts
 
 
-def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
-    """Read a list of images, as the entry says.
+def rows(folder: Path, facts: Benchmark) -> tuple[*ClassificationSource, Sequence[str]] | RetrievalSource:
+    """Read a list of images, as the entry says; a source of classes is followed by the names of the groups.
 
     facts["splits"]: for each split a `file` (.csv, .tsv, .json, .jsonl), a text `file` whose lines match `pattern`,
     `lines` (a text file for each column), or `paths`, a pattern of the images' paths; `where` selects rows by a
@@ -114,9 +109,8 @@ def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
 
     own = {name for part in parts.values() for name in column(part, "label")}
     # Numbers are sorted by their value.
-    names = facts.get("labels") or {
-        name: name for name in sorted(own, key=lambda name: (len(name) * name.isdigit(), name))
-    }
+    ordered = sorted(own, key=lambda name: (len(name) * name.isdigit(), name))
+    names = facts.get("labels") or dict(zip(ordered, ordered, strict=True))
     order = {str(name): label for label, name in enumerate(names)}
     parts = {split: [row for row in part if _value(row, facts["label"]) in order] for split, part in parts.items()}
     groups = sorted({name for part in parts.values() for name in column(part, "group")})
@@ -131,28 +125,25 @@ def rows(folder: Path, facts: Benchmark) -> GroupedSource | RetrievalSource:
 
 
 def _rows(folder: Path, source: Mapping[str, Any]) -> Iterator[Row]:
+    everything: Iterable[Row]
     if "paths" in source:
         paths = sorted(str(path.relative_to(folder)) for path in existing(folder).rglob("*"))
-        everything: Iterable[Row] = (
-            match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], paths)
-        )
+        everything = (match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], paths))
     elif "lines" in source:
         files = source["lines"].values()
         columns = [read_lines(existing(folder, file), LARGEST_LIST, REMEDY) for file in files]
         if len({len(column) for column in columns}) > 1:
             raise ConfigError(f"{folder}: {', '.join(files)} have different numbers of lines; {REMEDY}")
         everything = (dict(zip(source["lines"], line, strict=True)) for line in zip(*columns, strict=True))
+    elif "pattern" in source:
+        lines = read_lines(existing(folder, source["file"]), LARGEST_LIST, REMEDY)
+        everything = (match.groupdict() for match in _matches(source["pattern"], lines))
+    elif (path := existing(folder, source["file"])).suffix in (".csv", ".tsv"):
+        everything = io.read_table(path, ())
+    elif path.suffix == ".json":
+        everything = io.read_json(path, LARGEST_LIST, REMEDY, root=list)
     else:
-        path = existing(folder, source["file"])
-        if "pattern" in source:
-            lines = read_lines(path, LARGEST_LIST, REMEDY)
-            everything = (match.groupdict() for match in _matches(source["pattern"], lines))
-        elif path.suffix in (".csv", ".tsv"):
-            everything = io.read_table(path, ())
-        elif path.suffix == ".json":
-            everything = io.read_json(path, LARGEST_LIST, REMEDY, root=list)
-        else:
-            everything = io.read_json_lines(path, LARGEST_LIST)
+        everything = io.read_json_lines(path, LARGEST_LIST)
     where = source.get("where", {})
     selected = (row for row in everything if all(str(row.get(key)) == str(value) for key, value in where.items()))
     return islice(selected, source.get("first"))
@@ -172,8 +163,7 @@ def _matches(pattern: str, texts: Iterable[str]) -> Iterator[re.Match[str]]:
 def pets(folder: Path, facts: Benchmark) -> ClassificationSource:
     _, splits = torchvision(folder, facts)
     # torchvision capitalises all names; in the files only cats are capitalised.
-    labelled = zip(_paths(splits["test"]), splits["test"].labels, strict=True)
-    names = {label: path.stem.rsplit("_", 1)[0] for path, label in labelled}
+    names = {label: path.stem.rsplit("_", 1)[0] for path, label in _samples(splits["test"])}
     return [names[label] for label in sorted(names)], splits
 
 
@@ -197,7 +187,7 @@ def imagenet_real(folder: Path, facts: Benchmark) -> ClassificationSource:
     names, splits = class_folders(folder, facts)
     # The list is in the order of the file names, ILSVRC2012_val_00000001.JPEG first.
     labels = json.loads(resources.files("timm").joinpath("data/_info/imagenet_real_labels.json").read_text())
-    rows = [(path, labels[int(path.stem.rpartition("_")[2]) - 1]) for path in _paths(splits["test"])]
+    rows = [(path, labels[int(path.stem.rpartition("_")[2]) - 1]) for path, _ in _samples(splits["test"])]
     paths, every = zip(*((path, right) for path, right in rows if right), strict=True)
     return names, {"test": _files(paths, [right[0] for right in every], all_labels=every)}
 
@@ -207,11 +197,7 @@ def babel_imagenet(folder: Path, facts: Benchmark) -> ClassificationSource:
     _, splits = class_folders(folder, facts)
     classes, names = prompts.package_list(facts["classes_of"])
     chosen = {label: position for position, label in enumerate(classes)}
-    samples = [
-        (path, chosen[label])
-        for path, label in zip(_paths(splits["test"]), splits["test"].labels, strict=True)
-        if label in chosen
-    ]
+    samples = [(path, chosen[label]) for path, label in _samples(splits["test"]) if label in chosen]
     return names, {"test": _files(*zip(*samples, strict=True))}
 
 
@@ -231,10 +217,7 @@ def voc2007(folder: Path, facts: Benchmark) -> ClassificationSource:
 
 
 def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
-    """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers.
-
-    Raises DamagedFileError.
-    """
+    """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers."""
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
@@ -269,19 +252,16 @@ def pairs(folder: Path, facts: Benchmark) -> RetrievalSource:
 
 
 def cut(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """Splits by position: each class's files in the order of their names, from `cut[0]` to `cut[1]` of its files.
-
-    Numbers with a point are shares of the class.
-    """
+    """Splits of each class's files in the order of their names: first and end, as shares if they have a point."""
     names, whole = (torchvision if "class" in facts else class_folders)(folder, facts)
-    source, parts = whole["all"], dict[str, list[tuple[int, Path]]]()
-    samples = sorted(zip(source.labels, _paths(source), strict=True), key=lambda sample: (sample[0], sample[1].name))
-    for _, group in groupby(samples, key=itemgetter(0)):
+    parts: dict[str, list[tuple[Path, int]]] = {}
+    samples = sorted(_samples(whole["all"]), key=lambda sample: (sample[1], sample[0].name))
+    for _, group in groupby(samples, key=itemgetter(1)):
         files = list(group)
         for split, limits in facts["cut"].items():
             first, end = (int(limit * len(files)) if isinstance(limit, float) else limit for limit in limits)
             parts.setdefault(split, []).extend(files[first:end])
-    splits = {split: _files([path for _, path in part], [label for label, _ in part]) for split, part in parts.items()}
+    splits = {split: _files([path for path, _ in part], [label for _, label in part]) for split, part in parts.items()}
     return [name.replace("/", " ") for name in names], splits
 
 
@@ -289,6 +269,6 @@ def _files(paths: Iterable[Path | str], labels: Sequence[int], **facts: Any) -> 
     return LabelledSplit(ImageFiles([ImageFile(Path(path)) for path in paths]), labels, **facts)
 
 
-def _paths(split: LabelledSplit) -> list[Path]:
+def _samples(split: LabelledSplit) -> list[tuple[Path, int]]:
     assert isinstance(split.images, ImageFiles)
-    return [split.images.path(index) for index in range(len(split))]
+    return [(split.images.path(index), label) for index, label in enumerate(split.labels)]

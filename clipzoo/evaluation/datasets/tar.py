@@ -70,10 +70,8 @@ class TarSample:
     def image(self) -> ImageFile:
         member = next((self.members[extension] for extension in MEMBER_EXTENSIONS if extension in self.members), None)
         if member is None:
-            extensions = ", .".join(self.members)
-            raise ConfigError(
-                f"{self.path}: {self.key} has no image ({', '.join(MEMBER_EXTENSIONS)}), only .{extensions}"
-            )
+            kinds, extensions = ", ".join(MEMBER_EXTENSIONS), ", .".join(self.members)
+            raise ConfigError(f"{self.path}: {self.key} has no image ({kinds}), only .{extensions}")
         return ImageFile(self.path, member.offset, member.size, self.key)
 
     def content(self, extension: str) -> bytes:
@@ -110,11 +108,9 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
     folder = io.below(Path(root), name, links=True)
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
-        raise ConfigError(
-            f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has "
-            f"{', '.join(dataset_names(root)) or 'none'}); "
-            "`clipzoo world` generates the demo's in data/demo/downstream"
-        )
+        others = f"(eval.root={root} has {', '.join(dataset_names(root)) or 'none'})"
+        remedy = "`clipzoo world` generates the demo's in data/demo/downstream"
+        raise ConfigError(f"no evaluation dataset {name} at {root}/{name} {others}; {remedy}")
     meta_file, type_file = folder / "meta.json", folder / "dataset_type.txt"
     meta = io.read_json(meta_file, io.MB, REMEDY) if meta_file.exists() else {}
     stated_splits = meta.get("splits", {})
@@ -129,26 +125,25 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
         count = io.read_text(place / "nshards.txt", io.MB, REMEDY).strip()
         if not re.fullmatch("[0-9]{1,9}", count):
             raise ConfigError(f"{place / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
-        paths: list[Path] = []
+        samples[split] = []
         for shard in range(int(count)):
-            paths.append(place / f"{shard}.tar")
-            if not paths[-1].is_file():
-                raise ConfigError(f"{paths[-1]} is missing, but {place / 'nshards.txt'} counts it")
-        samples[split] = [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
+            path = place / f"{shard}.tar"
+            if not path.is_file():
+                raise ConfigError(f"{path} is missing, but {place / 'nshards.txt'} counts it")
+            samples[split] += tar_samples(path, "write the dataset again")
     for split, facts in stated_splits.items():
         if (held := len(samples.get(split, ()))) != facts["samples"]:
             place = io.below(folder, split, links=True)
             raise ConfigError(f"{place} has {number_of(held, 'sample')}, but its meta.json says {facts['samples']}")
     kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
-    if kind in ("retrieval", "choice"):
-        if "test" not in samples:
-            raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
-        return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
     if kind in ("classification", "multilabel"):
         return _classification(name, folder, meta, samples, kind == "multilabel", group_column)
-    raise ConfigError(
-        f"{type_file} says {kind!r}: only classification, multilabel, retrieval and choice datasets can be evaluated"
-    )
+    if kind not in ("retrieval", "choice"):
+        kinds = "classification, multilabel, retrieval and choice"
+        raise ConfigError(f"{type_file} says {kind!r}: only {kinds} datasets can be evaluated")
+    if "test" not in samples:
+        raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
+    return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
 
 
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
@@ -180,10 +175,9 @@ def _classification(
     # Empty lines are ignored only at the end; elsewhere they are classes.
     class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
     templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
-    for template in templates:
-        if "{c}" not in template:
-            fault = f"has the prompt template {template!r} without {{c}}, where the class name goes"
-            raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
+    if bad := [template for template in templates if "{c}" not in template]:
+        fault = f"has the prompt template {bad[0]!r} without {{c}}, where the class name goes"
+        raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
     metric = meta.get("metric", "mean_average_precision" if multilabel else "top1")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")

@@ -14,18 +14,18 @@ import torch
 from PIL import Image
 
 from clipzoo.data.write import Pair, write_shards
-from clipzoo.evaluation import outputs
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.datasets.readers import class_folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
+from clipzoo.evaluation.task import THUMBNAIL
 from clipzoo.training.diagnostics import write_examples
 from tests.support.shards import batches_of, inspected, opened, write_shard
 
 pytestmark = pytest.mark.medium
 
-SIDE = outputs.THUMBNAIL
+SIDE = THUMBNAIL
 """No door resizes a square of this side."""
 ROWS, COLUMNS = np.mgrid[:SIDE, :SIDE]
 COLOUR = np.stack([2 * ROWS, 2 * COLUMNS, ROWS + COLUMNS], -1).astype(np.uint8)
@@ -175,9 +175,7 @@ def in_a_retrieval_dataset(shard: Path, files: list[Path], folder: Path) -> list
     for number in range(len(dataset.images)):
         # The image beside a caption in the report, for one caption and image.
         one = RetrievalDataset("own", dataset.images, ["a thing"], [number])
-        path = folder / "retrieval.npz"
-        outputs.write_retrieval(path, one, Retrieval({}, nowhere, torch.tensor([[number]]), nowhere))
-        drawn.append(np.load(path)["images"][0, 0])
+        drawn.append(Retrieval({}, nowhere, torch.tensor([[number]]), nowhere).arrays(one)["images"][0, 0])
     images = transformed(dataset.images[number] for number in range(len(dataset.images)))
     assert all(map(np.array_equal, drawn, images))
     return drawn

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets import prompts, remote
-from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark, read_source
+from clipzoo.evaluation.datasets import prompts
+from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, local_copy, open_benchmark, read_source
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset, catalogue
 from tests.support.catalogue_layouts import LAYOUTS, tars
 from tests.support.distributed_datasets import RETRIEVAL, WRITERS, encoded, place_of
@@ -241,16 +241,16 @@ def test_an_interrupted_copy_continues_and_a_copy_of_a_wrong_size_is_an_error(tm
     tars(tmp_path / "served" / "mine", "classification", False)
     (tmp_path / "served" / "mine" / "test" / "1.tar").rename(tmp_path / "1.tar")
     with pytest.raises(ConfigError, match="mine/test/1.tar is missing, but test/nshards.txt counts it"):
-        remote.local_copy(f"{url}/mine", ["test"], tmp_path / "cache")
+        local_copy(f"{url}/mine", ["test"], tmp_path / "cache")
     (tmp_path / "1.tar").rename(tmp_path / "served" / "mine" / "test" / "1.tar")
     count = len(requests)
-    folder = remote.local_copy(f"{url}/mine", ["test"], tmp_path / "cache")
+    folder = local_copy(f"{url}/mine", ["test"], tmp_path / "cache")
     assert folder is not None and not any("0.tar" in path for path in requests[count:])
     assert not [path for path in folder.rglob("*") if "part" in path.name or ".tmp" in path.name]
     tar = folder / "test" / "0.tar"
     tar.write_bytes(tar.read_bytes()[:-512])
     with pytest.raises(ConfigError, match=r"0\.tar has \d+ bytes in place of \d+: remove .* to download it again"):
-        remote.local_copy(f"{url}/mine", ["test"], tmp_path / "cache")
+        local_copy(f"{url}/mine", ["test"], tmp_path / "cache")
 
 
 def test_a_list_that_lacks_a_column_or_a_line_is_named(tmp_path):
