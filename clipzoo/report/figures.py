@@ -539,7 +539,8 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
     from clipzoo.evaluation.datasets.benchmarks import open_benchmark
     from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 
-    shown_samples = [samples[:8] for samples in (pair.only_first, pair.only_second)]
+    one, two = pair.right
+    shown_samples = [part.nonzero()[0][:8] for part in (one & ~two, two & ~one)]
     columns = max(len(samples) for samples in shown_samples)
     dataset = None
     if pair.names and columns:

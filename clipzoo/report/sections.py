@@ -230,9 +230,8 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
     """Counts of samples that one run, both or neither classify correctly, and the p-value of the difference."""
     rows = []
     for pair in pairs:
-        right = (pair.first == pair.labels) & (pair.second == pair.labels)
-        both, one, two = int(right.sum()), len(pair.only_first), len(pair.only_second)
-        counts = [f"{count:,}" for count in (both, one, two, len(pair.labels) - both - one - two)]
+        one, two = pair.right
+        counts = [f"{part.sum():,}" for part in (one & two, one & ~two, two & ~one, ~(one | two))]
         rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
     labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
     title = "Samples that one run classifies correctly and the other does not"

@@ -218,18 +218,19 @@ def detectable_difference(deviation: float, seeds: int, significance: float = SI
     return deviation * math.sqrt(2 / seeds) * float(scipy.optimize.brentq(surplus, 0.0, largest))
 
 
-def seeds_for(difference: float, deviation: float, significance: float = SIGNIFICANT) -> int:
-    """Return the number of seeds of each method with which a difference is detected with probability POWER."""
+def seeds_for(difference: float, deviation: float, significance: float = SIGNIFICANT) -> int | None:
+    """Return the number of seeds of each method with which a difference is detected with probability POWER.
+
+    None for more than MOST_SEEDS.
+    """
     if difference <= 0:
         raise ValueError(f"the difference to detect must be above 0, not {difference}")
 
     def is_enough(seeds: int) -> bool:
         return detectable_difference(deviation, seeds, significance) <= difference
 
-    most = 2
-    while not is_enough(most):
-        most *= 2
-    return bisect.bisect_left(range(most), True, lo=max(2, most // 2), key=is_enough)
+    seeds = bisect.bisect_left(range(MOST_SEEDS + 1), True, lo=2, key=is_enough)
+    return seeds if seeds <= MOST_SEEDS else None
 
 
 @dataclass(frozen=True)
@@ -364,12 +365,9 @@ class Difference:
     @property
     def seeds_needed(self) -> int | None:
         """Seeds of each side that would show the measured difference; None for more than MOST_SEEDS."""
-        difference, deviation = abs(self.interval.estimate), self.deviation
-        if deviation is None or difference == 0:
+        if self.deviation is None or self.interval.estimate == 0:
             return None
-        if detectable_difference(deviation, MOST_SEEDS, significance=self.level) > difference:
-            return None
-        return seeds_for(difference, deviation, significance=self.level)
+        return seeds_for(abs(self.interval.estimate), self.deviation, significance=self.level)
 
 
 def compare(
@@ -501,18 +499,14 @@ class Disagreement:
     second: np.ndarray
 
     @property
-    def only_first(self) -> np.ndarray:
-        """Samples that only the first run classifies correctly."""
-        return ((self.first == self.labels) & (self.second != self.labels)).nonzero()[0]
-
-    @property
-    def only_second(self) -> np.ndarray:
-        return ((self.second == self.labels) & (self.first != self.labels)).nonzero()[0]
+    def right(self) -> tuple[np.ndarray, np.ndarray]:
+        """[n] and [n], True where the first and where the second run is right."""
+        return self.first == self.labels, self.second == self.labels
 
     @property
     def p_value(self) -> float:
         """McNemar's exact test of "both runs are equally accurate"; 1 without disagreement."""
-        return mcnemar(self.first == self.labels, self.second == self.labels)
+        return mcnemar(*self.right)
 
 
 def disagreements(frame: pd.DataFrame, damage: DamageLog) -> Iterator[Disagreement]:
