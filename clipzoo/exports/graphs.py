@@ -23,6 +23,9 @@ from clipzoo.types import Embedding, PointSet
 
 EXAMPLES = 3
 """Rows of the inputs with which a graph is traced; torch specialises on sizes 0 and 1."""
+OPSET = 20
+TOLERANCE = 1e-3
+"""Relative and absolute difference of onnxruntime; larger than all observed rounding errors of float32."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,6 @@ def write_torch(model: Model, folder: Path) -> None:
     for graph in graphs(model):
         with io.whole(io.below(folder, f"{graph.name}.pt2")) as file:
             torch.export.save(graph.program(), file)
-
-
-# ONNX graphs, for onnxruntime and every other runtime of that format.
-
-
-OPSET = 20
-TOLERANCE = 1e-3
-"""Relative and absolute; larger than all observed rounding errors of float32."""
 
 
 def write_onnx(model: Model, folder: Path) -> None:

@@ -137,9 +137,6 @@ def load(
     return model.to(device).eval()
 
 
-# Directories for the hub: weights, configuration, tokenizer, model card and picture.
-
-
 def faults(model: LoadedModel) -> list[str]:
     """Return the reasons why other users could not load the model."""
     if uses_variables({"encoder": model.config["encoder"], "head": model.config["head"]}):
@@ -198,9 +195,6 @@ def require_token() -> None:
 
     if get_token() is None:
         raise ConfigError("an upload needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login")
-
-
-# The model card: README.md with the data, the recipe, the results and the papers of a trained model.
 
 
 def model_card(model: LoadedModel, licence: str | None, data_licence: str | None) -> str:
@@ -352,9 +346,6 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 def _retrieval_picture(folder: Path | None) -> Path | None:
     """Return the picture of the report with captions and the images retrieved for them, None if there is none."""
     return min((folder / "report").glob("retrieval_*.png"), default=None) if folder is not None else None
-
-
-# The formats.
 
 
 @dataclass(frozen=True)

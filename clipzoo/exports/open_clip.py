@@ -137,7 +137,6 @@ def write_open_clip(model: LoadedModel, folder: Path) -> None:
 
 
 def _towers(encoder: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the nodes of both towers."""
     return encoder.get("image_tower", encoder.get("image")), encoder.get("text_tower", encoder.get("text"))
 
 
@@ -258,9 +257,6 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
     return state | {"logit_scale": scale.detach() + pair["log_scale"], "logit_bias": bias}
 
 
-# Convert models of open_clip with their weights to our encoder and head.
-
-
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
     """Return an open_clip model by name and tag or checkpoint file, NAME/TAG, or from a folder "local-dir:FOLDER".
 
@@ -365,9 +361,6 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     if (bias := getattr(peer, "logit_bias", None)) is not None:
         config["pair"] = {"log_scale": 0.0, "bias": bias.item()}
     return model, config
-
-
-# Convert towers given by a name of open_clip to towers given by their sizes.
 
 
 def with_plain_towers(encoder: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,9 +60,6 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
     io.write_json(folder / "config.json", {**kind.config(model), **shared, **image_settings(model)})
 
 
-# Read models of transformers: CLIP's and SigLIP's as our towers, others with transformers' own modules.
-
-
 def from_transformers(name: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
     """Return a model of transformers that embeds images and text, with its own tokenizer and preprocessing.
 
