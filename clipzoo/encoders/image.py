@@ -289,10 +289,8 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
             arguments = read_json(config_file, MB).get("model_args", {})
             require_listed(arguments, OPTIONS, f"{place}/config.json: model_args.", f"timm's {name}")
         timm_config = None if source else timm.get_pretrained_cfg(name)
-        settings = timm_config.to_dict() if timm_config else {}
-        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
-        if settings and not settings.get("fixed_input_size"):
-            size = {}
+        takes_any_size = timm_config is not None and not timm_config.fixed_input_size
+        size = {} if image_size is None or takes_any_size else {"img_size": image_size}
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
 
 

@@ -128,6 +128,7 @@ class OpenClipText(TextTower):
         with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
             tower = _build_text_tower(description.model["embed_dim"], settings, quick_gelu)
         self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
+        self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
         if settings.hf_tokenizer_name:
             if settings.tokenizer_mode:
                 raise ConfigError(f"{name}: there is no tokenizer with mode {settings.tokenizer_mode}")
@@ -139,8 +140,6 @@ class OpenClipText(TextTower):
                 "clean": cleaning.get("clean", "whitespace"),
                 "strip_end": cleaning.get("strip_sep_token", False),
             }
-        else:
-            self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
         self.checkpoint, self.description = checkpoint, f"the text tower of open_clip's {name}"
         self.is_transformers = bool(settings.hf_model_name)
         self._uses_causal_states = False
@@ -155,9 +154,7 @@ class OpenClipText(TextTower):
         is_causal, self._appended = tower.attn_mask is not None, tower.cls_emb is not None
         # open_clip's residual attention blocks without layer scale.
         is_plain = all(
-            isinstance(block, ResidualAttentionBlock)
-            and isinstance(getattr(block, "ls_1", None), nn.Identity)
-            and isinstance(getattr(block, "ls_2", None), nn.Identity)
+            isinstance(block, ResidualAttentionBlock) and type(block.ls_1) is type(block.ls_2) is nn.Identity
             for block in tower.transformer.resblocks
         )
         self._uses_causal_states = is_causal and not self._appended and is_plain

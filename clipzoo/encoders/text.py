@@ -50,11 +50,8 @@ class ClipTextTower(Tower):
     ) -> None:
         super().__init__()
         transformer = import_alone("open_clip.transformer")
-        self.width = width
-        self.context_length = context_length
-        self.end_token = end_token
-        self.first_pad = vocabulary if distinct_pads else None
-        self.checkpoint = checkpoint
+        self.width, self.context_length, self.end_token = width, context_length, end_token
+        self.first_pad, self.checkpoint = vocabulary if distinct_pads else None, checkpoint
         self.trunk = transformer.TextTransformer(
             context_length=context_length,
             vocab_size=vocabulary + (context_length - 1 if distinct_pads else 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +49,9 @@ class TwoTowers(Encoder):
         std: tuple[Scale, Scale, Scale],
     ) -> None:
         nn.Module.__init__(self)
-        self.image_tower = image_tower
-        self.text_tower = text_tower
-        self.image_width = image_width
-        self.text_width = text_width
-        self.image_size = image_size
-        self.context_length = context_length
-        self.tokenizer = tokenizer
+        self.image_tower, self.text_tower = image_tower, text_tower
+        self.image_width, self.text_width, self.image_size = image_width, text_width, image_size
+        self.context_length, self.tokenizer = context_length, tokenizer
         self._set_normalisation(mean, std)
 
     def _set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -133,8 +129,7 @@ class Towers(TwoTowers):
         self._set_normalisation(self.mean, self.std)
 
     def facts(self) -> Mapping[str, Any]:
-        image: Any = self.image_tower
-        text: Any = self.text_tower
+        image, text = cast(ImageTower, self.image_tower), cast(TextTower, self.text_tower)
         return {
             "image_width": self.image_width, "text_width": self.text_width, "image_size": self.image_size,
             "context_length": self.context_length, "mean": list(self.mean), "std": list(self.std),

@@ -78,9 +78,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
     log = damage.read(partial(TrainingLog.read, run), TrainingLog())
-    config: dict[str, Any] = {}
-    if (run / "config.yaml").exists():
-        config = damage.read(partial(config_of, run), config)
+    config = damage.read(partial(config_of, run), {}) if (run / "config.yaml").exists() else {}
     missing = {name: str(reason) for name, reason in _json(run / "evaluation" / "missing.json", damage).items()}
     # An unfinished run has the metrics of its newest evaluation.
     metrics = record.metrics if record else {}
@@ -187,13 +185,12 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
             yield Section("Zero-shot errors")
         top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
         text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
-        confusions = parts.confusions(content)
-        is_large, matrix = len(content["class_names"]) > MOST_IN_MATRIX, []
-        if not is_large:
+        confusions, matrix = parts.confusions(content), []
+        if len(content["class_names"]) <= MOST_IN_MATRIX:
             figure = figures.confusion_matrix(content)
             matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", figure)]
         yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
-        if is_large:
+        if not matrix:
             yield Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])
         if len(content["images"]):
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
@@ -346,9 +343,8 @@ def write_pages(
         *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
-    commit = revision()
-    version_note = f"Made by clipzoo {version('clipzoo')}{f', revision {commit}' if commit else ''}."
-    sections.append(Section(notes=[version_note], formats=["html"]))
+    commit = f", revision {commit}" if (commit := revision()) else ""
+    sections.append(Section(notes=[f"Made by clipzoo {version('clipzoo')}{commit}."], formats=["html"]))
     cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]

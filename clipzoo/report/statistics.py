@@ -289,10 +289,9 @@ def fit_power_law(
     start = np.zeros(2)
     if with_floor:
         # The best of several floors below the smallest value, each with its fitted line.
-        candidates = []
-        for log_floor in log_y.min() + np.log(np.linspace(0.01, 0.97, 16)):
-            line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0]
-            candidates.append(np.append(line, log_floor))
+        floors = log_y.min() + np.log(np.linspace(0.01, 0.97, 16))
+        lines = [_fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0] for log_floor in floors]
+        candidates = map(np.append, lines, floors)
         start = min(candidates, key=lambda values: float(np.square(log_y - _log_value(values, log_x)).sum()))
     values, error, spread = _fit(log_x, log_y, start)
     freedom = len(log_x) - parameters
@@ -431,10 +430,7 @@ def adjusted(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return 1 for each right and 0 for each wrong answer of a run, and the cluster of each sample.
-
-    None if the evaluation stored no answers.
-    """
+    """Return `outcomes_of` a row of the frame; None if the evaluation stored no answers, or is of another run."""
     if row["outcomes"] is None or row["run"] != first_run:
         return None
     return outcomes_of(row["key"], damage.read(partial(read_arrays, row["outcomes"]), dict[str, np.ndarray]()))
