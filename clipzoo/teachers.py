@@ -46,7 +46,6 @@ from clipzoo.training.parts import Dataset, Parts, Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, FeaturesByView, View, feature_caches
 from clipzoo.types import Batch, Embedding, PointSet, Similarity, checked, concatenate, map_embedding
 
-CacheGigabytes = Annotated[float, Range(at_least=0)]
 PROBES = (
     "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock\nin Paris", "naïve café &amp;",
     "東京 🎉", "<s> </s> <pad> [SEP] <eos> <end_of_text>",
@@ -127,7 +126,7 @@ class LoadedTeacher(FrozenTeacher):
         self,
         library: Literal["clipzoo", "open_clip", "transformers"],
         path: str,
-        cache_gigabytes: CacheGigabytes,
+        cache_gigabytes: Annotated[float, Range(at_least=0)],
         average: bool = False,
         digest: str | None = None,
     ) -> None:
@@ -164,7 +163,6 @@ class Ensemble(Teacher):
 # file for each shard, named by its content, with rows of images, and of texts, their samples and digests.
 
 HEAD = Path("embeddings") / "head.safetensors"
-FIELDS = {"model": str, "key": str, "head": dict}
 REMEDY = "remove it, and run the same clipzoo features again"
 VERSION, OPEN_SHARDS = 1, 64
 LOADER_TIMEOUT_SECONDS = 600.0
@@ -182,7 +180,7 @@ def shard_files(folder: Path, key: str, dataset: Dataset) -> list[tuple[str, Pat
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    return io.read_json(folder / FEATURES, io.MB, REMEDY, fields=FIELDS)
+    return io.read_json(folder / FEATURES, io.MB, REMEDY, fields={"model": str, "key": str, "head": dict})
 
 
 @checked

@@ -23,8 +23,6 @@ from clipzoo.types import Count, Features, NonNegativeCount, Part, Probability, 
 LONGEST = 512
 """Largest default number of tokens: captions are short, and every row is stored at full length."""
 CLIP_TOKENIZER = "clipzoo.data.tokenizer.ClipTokenizer"
-Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
-Pooling = Literal["auto", "first", "mean", "end"]
 
 
 @checked
@@ -52,7 +50,7 @@ class HuggingFaceText(TextTower):
         name: str,
         options: dict[str, Any],
         tokenizer: str | None = None,
-        pooling: Pooling = "auto",
+        pooling: Literal["auto", "first", "mean", "end"] = "auto",
         context_length: Count | None = None,
         end_token: NonNegativeCount | None = None,
         checkpoint: bool = False,
@@ -141,14 +139,13 @@ class HuggingFaceTokenizer(Part):
         self,
         name: str,
         context_length: Annotated[int, Range(at_least=3)],
-        clean: Cleaning = "none",
+        clean: Literal["none", "whitespace", "lower", "canonicalize"] = "none",
         strip_end: bool = False,
     ) -> None:
         self.name, self.context_length, self.clean, self.strip_end = name, context_length, clean, strip_end
 
     @cached_property
     def source(self) -> Any:
-        """The tokenizer of transformers."""
         transformers = require_transformers("encoder.tokenizer")
         with from_hub(
             self.name,
@@ -176,7 +173,6 @@ class HuggingFaceTokenizer(Part):
 
     @property
     def pad_token(self) -> int:
-        """Id of the padding."""
         return self._end if self.source.pad_token_id is None else self.source.pad_token_id
 
     @property
@@ -186,11 +182,9 @@ class HuggingFaceTokenizer(Part):
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids."""
         return len(self.source)
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """Return the text of each token."""
         return [self.source.decode([token]) for token in ids]
 
     def __call__(self, captions: str | Sequence[str]) -> Tensor:

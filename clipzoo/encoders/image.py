@@ -24,10 +24,6 @@ from clipzoo.types import Count, Features, Layers, Side, checked
 LISTS = nn.Sequential | nn.ModuleList
 STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
 """Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""
-NUMBERED = re.compile(r"(layer|stage|network)_?\d")
-"""Stages that are attributes of the trunk."""
-BLOCKS = ("blocks", "layers")
-"""Names of the sequence of blocks inside a stage."""
 OPTIONS = (
     "drop_rate", "drop_path_rate", "drop_block_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate",
     "patch_drop_rate", "img_size", "patch_size", "embed_dim", "embed_dims", "depth", "depths", "dims", "layers",
@@ -136,14 +132,14 @@ class TrunkTower(ImageTower):
         if not self.is_timm:
             return list(trunk.transformer.resblocks)
         # Stages are attributes of the trunk or one sequence; the blocks are lists inside them, or the stages.
-        stages = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
+        stages = [module for name, module in trunk.named_children() if re.fullmatch(r"(layer|stage|network)_?\d", name)]
         if len(stages) < 2:
             parts = [module for module in trunk.children() if any(True for _ in module.parameters())]
             sequences = (getattr(trunk, name, None) for name in STAGES)
             stages = next((list(part) for part in sequences if isinstance(part, LISTS)), parts)
         blocks: list[nn.Module] = []
         for stage in stages:
-            inside = [stage, *(getattr(stage, name, ()) for name in BLOCKS)]
+            inside = [stage, *(getattr(stage, name, ()) for name in ("blocks", "layers"))]
             lists = [part for part in inside if isinstance(part, LISTS) and (part is stage or len(part))]
             blocks += lists[0] if lists else [stage]
         return blocks

@@ -41,8 +41,6 @@ models of other libraries, their weights and tokenizers."""
 MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Triple = tuple[float, float, float]
 T = TypeVar("T")
-TIMM_HEADS = {"proj": "head.proj", "mlp": "head.mlp.fc2"}
-"""Part of the head after a timm trunk -> its last linear map."""
 
 
 @checked
@@ -307,8 +305,9 @@ def projection_path(tower: Any) -> str | None:
     if isinstance(tower, HFTextEncoder):
         return {nn.Linear: "proj", nn.Sequential: "proj.2"}.get(type(tower.proj))
     if isinstance(tower, TimmModel):
-        if paths := [path for name, path in TIMM_HEADS.items() if hasattr(tower.head, name)]:
-            return paths[0]
+        for name, path in (("proj", "head.proj"), ("mlp", "head.mlp.fc2")):
+            if hasattr(tower.head, name):
+                return path
         path = f"trunk.{tower.trunk.pretrained_cfg['classifier']}"
         return path if isinstance(tower.get_submodule(path), nn.Linear) else None
     path = "proj" if hasattr(tower, "proj") else "text_projection"

@@ -44,7 +44,6 @@ class Tuning(Part):
         return {name: _tower(encoder, name) for name, tuning in self.towers.items() if tuning.freezes}
 
     def apply(self, encoder: Encoder) -> None:
-        """Freeze and adapt the towers."""
         for name, tower in self.frozen_towers(encoder).items():
             self.towers[name].apply(tower, f"tune.{name}")
 

@@ -28,8 +28,6 @@ from clipzoo.runs.remote import local_copy
 
 PICTURE = "retrieval.png"
 TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval"}
-Z = 1.96
-"""Half the width of a 95% interval, in standard deviations."""
 RECIPE = {
     "head": "head._target_", "objective": "objective._target_", "optimizer": "optim._target_",
     "global batch": "trainer.global_batch", "epochs": "trainer.epochs", "steps": "trainer.steps",
@@ -338,8 +336,9 @@ def measured(record: RunRecord | None) -> dict[MetricKey, float]:
 
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Return the 95% interval of a share of `count` independent samples (Wilson 1927)."""
-    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    z = 1.96  # half the width of the interval, in standard deviations
+    center = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return max(0.0, center - half), min(1.0, center + half)
 
 

@@ -26,7 +26,6 @@ from clipzoo.loading import PAIR, LoadedModel
 from clipzoo.model import Model
 
 CLIP_HEAD = "clipzoo.heads.vector.ClipHead"
-ENCODERS = ("clipzoo.encoders.towers.TwoTowers", "clipzoo.encoders.towers.Towers")
 IMAGE_TOWERS = {
     "clipzoo.encoders.image.ClipViT": "vit",
     "clipzoo.encoders.image.ClipResNet": "resnet",
@@ -107,7 +106,7 @@ def head_faults(model: Model) -> list[str]:
 
 def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
     """Return the reasons why open_clip cannot represent the encoder of a configuration."""
-    if encoder["_target_"] not in ENCODERS:
+    if encoder["_target_"] not in ("clipzoo.encoders.towers.TwoTowers", "clipzoo.encoders.towers.Towers"):
         return [f"its encoder is {encoder['_target_']}"]
     image, text = _towers(encoder)
     if image["_target_"] not in IMAGE_TOWERS:
@@ -217,10 +216,7 @@ def has_bias(model: Model, view: str) -> bool:
 
 
 def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the model's tensors by the names of the open_clip model that `description` gives.
-
-    Raises ConfigError if that model has other tensors, such as no projection where the head has one.
-    """
+    """Return tensors by the names of open_clip's model of a description. Raises ConfigError if it has other tensors."""
     from open_clip.model import CLIP, CustomTextCLIP
 
     settings = {key: value for key, value in description.items() if key != "custom_text"}

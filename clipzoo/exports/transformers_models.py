@@ -21,13 +21,10 @@ from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 
 VISION, TEXT = "vision_model", "text_model"
-CLIP_ACTIVATIONS = ("gelu", "quick_gelu")
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
 """transformers' name -> timm's name."""
 TIMM, WHOLE, OPEN_CLIP = "vit_base_patch16_siglip_224", "vit_so400m_patch14_siglip_384", "ViT-B-16-SigLIP"
 """Models whose sizes the options replace. WHOLE: for images whose side is not a multiple of the patch size."""
-CLIP_EPSILON, TIMM_EPSILON = 1e-5, 1e-6
-"""The epsilons of the layer norms of open_clip and of timm."""
 IMAGE_TRUNK, TEXT_TRUNK = "encoder.image_tower.trunk", "encoder.text_tower.trunk"
 OPEN_CLIP_BLOCK = ("attn.in_proj_", "attn.out_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
 TIMM_BLOCK = ("attn.qkv.", "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2")
@@ -116,9 +113,9 @@ class ClipModel(TransformersModel):
 
         clip: Any = transformers.CLIPConfig.from_dict(dict(content))
         vision, text = clip.vision_config, clip.text_config
-        fits = [part.hidden_act in CLIP_ACTIVATIONS for part in (vision, text)]
+        fits = [part.hidden_act in ("gelu", "quick_gelu") for part in (vision, text)]
         fits += [part.intermediate_size == 4 * part.hidden_size for part in (vision, text)]
-        if not all(fits) or vision.layer_norm_eps != CLIP_EPSILON:
+        if not all(fits) or vision.layer_norm_eps != 1e-5:  # that of open_clip
             return {}
         context = text.max_position_embeddings
         encoder = {
@@ -215,7 +212,8 @@ class SiglipModel(TransformersModel):
 
         siglip: Any = transformers.SiglipConfig.from_dict(dict(content))
         vision, text = siglip.vision_config, siglip.text_config
-        fits = [vision.vision_use_head, vision.layer_norm_eps == TIMM_EPSILON, vision.hidden_act in TIMM_ACTIVATIONS]
+        # The layer norms of timm have this epsilon.
+        fits = [vision.vision_use_head, vision.layer_norm_eps == 1e-6, vision.hidden_act in TIMM_ACTIVATIONS]
         if not all(fits) or text.hidden_act not in ("gelu", "gelu_pytorch_tanh"):
             return {}
         context, folder = text.max_position_embeddings, str(path.parent)
@@ -294,7 +292,6 @@ class SiglipModel(TransformersModel):
 
 
 KINDS: dict[str, TransformersModel] = {model.kind: model for model in (ClipModel(), SiglipModel())}
-"""By `model_type` of config.json."""
 
 
 @dataclass(frozen=True)

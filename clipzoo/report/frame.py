@@ -133,7 +133,6 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 @cache
 def names() -> dict[str, dict[str, Any]]:
-    """Content of names.yaml: kinds of datasets, and titles."""
     return yaml.safe_load((Path(__file__).parent / "names.yaml").read_text())
 
 
@@ -249,11 +248,10 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
     guessing: dict[MetricKey, float] = {}
     for run in frame["run"].unique():
         for name, content in stored_arrays(run, "zero_shot", ("class_names",), damage):
-            keys = [MetricKey("linear_probe", name, side, "top1") for side in ("before", "after")]
-            keys.append(MetricKey("zero_shot", name, "", "top1"))
+            keys = [replace(key, dataset=name) for _, key in TASK_KEYS if key.metric == "top1"]
             guessing |= dict.fromkeys(keys, 100 / max(1, len(content["class_names"])))
         for name, content in stored_arrays(run, "retrieval", ("gallery",), damage):
-            keys = [MetricKey("retrieval", name, way, "recall_at_1") for way in published.DIRECTIONS]
+            keys = [replace(key, dataset=name) for _, key in TASK_KEYS if key.metric == "recall_at_1"]
             guessing |= dict.fromkeys(keys, 100 / int(content["gallery"]))
     return guessing
 
@@ -427,7 +425,6 @@ class FilledTable:
 
     @property
     def is_measured(self) -> bool:
-        """True if any run has a value in the table."""
         return any(
             self.measured(row, column, variant) is not None
             for row, column in product(self.table.rows, self.table.columns)
@@ -435,7 +432,6 @@ class FilledTable:
         )
 
     def difference(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
-        """Measured minus published."""
         ours, printed = self.measured(row, column), self.table.numbers.get((row, column))
         return ours["mean"] - printed.value if ours is not None and printed else None
 
@@ -470,10 +466,7 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
 def _selected(
     row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
 ) -> tuple[Sequence[Path], str | None]:
-    """Return the runs that represent a row; after a search, the runs of the best point by the paper's criterion.
-
-    The second value says how the point was selected, or why none was.
-    """
+    """Return the runs of a row, after a search those of the best point by the paper's criterion, and the reason."""
     search = published.search_of(row.name)
     if search is None or candidates.empty:
         return list(candidates["run"]), None

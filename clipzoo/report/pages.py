@@ -221,10 +221,7 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
 
 
 def _profile_sections(run: Path) -> list[Section]:
-    """Write profile.md and profile.html to profile/ of a run; return the section of the run's page.
-
-    Returns no section without a profile. Raises DamagedFileError if summary.json is damaged.
-    """
+    """Write the pages of a run's profile, and return their section of the run's page; without a profile, none."""
     folder = run / PROFILE
     path = folder / "summary.json"
     if not path.exists():
@@ -397,10 +394,7 @@ def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.Dama
 
 
 def write_sweep(overrides: Sequence[str]) -> str:
-    """Write the comparison of the runs of a sweep; return its table and the path of the page.
-
-    Without a finished run there is no page.
-    """
+    """Write the comparison of the runs of a sweep, if any is finished; return its table and the path of the page."""
     swept = points(overrides)
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     if not any(is_finished(folder) for folder in folders):

@@ -30,8 +30,6 @@ GROUPS = {COMPUTE: ("encoder", "head.embed_width", "trainer", "optim", "data"), 
 """By axis, keys whose numbers may differ along a curve. For a configuration key: its group and the schedule."""
 FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
-PANELS, TITLE = 3, 40
-"""Panels side by side; characters of a line in their titles."""
 
 
 @dataclass(frozen=True)
@@ -248,14 +246,14 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     """A panel for each quantity: trainings, law and prediction interval, and the held-out scale as diamonds."""
     quantities = list(dict.fromkeys(curve.quantity for curve in curves))
     names = list(dict.fromkeys(curve.method for curve in curves))
-    figure, axes = tiles(len(quantities), PANELS, 4.0, 3.4)
+    figure, axes = tiles(len(quantities), 3, 4.0, 3.4)
     for panel, quantity in zip(axes, quantities, strict=True):
         for curve in (curve for curve in curves if curve.quantity == quantity):
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
         unit = "nats" if "loss" in quantity or "PMI" in quantity else "%"
-        label(panel, fill(quantity, TITLE), axis_label(axis), unit, 9, grid="y")
+        label(panel, fill(quantity, 40), axis_label(axis), unit, 9, grid="y")
         # Axes of less than two decades have plain numbers: powers of ten would give too few ticks.
         for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:

@@ -47,7 +47,6 @@ CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
 )
-CUTOFFS = (1, 5, 10)
 SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
 SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
 MOST_CONFUSIONS = 8
@@ -200,7 +199,6 @@ def differences_of(compared: frames.Comparison, damage: DamageLog) -> list[Diffe
 
 
 def separation_table(differences: Sequence[Difference], baseline: str) -> Table:
-    """Differences from the first row."""
     labels = ["metric", "run", "difference", "95 % interval", "p (Holm)", "separated", "over", "detectable"]
     rows: list[list[str | Cell]] = [
         [
@@ -472,7 +470,7 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
         keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric))]
         for side in ("before", "after"):
             keys.append((f"linear probe {side} projection", title, MetricKey("linear_probe", name, side, metric)))
-        for way, cut in product(DIRECTIONS, CUTOFFS):
+        for way, cut in product(DIRECTIONS, (1, 5, 10)):
             key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
             keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key))
         for heading, label, key in keys:

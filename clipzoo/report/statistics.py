@@ -68,10 +68,7 @@ class Interval:
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """Return Student's t interval of the mean over runs that differ only in their seed; unbounded for a single run.
-
-    Exact for normally distributed results.
-    """
+    """Return Student's t interval of the mean over runs that differ only in their seed; unbounded for a single run."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)

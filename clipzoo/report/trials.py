@@ -51,7 +51,6 @@ class Trials:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The searched keys."""
         return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
 
     @property
@@ -158,7 +157,6 @@ def groups(values: Sequence[object]) -> list[int]:
 
 
 def trial_sections(shown: Trials, title: str) -> list[Section]:
-    """Return the table of the trials, and their figures, as sections of a page."""
     table = trial_table(shown)
     notes = "A star marks the best trial"
     if len(shown.metrics) > 1:
@@ -170,7 +168,6 @@ def trial_sections(shown: Trials, title: str) -> list[Section]:
 
 
 def figures(shown: Trials) -> Iterator[Picture]:
-    """Yield the figures of a search."""
     lines = parallel_coordinates(shown)
     yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
     if shares := importance(shown):
@@ -216,7 +213,6 @@ def parallel_coordinates(shown: Trials) -> Figure:
 
 
 def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
-    """A bar for each key."""
     figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
     bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
     panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
@@ -287,10 +283,7 @@ def trade_off(shown: Trials) -> Figure:
 
 
 def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
-    """Draw an axis with its labels; return the height of each value, from 0 to 1.
-
-    log: True for a logarithmic axis; None: logarithmic if the largest number is above 30 times the smallest.
-    """
+    """Draw an axis with its labels; return the height of each value, from 0 to 1. log: None: decide by the values."""
     panel.axvline(place, color=INK, linewidth=1)
     distinct = list(dict.fromkeys(values))
     numbers = as_numbers(distinct)
