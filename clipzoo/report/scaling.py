@@ -196,8 +196,7 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
     finished = []
     for run, metrics in numbers(frame):
         cost = run["record"].training
-        accuracies = {name: column.value(metrics) for name, column in tasks.items()}
-        values = {name: 100 - value for name, value in accuracies.items() if value is not None}
+        values = {name: 100 - value for name, column in tasks.items() if (value := column.value(metrics)) is not None}
         start = 0.9 * float(cost.get("steps", math.inf))
         lines = logs[run["run"]].training
         if losses := [float(line["loss"]) for line in lines if "loss" in line and float(line["step"]) > start]:

@@ -228,24 +228,14 @@ def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
 def progress(shown: Trials) -> Figure:
     """The best result so far over minutes of training; with rungs also each trial's results during its training."""
     figure, (panel, *rung_panels) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
-    better = max if shown.directions[0] == "maximize" else min
-    spent, best = 0.0, None
-    costs, values = [], []
-    for trial in shown.trials:
-        spent += shown.minutes[trial.number]
-        if trial.results:
-            best = trial.results[0] if best is None else better(best, trial.results[0])
-            panel.plot(spent, trial.results[0], "o", color=INK, markersize=4)
-        elif trial.rungs:
-            panel.plot(spent, trial.rungs[max(trial.rungs)], "x", color=MUTED, markersize=5)
-        if best is not None:
-            costs.append(spent)
-            values.append(best)
-    panel.step(costs, values, where="post", color=RIGHT, linewidth=2)
-    panel.plot([], [], color=RIGHT, label="best so far")
-    panel.plot([], [], "o", color=INK, label="finished")
-    if any(trial.state == "pruned" for trial in shown.trials):
-        panel.plot([], [], "x", color=MUTED, label="pruned, last rung")
+    spent = np.cumsum([shown.minutes[trial.number] for trial in shown.trials])
+    results = pd.Series([trial.results[0] if trial.results else np.nan for trial in shown.trials], dtype=float)
+    best = (results.cummax() if shown.directions[0] == "maximize" else results.cummin()).ffill()
+    rungs = [np.nan if trial.results or not trial.rungs else trial.rungs[max(trial.rungs)] for trial in shown.trials]
+    has_pruned = any(trial.state == "pruned" for trial in shown.trials)
+    panel.step(spent, best, where="post", color=RIGHT, linewidth=2, zorder=3, label="best so far")
+    panel.plot(spent, results, "o", color=INK, markersize=4, label="finished")
+    panel.plot(spent, rungs, "x", color=MUTED, markersize=5, label="pruned, last rung" if has_pruned else None)
     panel.legend(frameon=False, fontsize=8)
     panel.set_xlim(0, None)
     label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0], grid="y")
