@@ -46,16 +46,10 @@ class HuggingFaceText(TextTower):
     left_out = ("pooler", "decoder")
 
     def __init__(
-        self,
-        name: str,
-        options: dict[str, Any],
-        tokenizer: str | None = None,
-        pooling: Literal["auto", "first", "mean", "end"] = "auto",
-        context_length: Count | None = None,
-        end_token: NonNegativeCount | None = None,
-        checkpoint: bool = False,
-        pretrained: str | None = None,
-    ) -> None:
+        self, name: str, options: dict[str, Any], tokenizer: str | None = None,
+        pooling: Literal["auto", "first", "mean", "end"] = "auto", context_length: Count | None = None,
+        end_token: NonNegativeCount | None = None, checkpoint: bool = False, pretrained: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         require_transformers("a text tower of transformers")
         from transformers import CONFIG_MAPPING
@@ -136,12 +130,9 @@ class HuggingFaceTokenizer(Part):
     """
 
     def __init__(
-        self,
-        name: str,
-        context_length: Annotated[int, Range(at_least=3)],
-        clean: Literal["none", "whitespace", "lower", "canonicalize"] = "none",
-        strip_end: bool = False,
-    ) -> None:
+        self, name: str, context_length: Annotated[int, Range(at_least=3)],
+        clean: Literal["none", "whitespace", "lower", "canonicalize"] = "none", strip_end: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.context_length, self.clean, self.strip_end = name, context_length, clean, strip_end
 
     @cached_property
