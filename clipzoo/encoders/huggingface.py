@@ -307,12 +307,10 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
     if getattr(config, "pad_token_id", None) is not None and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = 0
 
-    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
-    if type(config) not in mapping:
-        mapping = MODEL_MAPPING
-    if type(config) not in mapping:
+    mappings = (MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING) if config.is_encoder_decoder else (MODEL_MAPPING,)
+    kind: Any = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
+    if kind is None:
         raise ConfigError(f"encoder.text.name: transformers has no model for {type(config).__name__}")
-    kind: Any = mapping[type(config)]
     kind = kind[0] if isinstance(kind, tuple | list) else kind
     without_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
     model = kind(config, add_pooling_layer=False) if without_pooler else kind(config)

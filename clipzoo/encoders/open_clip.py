@@ -241,11 +241,8 @@ def describe(name: str) -> Description:
             near = nearest(name, open_clip.list_models(), most=3)
             raise ConfigError(f"open_clip has no model {name}{near or ', and there is no such folder'}")
         tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
-        common = {
-            key: tags[0].get(key)
-            for key in ("mean", "std", "interpolation", "resize_mode")
-            if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
-        }
+        shared = {key: [tag.get(key) for tag in tags] for key in ("mean", "std", "interpolation", "resize_mode")}
+        common = {key: part[0] for key, part in shared.items() if part and part.count(part[0]) == len(part)}
         content = {"model_cfg": model_config, "preprocess_cfg": common}
     if name.startswith((FOLDER, HUB)):
         # Untrusted towers must be ones that timm or transformers has code for.
@@ -316,10 +313,8 @@ def projection_path(tower: Any) -> str | None:
 
 def remove_projection(tower: Any) -> int:
     """Remove the last linear map of a tower and return the width of the features before it."""
-    path = projection_path(tower)
-    if path is None:
-        trunk = getattr(tower, "trunk", None)
-        if trunk is not None:
+    if (path := projection_path(tower)) is None:
+        if (trunk := getattr(tower, "trunk", None)) is not None:
             return getattr(trunk, "head_hidden_size", None) or trunk.num_features
         return getattr(tower, "width", 0) or tower.output_dim
     parent, _, name = path.rpartition(".")

@@ -97,12 +97,11 @@ class Towers(TwoTowers):
         resize_mode: Literal["shortest", "squash", "longest"] | None = None, embed_width: Count | None = None,
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
-        model_sizes = {
-            "image_width": image.width, "text_width": text.width, "image_size": image.input_size,
-            "context_length": text.context_length,
+        sizes = {
+            "image_width": (image_width, image.width), "text_width": (text_width, text.width),
+            "image_size": (image_size, image.input_size), "context_length": (context_length, text.context_length),
         }  # fmt: skip
-        requested_sizes = (image_width, text_width, image_size, context_length)
-        for (key, value), chosen in zip(model_sizes.items(), requested_sizes, strict=True):
+        for key, (chosen, value) in sizes.items():
             if chosen not in (None, value):
                 raise ConfigError(f"encoder.{key}={chosen}, but that of the model is {value}: leave encoder.{key} out")
             setattr(self, key, value)

@@ -27,6 +27,7 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.groups import options
+from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.report import published
 from clipzoo.report.statistics import rank_sum, short_run_names
@@ -301,12 +302,9 @@ def comparison_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None
 def differing_keys(firsts: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which runs differ: classes first, the rest in configuration order."""
     configurations = [flat(config) for config in firsts["config"]]
-    different = []
-    for key in sorted(dict.fromkeys(chain(*configurations)), key=lambda key: not key.endswith("_target_")):
-        values = {json.dumps(plain.get(key), default=str) for plain in configurations}
-        if len(values) > 1 and not any(f"{key}.".startswith(f"{ignored}.") for ignored in IGNORED):
-            different.append(key)
-    return different
+    keys = sorted(dict.fromkeys(chain(*configurations)), key=lambda key: not key.endswith("_target_"))
+    keys = [key for key in keys if len({json.dumps(plain.get(key), default=str) for plain in configurations}) > 1]
+    return [key for key in keys if not is_within(key, IGNORED)]
 
 
 def setting_text(value: object) -> str:

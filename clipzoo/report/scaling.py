@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.report.figures import INK, colour, label, tiles
 from clipzoo.report.frame import columns_of, numbers
@@ -113,7 +114,7 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
 
     def is_free(key: str, value: Any) -> bool:
         is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        return (is_number or key.startswith("data.")) and any(key == one or key.startswith(f"{one}.") for one in groups)
+        return (is_number or key.startswith("data.")) and is_within(key, groups)
 
     methods: dict[str, list[Training]] = {}
     for training in trainings:
