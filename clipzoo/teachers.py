@@ -46,7 +46,6 @@ from clipzoo.training.parts import Dataset, Parts, Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, FeaturesByView, View, feature_caches
 from clipzoo.types import Batch, Embedding, PointSet, Similarity, checked, concatenate, map_embedding
 
-CacheGigabytes = Annotated[float, Range(at_least=0)]
 PROBES = (
     "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock\nin Paris", "naïve café &amp;",
     "東京 🎉", "<s> </s> <pad> [SEP] <eos> <end_of_text>",
@@ -124,13 +123,9 @@ class LoadedTeacher(FrozenTeacher):
     """
 
     def __init__(
-        self,
-        library: Literal["clipzoo", "open_clip", "transformers"],
-        path: str,
-        cache_gigabytes: CacheGigabytes,
-        average: bool = False,
-        digest: str | None = None,
-    ) -> None:
+        self, library: Literal["clipzoo", "open_clip", "transformers"], path: str,
+        cache_gigabytes: Annotated[float, Range(at_least=0)], average: bool = False, digest: str | None = None,
+    ) -> None:  # fmt: skip
         name = path if library == "clipzoo" else f"{library}:{path}"
         super().__init__(lambda trust: load(name, trust=tuple(trust), average=average), cache_gigabytes)
 
@@ -164,7 +159,6 @@ class Ensemble(Teacher):
 # file for each shard, named by its content, with rows of images, and of texts, their samples and digests.
 
 HEAD = Path("embeddings") / "head.safetensors"
-FIELDS = {"model": str, "key": str, "head": dict}
 REMEDY = "remove it, and run the same clipzoo features again"
 VERSION, OPEN_SHARDS = 1, 64
 LOADER_TIMEOUT_SECONDS = 600.0
@@ -182,7 +176,7 @@ def shard_files(folder: Path, key: str, dataset: Dataset) -> list[tuple[str, Pat
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    return io.read_json(folder / FEATURES, io.MB, REMEDY, fields=FIELDS)
+    return io.read_json(folder / FEATURES, io.MB, REMEDY, fields={"model": str, "key": str, "head": dict})
 
 
 @checked
@@ -252,17 +246,9 @@ class StoredTeacher(Teacher):
 
 @torch.no_grad()
 def write_features(
-    model: LoadedModel,
-    source: str,
-    dataset: ShardDataset,
-    folder: Path,
-    world: World = World(),
-    *,
-    batch: int = 256,
-    workers: int = 0,
-    precision: Precision = "float32",
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
+    model: LoadedModel, source: str, dataset: ShardDataset, folder: Path, world: World = World(), *, batch: int = 256,
+    workers: int = 0, precision: Precision = "float32", report: Callable[[int, int], None] = lambda done, total: None,
+) -> int:  # fmt: skip
     """Write the embeddings of all samples of an open dataset, and return the number of new files. Collective.
 
     Complete files are kept: after a kill the same call continues with the next shard. Ranks share the shards.

@@ -214,10 +214,8 @@ def encode_by_length(
         return encode(text)
     order = lengths.argsort(stable=True)
     sorted_text = text[order.to(text.device, non_blocking=True)]
-    rows = [count for count, _ in groups]
-    parts = [
-        encode(part[:, :width].contiguous()) for part, (_, width) in zip(sorted_text.split(rows), groups, strict=True)
-    ]
+    rows, widths = zip(*groups, strict=True)
+    parts = [encode(part[:, :width].contiguous()) for part, width in zip(sorted_text.split(rows), widths, strict=True)]
     inverse = order.argsort().to(text.device, non_blocking=True)
     pooled = torch.cat([part.pooled for part in parts]).index_select(0, inverse)
     if not tokens or parts[0].tokens is None:
@@ -225,9 +223,7 @@ def encode_by_length(
     padded, masks = [], []
     for part in parts:
         assert part.tokens is not None
-        mask = part.mask
-        if mask is None:
-            mask = torch.ones(part.tokens.shape[:2], dtype=torch.bool, device=part.tokens.device)
+        mask = torch.ones_like(part.tokens[..., 0], dtype=torch.bool) if part.mask is None else part.mask
         missing = text.shape[1] - part.tokens.shape[1]
         padded.append(functional.pad(part.tokens, (0, 0, 0, missing)))
         masks.append(functional.pad(mask, (0, missing)))

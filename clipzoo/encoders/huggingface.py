@@ -23,8 +23,6 @@ from clipzoo.types import Count, Features, NonNegativeCount, Part, Probability, 
 LONGEST = 512
 """Largest default number of tokens: captions are short, and every row is stored at full length."""
 CLIP_TOKENIZER = "clipzoo.data.tokenizer.ClipTokenizer"
-Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
-Pooling = Literal["auto", "first", "mean", "end"]
 
 
 @checked
@@ -48,16 +46,10 @@ class HuggingFaceText(TextTower):
     left_out = ("pooler", "decoder")
 
     def __init__(
-        self,
-        name: str,
-        options: dict[str, Any],
-        tokenizer: str | None = None,
-        pooling: Pooling = "auto",
-        context_length: Count | None = None,
-        end_token: NonNegativeCount | None = None,
-        checkpoint: bool = False,
-        pretrained: str | None = None,
-    ) -> None:
+        self, name: str, options: dict[str, Any], tokenizer: str | None = None,
+        pooling: Literal["auto", "first", "mean", "end"] = "auto", context_length: Count | None = None,
+        end_token: NonNegativeCount | None = None, checkpoint: bool = False, pretrained: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         require_transformers("a text tower of transformers")
         from transformers import CONFIG_MAPPING
@@ -138,17 +130,13 @@ class HuggingFaceTokenizer(Part):
     """
 
     def __init__(
-        self,
-        name: str,
-        context_length: Annotated[int, Range(at_least=3)],
-        clean: Cleaning = "none",
-        strip_end: bool = False,
-    ) -> None:
+        self, name: str, context_length: Annotated[int, Range(at_least=3)],
+        clean: Literal["none", "whitespace", "lower", "canonicalize"] = "none", strip_end: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.context_length, self.clean, self.strip_end = name, context_length, clean, strip_end
 
     @cached_property
     def source(self) -> Any:
-        """The tokenizer of transformers."""
         transformers = require_transformers("encoder.tokenizer")
         with from_hub(
             self.name,
@@ -176,7 +164,6 @@ class HuggingFaceTokenizer(Part):
 
     @property
     def pad_token(self) -> int:
-        """Id of the padding."""
         return self._end if self.source.pad_token_id is None else self.source.pad_token_id
 
     @property
@@ -186,11 +173,9 @@ class HuggingFaceTokenizer(Part):
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids."""
         return len(self.source)
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """Return the text of each token."""
         return [self.source.decode([token]) for token in ids]
 
     def __call__(self, captions: str | Sequence[str]) -> Tensor:
@@ -322,12 +307,10 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
     if getattr(config, "pad_token_id", None) is not None and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = 0
 
-    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
-    if type(config) not in mapping:
-        mapping = MODEL_MAPPING
-    if type(config) not in mapping:
+    mappings = (MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING) if config.is_encoder_decoder else (MODEL_MAPPING,)
+    kind: Any = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
+    if kind is None:
         raise ConfigError(f"encoder.text.name: transformers has no model for {type(config).__name__}")
-    kind: Any = mapping[type(config)]
     kind = kind[0] if isinstance(kind, tuple | list) else kind
     without_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
     model = kind(config, add_pooling_layer=False) if without_pooler else kind(config)

@@ -24,10 +24,6 @@ from clipzoo.types import Count, Features, Layers, Side, checked
 LISTS = nn.Sequential | nn.ModuleList
 STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
 """Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""
-NUMBERED = re.compile(r"(layer|stage|network)_?\d")
-"""Stages that are attributes of the trunk."""
-BLOCKS = ("blocks", "layers")
-"""Names of the sequence of blocks inside a stage."""
 OPTIONS = (
     "drop_rate", "drop_path_rate", "drop_block_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate",
     "patch_drop_rate", "img_size", "patch_size", "embed_dim", "embed_dims", "depth", "depths", "dims", "layers",
@@ -136,14 +132,14 @@ class TrunkTower(ImageTower):
         if not self.is_timm:
             return list(trunk.transformer.resblocks)
         # Stages are attributes of the trunk or one sequence; the blocks are lists inside them, or the stages.
-        stages = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
+        stages = [module for name, module in trunk.named_children() if re.fullmatch(r"(layer|stage|network)_?\d", name)]
         if len(stages) < 2:
             parts = [module for module in trunk.children() if any(True for _ in module.parameters())]
             sequences = (getattr(trunk, name, None) for name in STAGES)
             stages = next((list(part) for part in sequences if isinstance(part, LISTS)), parts)
         blocks: list[nn.Module] = []
         for stage in stages:
-            inside = [stage, *(getattr(stage, name, ()) for name in BLOCKS)]
+            inside = [stage, *(getattr(stage, name, ()) for name in ("blocks", "layers"))]
             lists = [part for part in inside if isinstance(part, LISTS) and (part is stage or len(part))]
             blocks += lists[0] if lists else [stage]
         return blocks
@@ -198,15 +194,9 @@ class ClipViT(TrunkTower):
     derived = {"tokens": "(image_size // patch_size) ** 2 + 1"}
 
     def __init__(
-        self,
-        image_size: Side,
-        patch_size: Count,
-        width: Count,
-        layers: Layers,
-        heads: Count,
-        quick_gelu: bool,
+        self, image_size: Side, patch_size: Count, width: Count, layers: Layers, heads: Count, quick_gelu: bool,
         checkpoint: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         transformer = import_alone("open_clip.transformer")
         self.width = width
@@ -242,13 +232,9 @@ class ClipResNet(TrunkTower):
     derived = {"tokens": "(image_size // 32) ** 2", "width": "32 * stem_width"}
 
     def __init__(
-        self,
-        image_size: Side,
-        layers: tuple[Layers, Layers, Layers, Layers],
-        stem_width: Count,
-        heads: Count,
+        self, image_size: Side, layers: tuple[Layers, Layers, Layers, Layers], stem_width: Count, heads: Count,
         checkpoint: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.width = 32 * stem_width
         modified_resnet = import_alone("open_clip.modified_resnet")
@@ -289,10 +275,8 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
             arguments = read_json(config_file, MB).get("model_args", {})
             require_listed(arguments, OPTIONS, f"{place}/config.json: model_args.", f"timm's {name}")
         timm_config = None if source else timm.get_pretrained_cfg(name)
-        settings = timm_config.to_dict() if timm_config else {}
-        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
-        if settings and not settings.get("fixed_input_size"):
-            size = {}
+        takes_any_size = timm_config is not None and not timm_config.fixed_input_size
+        size = {} if image_size is None or takes_any_size else {"img_size": image_size}
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
 
 

@@ -41,8 +41,6 @@ models of other libraries, their weights and tokenizers."""
 MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Triple = tuple[float, float, float]
 T = TypeVar("T")
-TIMM_HEADS = {"proj": "head.proj", "mlp": "head.mlp.fc2"}
-"""Part of the head after a timm trunk -> its last linear map."""
 
 
 @checked
@@ -128,6 +126,7 @@ class OpenClipText(TextTower):
         with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
             tower = _build_text_tower(description.model["embed_dim"], settings, quick_gelu)
         self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
+        self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
         if settings.hf_tokenizer_name:
             if settings.tokenizer_mode:
                 raise ConfigError(f"{name}: there is no tokenizer with mode {settings.tokenizer_mode}")
@@ -139,8 +138,6 @@ class OpenClipText(TextTower):
                 "clean": cleaning.get("clean", "whitespace"),
                 "strip_end": cleaning.get("strip_sep_token", False),
             }
-        else:
-            self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
         self.checkpoint, self.description = checkpoint, f"the text tower of open_clip's {name}"
         self.is_transformers = bool(settings.hf_model_name)
         self._uses_causal_states = False
@@ -155,9 +152,7 @@ class OpenClipText(TextTower):
         is_causal, self._appended = tower.attn_mask is not None, tower.cls_emb is not None
         # open_clip's residual attention blocks without layer scale.
         is_plain = all(
-            isinstance(block, ResidualAttentionBlock)
-            and isinstance(getattr(block, "ls_1", None), nn.Identity)
-            and isinstance(getattr(block, "ls_2", None), nn.Identity)
+            isinstance(block, ResidualAttentionBlock) and type(block.ls_1) is type(block.ls_2) is nn.Identity
             for block in tower.transformer.resblocks
         )
         self._uses_causal_states = is_causal and not self._appended and is_plain
@@ -246,11 +241,8 @@ def describe(name: str) -> Description:
             near = nearest(name, open_clip.list_models(), most=3)
             raise ConfigError(f"open_clip has no model {name}{near or ', and there is no such folder'}")
         tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
-        common = {
-            key: tags[0].get(key)
-            for key in ("mean", "std", "interpolation", "resize_mode")
-            if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
-        }
+        shared = {key: [tag.get(key) for tag in tags] for key in ("mean", "std", "interpolation", "resize_mode")}
+        common = {key: part[0] for key, part in shared.items() if part and part.count(part[0]) == len(part)}
         content = {"model_cfg": model_config, "preprocess_cfg": common}
     if name.startswith((FOLDER, HUB)):
         # Untrusted towers must be ones that timm or transformers has code for.
@@ -310,8 +302,9 @@ def projection_path(tower: Any) -> str | None:
     if isinstance(tower, HFTextEncoder):
         return {nn.Linear: "proj", nn.Sequential: "proj.2"}.get(type(tower.proj))
     if isinstance(tower, TimmModel):
-        if paths := [path for name, path in TIMM_HEADS.items() if hasattr(tower.head, name)]:
-            return paths[0]
+        for name, path in (("proj", "head.proj"), ("mlp", "head.mlp.fc2")):
+            if hasattr(tower.head, name):
+                return path
         path = f"trunk.{tower.trunk.pretrained_cfg['classifier']}"
         return path if isinstance(tower.get_submodule(path), nn.Linear) else None
     path = "proj" if hasattr(tower, "proj") else "text_projection"
@@ -320,10 +313,8 @@ def projection_path(tower: Any) -> str | None:
 
 def remove_projection(tower: Any) -> int:
     """Remove the last linear map of a tower and return the width of the features before it."""
-    path = projection_path(tower)
-    if path is None:
-        trunk = getattr(tower, "trunk", None)
-        if trunk is not None:
+    if (path := projection_path(tower)) is None:
+        if (trunk := getattr(tower, "trunk", None)) is not None:
             return getattr(trunk, "head_hidden_size", None) or trunk.num_features
         return getattr(tower, "width", 0) or tower.output_dim
     parent, _, name = path.rpartition(".")

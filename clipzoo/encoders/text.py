@@ -36,25 +36,14 @@ class ClipTextTower(Tower):
     }
 
     def __init__(
-        self,
-        context_length: Count,
-        vocabulary: Count,
-        width: Count,
-        layers: Layers,
-        heads: Count,
-        quick_gelu: bool,
-        distinct_pads: bool,
-        end_token: NonNegativeCount,
-        norm_eps: Annotated[float, Range(at_least=1e-30, at_most=1)],
+        self, context_length: Count, vocabulary: Count, width: Count, layers: Layers, heads: Count, quick_gelu: bool,
+        distinct_pads: bool, end_token: NonNegativeCount, norm_eps: Annotated[float, Range(at_least=1e-30, at_most=1)],
         checkpoint: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         transformer = import_alone("open_clip.transformer")
-        self.width = width
-        self.context_length = context_length
-        self.end_token = end_token
-        self.first_pad = vocabulary if distinct_pads else None
-        self.checkpoint = checkpoint
+        self.width, self.context_length, self.end_token = width, context_length, end_token
+        self.first_pad, self.checkpoint = vocabulary if distinct_pads else None, checkpoint
         self.trunk = transformer.TextTransformer(
             context_length=context_length,
             vocab_size=vocabulary + (context_length - 1 if distinct_pads else 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,25 +37,14 @@ class TwoTowers(Encoder):
     }
 
     def __init__(
-        self,
-        image_tower: nn.Module,
-        text_tower: nn.Module,
-        image_width: Count,
-        text_width: Count,
-        image_size: Side,
-        context_length: Count,
-        tokenizer: Callable[[list[str]], Tensor],
-        mean: tuple[Probability, Probability, Probability],
-        std: tuple[Scale, Scale, Scale],
-    ) -> None:
+        self, image_tower: nn.Module, text_tower: nn.Module, image_width: Count, text_width: Count, image_size: Side,
+        context_length: Count, tokenizer: Callable[[list[str]], Tensor],
+        mean: tuple[Probability, Probability, Probability], std: tuple[Scale, Scale, Scale],
+    ) -> None:  # fmt: skip
         nn.Module.__init__(self)
-        self.image_tower = image_tower
-        self.text_tower = text_tower
-        self.image_width = image_width
-        self.text_width = text_width
-        self.image_size = image_size
-        self.context_length = context_length
-        self.tokenizer = tokenizer
+        self.image_tower, self.text_tower = image_tower, text_tower
+        self.image_width, self.text_width, self.image_size = image_width, text_width, image_size
+        self.context_length, self.tokenizer = context_length, tokenizer
         self._set_normalisation(mean, std)
 
     def _set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -100,28 +89,19 @@ class Towers(TwoTowers):
     relations = {"tokenizer.context_length == context_length": "both must be the same"}
 
     def __init__(
-        self,
-        image: ImageTower,
-        text: TextTower,
-        name: str | None = None,
-        image_width: Count | None = None,
-        text_width: Count | None = None,
-        image_size: Side | None = None,
-        context_length: Count | None = None,
+        self, image: ImageTower, text: TextTower, name: str | None = None, image_width: Count | None = None,
+        text_width: Count | None = None, image_size: Side | None = None, context_length: Count | None = None,
         tokenizer: Callable[[list[str]], Tensor] | None = None,
-        mean: tuple[Probability, Probability, Probability] | None = None,
-        std: tuple[Scale, Scale, Scale] | None = None,
+        mean: tuple[Probability, Probability, Probability] | None = None, std: tuple[Scale, Scale, Scale] | None = None,
         interpolation: Literal["bicubic", "bilinear"] | None = None,
-        resize_mode: Literal["shortest", "squash", "longest"] | None = None,
-        embed_width: Count | None = None,
-    ) -> None:
+        resize_mode: Literal["shortest", "squash", "longest"] | None = None, embed_width: Count | None = None,
+    ) -> None:  # fmt: skip
         nn.Module.__init__(self)
-        model_sizes = {
-            "image_width": image.width, "text_width": text.width, "image_size": image.input_size,
-            "context_length": text.context_length,
+        sizes = {
+            "image_width": (image_width, image.width), "text_width": (text_width, text.width),
+            "image_size": (image_size, image.input_size), "context_length": (context_length, text.context_length),
         }  # fmt: skip
-        requested_sizes = (image_width, text_width, image_size, context_length)
-        for (key, value), chosen in zip(model_sizes.items(), requested_sizes, strict=True):
+        for key, (chosen, value) in sizes.items():
             if chosen not in (None, value):
                 raise ConfigError(f"encoder.{key}={chosen}, but that of the model is {value}: leave encoder.{key} out")
             setattr(self, key, value)
@@ -133,8 +113,7 @@ class Towers(TwoTowers):
         self._set_normalisation(self.mean, self.std)
 
     def facts(self) -> Mapping[str, Any]:
-        image: Any = self.image_tower
-        text: Any = self.text_tower
+        image, text = cast(ImageTower, self.image_tower), cast(TextTower, self.text_tower)
         return {
             "image_width": self.image_width, "text_width": self.text_width, "image_size": self.image_size,
             "context_length": self.context_length, "mean": list(self.mean), "std": list(self.std),

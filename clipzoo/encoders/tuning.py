@@ -44,7 +44,6 @@ class Tuning(Part):
         return {name: _tower(encoder, name) for name, tuning in self.towers.items() if tuning.freezes}
 
     def apply(self, encoder: Encoder) -> None:
-        """Freeze and adapt the towers."""
         for name, tower in self.frozen_towers(encoder).items():
             self.towers[name].apply(tower, f"tune.{name}")
 
@@ -197,8 +196,7 @@ def layer_indices(tower: nn.Module) -> dict[nn.Parameter, int]:
     block_indices = {parameter: index for index, block in enumerate(blocks, 1) for parameter in block.parameters()}
     parameters = list(tower.parameters())
     last = max((place for place, parameter in enumerate(parameters) if parameter in block_indices), default=-1)
-    indices: dict[nn.Parameter, int] = {}
-    current = 0
+    indices, current = dict[nn.Parameter, int](), 0
     for place, parameter in enumerate(parameters):
         current = block_indices.get(parameter, current)
         indices[parameter] = block_indices.get(parameter, current if place < last else len(blocks) + 1)

@@ -26,7 +26,6 @@ MOST_PREFIXES = 16
 """Largest number of class and register tokens before the grid of patches."""
 HINTS = {"image": ("image", "visual", "vision"), "text": ("text",)}
 """Parts of a prefix that decide if both towers have the same names."""
-Outcome = Literal["loaded", "resized", "kept", "left out"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Row:
     """How one tensor was initialised. kept: the tower keeps its value. left out: the tower has no such tensor."""
 
     part: str
-    outcome: Outcome
+    outcome: Literal["loaded", "resized", "kept", "left out"]
     tensor: str = ""
     shape: tuple[int, ...] = ()
     source: str = ""
@@ -55,11 +54,9 @@ def fill_tower(
             renamed = {re.sub(f"^{re.escape(ours)}", theirs, name): name for name in targets}
             elsewhere = _correspondence(renamed, source, HINTS[part])
             names = max(names, {renamed[name]: origin for name, origin in elsewhere.items()}, key=len)
-    values: dict[str, Tensor] = {}
-    rows, wrong = [], []
+    values, rows, wrong = dict[str, Tensor](), list[Row](), list[str]()
     for name, target in targets.items():
-        origin = names.get(name)
-        if origin is None:
+        if (origin := names.get(name)) is None:
             rows.append(Row(part, "kept", name, tuple(target.shape)))
             continue
         value = source[origin]
@@ -69,8 +66,7 @@ def fill_tower(
             wrong.append(f"{name} {list(value.shape)} instead of {list(target.shape)}")
             continue
         values[name] = fitted
-        outcome: Outcome = "loaded" if fits else "resized"
-        rows.append(Row(part, outcome, name, tuple(target.shape), origin, tuple(value.shape)))
+        rows.append(Row(part, "loaded" if fits else "resized", name, tuple(target.shape), origin, tuple(value.shape)))
 
     # Every floating-point tensor needs a source of a fitting shape.
     needed = [name for name, value in targets.items() if value.is_floating_point()]
@@ -147,8 +143,7 @@ def resized(name: str, value: Tensor, target: Tensor, is_image: bool, vocabulary
         old, new = math.isqrt(before - prefix), math.isqrt(after - prefix)
         if old**2 == before - prefix and new**2 == after - prefix:
             grid = value[..., prefix:, :].float().reshape(-1, old, old, width).permute(0, 3, 1, 2)
-            size = (new, new)
-            stretched = functional.interpolate(grid, size=size, mode="bicubic", antialias=True, align_corners=False)
+            stretched = functional.interpolate(grid, (new, new), mode="bicubic", antialias=True, align_corners=False)
             positions = stretched.permute(0, 2, 3, 1).reshape(*leading, new * new, width)
             return torch.cat([value[..., :prefix, :].float(), positions], dim=-2)
     return None

@@ -13,10 +13,7 @@ from clipzoo.encoders.tuning import adapters_of
 from clipzoo.errors import ConfigError
 from clipzoo.exports.files import save_weights
 from clipzoo.training import checkpoint_files
-from clipzoo.training.tuned import read_frozen
-
-TOWERS = ("image", "text")
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+from clipzoo.training.tuned import VIEWS, read_frozen
 
 
 def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
@@ -26,12 +23,11 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
     not fully support `MultiheadAttention`, as in open_clip: peft 0.21 adds the adapter of `out_proj` twice.
     Raises ConfigError if the run has no checkpoint or no adapters.
     """
-    newest = checkpoint_files.load_newest(Path(run) / "checkpoints")
-    if newest is None:
+    if (newest := checkpoint_files.load_newest(Path(run) / "checkpoints")) is None:
         raise ConfigError(f"{run} has no valid checkpoint: train first")
     state = {**read_frozen(Path(run), newest[0]), **newest[0]["model"]}
     written = []
-    for view in TOWERS:
+    for view in VIEWS:
         prefix = f"encoder.{view}_tower."
         inner = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         tower = {key.removeprefix("trunk."): value for key, value in inner.items()}
@@ -45,8 +41,7 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
 
 def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> None:
     """Write the adapters of one tower. state: tensors of its trunk, for the shapes of the weights."""
-    tensors: dict[str, Tensor] = {}
-    targets: list[str] = []
+    tensors, targets = dict[str, Tensor](), list[str]()
     attentions = {weight.removesuffix(".in_proj_weight") for weight in adapters if weight.endswith(".in_proj_weight")}
     first = next(iter(adapters.values()))
     rank = len(first["lora_A"])
@@ -72,12 +67,9 @@ def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, T
         add(module, parts["lora_A"].view(rank, *shape[1:]), lora_b)
         if owner not in attentions:
             targets.append(path)
-    save_weights(tensors, folder / WEIGHTS)
-    io.write_json(
-        folder / CONFIG,
-        {
-            "peft_type": "LORA", "base_model_name_or_path": None, "task_type": None, "inference_mode": True,
-            "r": rank, "lora_alpha": float(first["lora_scale"]) * rank, "lora_dropout": 0.0, "bias": "none",
-            "fan_in_fan_out": False, "target_modules": targets,
-        },
-    )  # fmt: skip
+    save_weights(tensors, folder / "adapter_model.safetensors")
+    io.write_json(folder / "adapter_config.json", {
+        "peft_type": "LORA", "base_model_name_or_path": None, "task_type": None, "inference_mode": True,
+        "r": rank, "lora_alpha": float(first["lora_scale"]) * rank, "lora_dropout": 0.0, "bias": "none",
+        "fan_in_fan_out": False, "target_modules": targets,
+    })  # fmt: skip

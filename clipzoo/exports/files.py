@@ -43,12 +43,9 @@ def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
         pad, start, end = 0, texts[tokenizer.start_token], texts[tokenizer.end_token]
         fast = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
         fast.normalizer = normalizers.Sequence(_cleaning("lower"))
-        fast.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        words = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        fast.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
         fast.decoder = decoders.ByteLevel()
         # Control tokens are not added tokens, so that text that spells one is ordinary text.
         controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
@@ -105,9 +102,6 @@ def _cleaning(kind: str) -> list[Any]:
     ]
 
 
-# Preprocessing as files of transformers: the tokenizer, and the resize, crop and normalisation of images.
-
-
 def image_settings(model: LoadedModel) -> dict[str, Any]:
     """Return the image processor of transformers with exactly the pixels of `LoadedModel.transform`.
 
@@ -144,11 +138,8 @@ def tokenizer_faults(model: LoadedModel) -> list[str]:
     return []
 
 
-# Weights as safetensors, which hold tensors and never code.
-
-
 def save_weights(state: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors to a .safetensors file, atomically. Raises WriteError."""
+    """Write tensors to a .safetensors file, which never holds code, atomically. Raises WriteError."""
     from safetensors.torch import save
 
     # transformers reads only files that name the framework.

@@ -23,6 +23,8 @@ from clipzoo.types import Embedding, PointSet
 
 EXAMPLES = 3
 """Rows of the inputs with which a graph is traced; torch specialises on sizes 0 and 1."""
+TOLERANCE = 1e-3
+"""Relative and absolute difference of onnxruntime; larger than all observed rounding errors of float32."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,6 @@ def write_torch(model: Model, folder: Path) -> None:
             torch.export.save(graph.program(), file)
 
 
-# ONNX graphs, for onnxruntime and every other runtime of that format.
-
-
-OPSET = 20
-TOLERANCE = 1e-3
-"""Relative and absolute; larger than all observed rounding errors of float32."""
-
-
 def write_onnx(model: Model, folder: Path) -> None:
     """Write *.onnx, weights over 2 GB in *.onnx.data. TrainingError if onnxruntime computes other values than torch."""
     import torch.onnx  # takes a third of a second to import
@@ -129,7 +123,7 @@ def write_onnx(model: Model, folder: Path) -> None:
                 input_names=list(graph.inputs),
                 output_names=graph.outputs,
                 dynamic_shapes=(tuple({0: graph.rows[name]} for name in graph.inputs),),
-                opset_version=OPSET,
+                opset_version=20,
                 verbose=False,
             )
         assert program is not None

@@ -28,8 +28,6 @@ from clipzoo.runs.remote import local_copy
 
 PICTURE = "retrieval.png"
 TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval"}
-Z = 1.96
-"""Half the width of a 95% interval, in standard deviations."""
 RECIPE = {
     "head": "head._target_", "objective": "objective._target_", "optimizer": "optim._target_",
     "global batch": "trainer.global_batch", "epochs": "trainer.epochs", "steps": "trainer.steps",
@@ -56,12 +54,9 @@ not been tested for any use that affects people, and must not be used to identif
 
 
 def export(
-    model: LoadedModel,
-    folder: str | Path,
-    to: str = "open_clip",
-    licence: str | None = None,
+    model: LoadedModel, folder: str | Path, to: str = "open_clip", licence: str | None = None,
     data_licence: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write a model to a folder in the format `to`.
 
     open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
@@ -137,9 +132,6 @@ def load(
     return model.to(device).eval()
 
 
-# Directories for the hub: weights, configuration, tokenizer, model card and picture.
-
-
 def faults(model: LoadedModel) -> list[str]:
     """Return the reasons why other users could not load the model."""
     if uses_variables({"encoder": model.config["encoder"], "head": model.config["head"]}):
@@ -200,9 +192,6 @@ def require_token() -> None:
         raise ConfigError("an upload needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login")
 
 
-# The model card: README.md with the data, the recipe, the results and the papers of a trained model.
-
-
 def model_card(model: LoadedModel, licence: str | None, data_licence: str | None) -> str:
     """Return the card of a model as Markdown; models without a run, such as open_clip's, lack some sections."""
     folder, config = model.folder, model.config
@@ -257,7 +246,6 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
 
 
 def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
-    """Return the section of the recipe, the command and the versions."""
     lines = ["## Training", "", "| setting | value |", "| --- | --- |"]
     lines.append(f"| data | {markdown_code(str(masked(config['data'].get('shards', 'not stated'))), in_table=True)} |")
     settings = flat(config)
@@ -344,17 +332,15 @@ def measured(record: RunRecord | None) -> dict[MetricKey, float]:
 
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Return the 95% interval of a share of `count` independent samples (Wilson 1927)."""
-    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    z = 1.96  # half the width of the interval, in standard deviations
+    center = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return max(0.0, center - half), min(1.0, center + half)
 
 
 def _retrieval_picture(folder: Path | None) -> Path | None:
     """Return the picture of the report with captions and the images retrieved for them, None if there is none."""
     return min((folder / "report").glob("retrieval_*.png"), default=None) if folder is not None else None
-
-
-# The formats.
 
 
 @dataclass(frozen=True)

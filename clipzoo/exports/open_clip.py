@@ -26,7 +26,6 @@ from clipzoo.loading import PAIR, LoadedModel
 from clipzoo.model import Model
 
 CLIP_HEAD = "clipzoo.heads.vector.ClipHead"
-ENCODERS = ("clipzoo.encoders.towers.TwoTowers", "clipzoo.encoders.towers.Towers")
 IMAGE_TOWERS = {
     "clipzoo.encoders.image.ClipViT": "vit",
     "clipzoo.encoders.image.ClipResNet": "resnet",
@@ -107,7 +106,7 @@ def head_faults(model: Model) -> list[str]:
 
 def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
     """Return the reasons why open_clip cannot represent the encoder of a configuration."""
-    if encoder["_target_"] not in ENCODERS:
+    if encoder["_target_"] not in ("clipzoo.encoders.towers.TwoTowers", "clipzoo.encoders.towers.Towers"):
         return [f"its encoder is {encoder['_target_']}"]
     image, text = _towers(encoder)
     if image["_target_"] not in IMAGE_TOWERS:
@@ -137,7 +136,6 @@ def write_open_clip(model: LoadedModel, folder: Path) -> None:
 
 
 def _towers(encoder: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the nodes of both towers."""
     return encoder.get("image_tower", encoder.get("image")), encoder.get("text_tower", encoder.get("text"))
 
 
@@ -218,10 +216,7 @@ def has_bias(model: Model, view: str) -> bool:
 
 
 def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the model's tensors by the names of the open_clip model that `description` gives.
-
-    Raises ConfigError if that model has other tensors, such as no projection where the head has one.
-    """
+    """Return tensors by the names of open_clip's model of a description. Raises ConfigError if it has other tensors."""
     from open_clip.model import CLIP, CustomTextCLIP
 
     settings = {key: value for key, value in description.items() if key != "custom_text"}
@@ -256,9 +251,6 @@ def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tens
         return state | {"logit_scale": scale.detach()}
     bias = scale.new_tensor(pair["bias"])
     return state | {"logit_scale": scale.detach() + pair["log_scale"], "logit_bias": bias}
-
-
-# Convert models of open_clip with their weights to our encoder and head.
 
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
@@ -365,9 +357,6 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     if (bias := getattr(peer, "logit_bias", None)) is not None:
         config["pair"] = {"log_scale": 0.0, "bias": bias.item()}
     return model, config
-
-
-# Convert towers given by a name of open_clip to towers given by their sizes.
 
 
 def with_plain_towers(encoder: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from clipzoo.io.weights import from_hub
 from clipzoo.loading import PAIR, REMEDY, LoadedModel, read_weights, require_data_only
 
 _MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
-INTERPOLATIONS = {3: "bicubic", 2: "bilinear"}
-"""By PIL's codes."""
 
 
 def faults(model: LoadedModel) -> list[str]:
@@ -58,9 +56,6 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
     # transformers' image processor for timm's models reads only config.json.
     shared = {"dtype": str(model.dtype).removeprefix("torch.")}
     io.write_json(folder / "config.json", {**kind.config(model), **shared, **image_settings(model)})
-
-
-# Read models of transformers: CLIP's and SigLIP's as our towers, others with transformers' own modules.
 
 
 def from_transformers(name: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
@@ -192,7 +187,7 @@ def _image_settings(folder: Path) -> tuple[int, int, dict[str, Any]]:
     size, crop = ({**(own.get(key) or {})} for key in ("size", "crop_size"))
     side: int = size.get("shortest_edge") or size.get("height") or 0
     square: int = crop.get("height", 0) if own.get("do_center_crop") else side
-    interpolation = INTERPOLATIONS.get(own.get("resample", 0))
+    interpolation = {3: "bicubic", 2: "bilinear"}.get(own.get("resample", 0))  # PIL's codes
     sizes = [{"height": side, "width": side}, *[{"shortest_edge": side}] * bool(own.get("do_center_crop"))]
     if not (own.get("do_resize") and interpolation and size in sizes and crop.get("width", square) == square <= side):
         raise ConfigError(f"{folder}: its image processor does not resize images and take a central square: {own}")

@@ -21,13 +21,10 @@ from clipzoo.loading import LoadedModel
 from clipzoo.model import Model
 
 VISION, TEXT = "vision_model", "text_model"
-CLIP_ACTIVATIONS = ("gelu", "quick_gelu")
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
 """transformers' name -> timm's name."""
 TIMM, WHOLE, OPEN_CLIP = "vit_base_patch16_siglip_224", "vit_so400m_patch14_siglip_384", "ViT-B-16-SigLIP"
 """Models whose sizes the options replace. WHOLE: for images whose side is not a multiple of the patch size."""
-CLIP_EPSILON, TIMM_EPSILON = 1e-5, 1e-6
-"""The epsilons of the layer norms of open_clip and of timm."""
 IMAGE_TRUNK, TEXT_TRUNK = "encoder.image_tower.trunk", "encoder.text_tower.trunk"
 OPEN_CLIP_BLOCK = ("attn.in_proj_", "attn.out_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
 TIMM_BLOCK = ("attn.qkv.", "attn.proj", "norm1", "norm2", "mlp.fc1", "mlp.fc2")
@@ -40,6 +37,7 @@ OF_HEAD = ("head.log_scale", "head.image_projection", "head.image_bias", "head.t
 class TransformersModel(ABC):
     """A class of transformers for two towers with a cosine head. processor: joins its tokenizer and image processor."""
 
+    kind: str
     name: str
     processor: str
 
@@ -52,8 +50,25 @@ class TransformersModel(ABC):
         """Return the nodes `encoder` and `head` for the config.json at `path`; none if our towers cannot hold it."""
 
     @abstractmethod
+    def settings(self, model: LoadedModel, image: Any, text: Any) -> tuple[dict[str, Any], ...]:
+        """Return settings of config.json given both trunks: of model and parts, of the image, and of the text model."""
+
     def config(self, model: LoadedModel) -> dict[str, Any]:
         """Return the content of config.json."""
+        encoder: Any = model.encoder
+        image, text = encoder.image_tower.trunk, encoder.text_tower.trunk
+        shared, vision, tokens = self.settings(model, image, text)
+        return {
+            "architectures": [self.name], "model_type": self.kind, **shared,
+            "vision_config": {
+                "model_type": f"{self.kind}_vision_model", "image_size": encoder.image_size, **vision, **shared,
+            },
+            "text_config": {
+                "model_type": f"{self.kind}_text_model", "max_position_embeddings": len(text.positional_embedding),
+                "vocab_size": len(text.token_embedding.weight), "hidden_size": encoder.text_width,
+                **open_clip_blocks(text), **tokens, **shared,
+            },
+        }  # fmt: skip
 
     @abstractmethod
     def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
@@ -78,7 +93,7 @@ class TransformersModel(ABC):
 class ClipModel(TransformersModel):
     """CLIPModel: open_clip's vision transformer and causal text transformer."""
 
-    name, processor = "CLIPModel", "CLIPProcessor"
+    kind, name, processor = "clip", "CLIPModel", "CLIPProcessor"
 
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
         return [
@@ -98,9 +113,9 @@ class ClipModel(TransformersModel):
 
         clip: Any = transformers.CLIPConfig.from_dict(dict(content))
         vision, text = clip.vision_config, clip.text_config
-        fits = [part.hidden_act in CLIP_ACTIVATIONS for part in (vision, text)]
+        fits = [part.hidden_act in ("gelu", "quick_gelu") for part in (vision, text)]
         fits += [part.intermediate_size == 4 * part.hidden_size for part in (vision, text)]
-        if not all(fits) or vision.layer_norm_eps != CLIP_EPSILON:
+        if not all(fits) or vision.layer_norm_eps != 1e-5:  # that of open_clip
             return {}
         context = text.max_position_embeddings
         encoder = {
@@ -127,28 +142,14 @@ class ClipModel(TransformersModel):
         }  # fmt: skip
         return {"encoder": encoder, "head": head}
 
-    def config(self, model: LoadedModel) -> dict[str, Any]:
-        encoder: Any = model.encoder
-        image, text = encoder.image_tower.trunk, encoder.text_tower.trunk
-        end, vocabulary = encoder.text_tower.end_token, len(text.token_embedding.weight)
+    def settings(self, model: LoadedModel, image: Any, text: Any) -> tuple[dict[str, Any], ...]:
+        text_tower: Any = model.encoder.towers["text"]
+        # CLIPModel pools at the largest id if that of the end token is 2.
+        end = text_tower.end_token if text_tower.end_token < len(text.token_embedding.weight) else 2
+        tokens = {"bos_token_id": ClipTokenizer.start_token, "eos_token_id": end, "pad_token_id": 0}
+        sizes = {"patch_size": image.conv1.kernel_size[0], "hidden_size": model.encoder.image_width}
         projected = {"projection_dim": model.head.get_parameter("image_projection").shape[1]}
-        return {
-            "architectures": ["CLIPModel"],
-            "model_type": "clip",
-            **projected,
-            "vision_config": {
-                "model_type": "clip_vision_model", "image_size": encoder.image_size,
-                "patch_size": image.conv1.kernel_size[0], "hidden_size": encoder.image_width, **open_clip_blocks(image),
-                **projected,
-            },
-            "text_config": {
-                "model_type": "clip_text_model", "max_position_embeddings": len(text.positional_embedding),
-                "vocab_size": vocabulary, "hidden_size": encoder.text_width,
-                **open_clip_blocks(text), "bos_token_id": ClipTokenizer.start_token,
-                # CLIPModel pools at the largest id if this is 2.
-                "eos_token_id": end if end < vocabulary else 2, "pad_token_id": 0, **projected,
-            },
-        }  # fmt: skip
+        return projected, {**sizes, **open_clip_blocks(image)}, tokens
 
     def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
         from open_clip.transformer import TextTransformer, VisionTransformer
@@ -182,7 +183,7 @@ class SiglipModel(TransformersModel):
     layer with bias.
     """
 
-    name, processor = "SiglipModel", "SiglipProcessor"
+    kind, name, processor = "siglip", "SiglipModel", "SiglipProcessor"
 
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
         ours, theirs = f"{IMAGE_TRUNK}.attn_pool", f"{VISION}.head"
@@ -211,7 +212,8 @@ class SiglipModel(TransformersModel):
 
         siglip: Any = transformers.SiglipConfig.from_dict(dict(content))
         vision, text = siglip.vision_config, siglip.text_config
-        fits = [vision.vision_use_head, vision.layer_norm_eps == TIMM_EPSILON, vision.hidden_act in TIMM_ACTIVATIONS]
+        # The layer norms of timm have this epsilon.
+        fits = [vision.vision_use_head, vision.layer_norm_eps == 1e-6, vision.hidden_act in TIMM_ACTIVATIONS]
         if not all(fits) or text.hidden_act not in ("gelu", "gelu_pytorch_tanh"):
             return {}
         context, folder = text.max_position_embeddings, str(path.parent)
@@ -250,27 +252,16 @@ class SiglipModel(TransformersModel):
         }  # fmt: skip
         return {"encoder": encoder, "head": head}
 
-    def config(self, model: LoadedModel) -> dict[str, Any]:
-        encoder: Any = model.encoder
-        image, text = encoder.image_tower.trunk, encoder.text_tower.trunk
-        block = image.blocks[0]
-        return {
-            "architectures": ["SiglipModel"],
-            "model_type": "siglip",
-            "vision_config": {
-                "model_type": "siglip_vision_model", "image_size": encoder.image_size,
-                "patch_size": image.patch_embed.patch_size[0], "hidden_size": encoder.image_width,
-                "num_hidden_layers": len(image.blocks), "num_attention_heads": block.attn.num_heads,
-                "intermediate_size": block.mlp.fc1.out_features, "hidden_act": activation(block.mlp.act),
-                "layer_norm_eps": epsilon(image), "attention_dropout": 0.0,
-            },
-            "text_config": {
-                "model_type": "siglip_text_model", "max_position_embeddings": len(text.positional_embedding),
-                "vocab_size": len(text.token_embedding.weight), "hidden_size": encoder.text_width,
-                **open_clip_blocks(text), "projection_size": encoder.image_width,
-                **{f"{name}_token_id": None for name in ("bos", "eos", "pad")},
-            },
+    def settings(self, model: LoadedModel, image: Any, text: Any) -> tuple[dict[str, Any], ...]:
+        block, width = image.blocks[0], model.encoder.image_width
+        vision = {
+            "patch_size": image.patch_embed.patch_size[0], "hidden_size": width,
+            "num_hidden_layers": len(image.blocks), "num_attention_heads": block.attn.num_heads,
+            "intermediate_size": block.mlp.fc1.out_features, "hidden_act": activation(block.mlp.act),
+            "layer_norm_eps": epsilon(image), "attention_dropout": 0.0,
         }  # fmt: skip
+        tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        return {}, vision, {"projection_size": width, **tokens}
 
     def kind_faults(self, model: LoadedModel, image: Any, text: Any) -> list[str]:
         from open_clip.transformer import TextTransformer
@@ -300,11 +291,7 @@ class SiglipModel(TransformersModel):
         return reasons
 
 
-KINDS: dict[str, TransformersModel] = {"clip": ClipModel(), "siglip": SiglipModel()}
-"""By `model_type` of config.json."""
-
-
-# Correspondence of tensors that our models and transformers' split and name differently.
+KINDS: dict[str, TransformersModel] = {model.kind: model for model in (ClipModel(), SiglipModel())}
 
 
 @dataclass(frozen=True)
@@ -322,7 +309,6 @@ class Tie:
 
 
 def tie(ours: str, theirs: str, transposed: bool = False, leading: bool = False) -> Tie:
-    """Return the tie of two tensors with different names."""
     return Tie({ours: 1}, {theirs: 1}, transposed, leading)
 
 
@@ -376,9 +362,6 @@ def block_ties(blocks: str, side: str, layers: int, names: tuple[str, ...]) -> I
             yield Tie({f"{ours}.{fused}{kind}": 3}, parts)
         for name, other in zip(modules, TRANSFORMERS_BLOCK, strict=True):
             yield from with_kinds(f"{ours}.{name}", f"{theirs}.{other}")
-
-
-# Properties of transformer trunks that the configurations of transformers' models state.
 
 
 def epsilon(trunk: nn.Module) -> float | None:

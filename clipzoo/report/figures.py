@@ -50,8 +50,6 @@ METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"
 MOST_NUMBERS, MOST_NAMES = 20, 40
 """Largest numbers of classes for which a confusion matrix shows percentages, and class names."""
 SIDES = ("highest", "lowest")
-LEGEND_WIDTH = 160
-"""Characters in one line of a legend above a figure of 12 inches."""
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.task.Task.write`."""
 Points = list[tuple[float, float]]
@@ -463,7 +461,7 @@ def _legend(figure: Figure) -> None:
     handles = {
         text: handle for panel in figure.axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    width = LEGEND_WIDTH * figure.get_figwidth() / 12
+    width = 160 * figure.get_figwidth() / 12  # characters in a line
     columns = int(max(1, min(7, len(handles), width // max(map(len, handles), default=1))))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
     figure.legend(
@@ -539,7 +537,8 @@ def disagreement_figure(pair: Disagreement) -> Figure | None:
     from clipzoo.evaluation.datasets.benchmarks import open_benchmark
     from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 
-    shown_samples = [samples[:8] for samples in (pair.only_first, pair.only_second)]
+    one, two = pair.right
+    shown_samples = [part.nonzero()[0][:8] for part in (one & ~two, two & ~one)]
     columns = max(len(samples) for samples in shown_samples)
     dataset = None
     if pair.names and columns:

@@ -27,6 +27,7 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.groups import options
+from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.report import published
 from clipzoo.report.statistics import rank_sum, short_run_names
@@ -133,7 +134,6 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 @cache
 def names() -> dict[str, dict[str, Any]]:
-    """Content of names.yaml: kinds of datasets, and titles."""
     return yaml.safe_load((Path(__file__).parent / "names.yaml").read_text())
 
 
@@ -249,11 +249,10 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
     guessing: dict[MetricKey, float] = {}
     for run in frame["run"].unique():
         for name, content in stored_arrays(run, "zero_shot", ("class_names",), damage):
-            keys = [MetricKey("linear_probe", name, side, "top1") for side in ("before", "after")]
-            keys.append(MetricKey("zero_shot", name, "", "top1"))
+            keys = [replace(key, dataset=name) for _, key in TASK_KEYS if key.metric == "top1"]
             guessing |= dict.fromkeys(keys, 100 / max(1, len(content["class_names"])))
         for name, content in stored_arrays(run, "retrieval", ("gallery",), damage):
-            keys = [MetricKey("retrieval", name, way, "recall_at_1") for way in published.DIRECTIONS]
+            keys = [replace(key, dataset=name) for _, key in TASK_KEYS if key.metric == "recall_at_1"]
             guessing |= dict.fromkeys(keys, 100 / int(content["gallery"]))
     return guessing
 
@@ -303,12 +302,9 @@ def comparison_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None
 def differing_keys(firsts: pd.DataFrame) -> list[str]:
     """Return the configuration keys in which runs differ: classes first, the rest in configuration order."""
     configurations = [flat(config) for config in firsts["config"]]
-    different = []
-    for key in sorted(dict.fromkeys(chain(*configurations)), key=lambda key: not key.endswith("_target_")):
-        values = {json.dumps(plain.get(key), default=str) for plain in configurations}
-        if len(values) > 1 and not any(f"{key}.".startswith(f"{ignored}.") for ignored in IGNORED):
-            different.append(key)
-    return different
+    keys = sorted(dict.fromkeys(chain(*configurations)), key=lambda key: not key.endswith("_target_"))
+    keys = [key for key in keys if len({json.dumps(plain.get(key), default=str) for plain in configurations}) > 1]
+    return [key for key in keys if not is_within(key, IGNORED)]
 
 
 def setting_text(value: object) -> str:
@@ -427,7 +423,6 @@ class FilledTable:
 
     @property
     def is_measured(self) -> bool:
-        """True if any run has a value in the table."""
         return any(
             self.measured(row, column, variant) is not None
             for row, column in product(self.table.rows, self.table.columns)
@@ -435,7 +430,6 @@ class FilledTable:
         )
 
     def difference(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
-        """Measured minus published."""
         ours, printed = self.measured(row, column), self.table.numbers.get((row, column))
         return ours["mean"] - printed.value if ours is not None and printed else None
 
@@ -470,10 +464,7 @@ def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
 def _selected(
     row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
 ) -> tuple[Sequence[Path], str | None]:
-    """Return the runs that represent a row; after a search, the runs of the best point by the paper's criterion.
-
-    The second value says how the point was selected, or why none was.
-    """
+    """Return the runs of a row, after a search those of the best point by the paper's criterion, and the reason."""
     search = published.search_of(row.name)
     if search is None or candidates.empty:
         return list(candidates["run"]), None

@@ -78,9 +78,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
     log = damage.read(partial(TrainingLog.read, run), TrainingLog())
-    config: dict[str, Any] = {}
-    if (run / "config.yaml").exists():
-        config = damage.read(partial(config_of, run), config)
+    config = damage.read(partial(config_of, run), {}) if (run / "config.yaml").exists() else {}
     missing = {name: str(reason) for name, reason in _json(run / "evaluation" / "missing.json", damage).items()}
     # An unfinished run has the metrics of its newest evaluation.
     metrics = record.metrics if record else {}
@@ -187,13 +185,12 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
             yield Section("Zero-shot errors")
         top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
         text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
-        confusions = parts.confusions(content)
-        is_large, matrix = len(content["class_names"]) > MOST_IN_MATRIX, []
-        if not is_large:
+        confusions, matrix = parts.confusions(content), []
+        if len(content["class_names"]) <= MOST_IN_MATRIX:
             figure = figures.confusion_matrix(content)
             matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", figure)]
         yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
-        if is_large:
+        if not matrix:
             yield Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])
         if len(content["images"]):
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
@@ -224,10 +221,7 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
 
 
 def _profile_sections(run: Path) -> list[Section]:
-    """Write profile.md and profile.html to profile/ of a run; return the section of the run's page.
-
-    Returns no section without a profile. Raises DamagedFileError if summary.json is damaged.
-    """
+    """Write the pages of a run's profile, and return their section of the run's page; without a profile, none."""
     folder = run / PROFILE
     path = folder / "summary.json"
     if not path.exists():
@@ -281,15 +275,9 @@ def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
 
 
 def write_pages(
-    folders: Sequence[Path],
-    names: Sequence[str],
-    output: Path,
-    note: str | None = None,
-    first: Sequence[Section] = (),
-    scaling: Sequence[str] = (),
-    labels: Mapping[Path, str] | None = None,
-    tested: bool = True,
-) -> Path:
+    folders: Sequence[Path], names: Sequence[str], output: Path, note: str | None = None, first: Sequence[Section] = (),
+    scaling: Sequence[str] = (), labels: Mapping[Path, str] | None = None, tested: bool = True,
+) -> Path:  # fmt: skip
     """Write index.html, tables.md, tables.csv and tables.tex for the runs below `folders`; return index.html.
 
     The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
@@ -346,9 +334,8 @@ def write_pages(
         *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
-    commit = revision()
-    version_note = f"Made by clipzoo {version('clipzoo')}{f', revision {commit}' if commit else ''}."
-    sections.append(Section(notes=[version_note], formats=["html"]))
+    commit = f", revision {commit}" if (commit := revision()) else ""
+    sections.append(Section(notes=[f"Made by clipzoo {version('clipzoo')}{commit}."], formats=["html"]))
     cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
@@ -401,10 +388,7 @@ def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.Dama
 
 
 def write_sweep(overrides: Sequence[str]) -> str:
-    """Write the comparison of the runs of a sweep; return its table and the path of the page.
-
-    Without a finished run there is no page.
-    """
+    """Write the comparison of the runs of a sweep, if any is finished; return its table and the path of the page."""
     swept = points(overrides)
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     if not any(is_finished(folder) for folder in folders):
@@ -494,7 +478,6 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     page = write_pages(
         folders, [], folder, first=trial_sections(page_trials, "The search"), labels=page_trials.labels, tested=False
     )
-    lines = [table]
-    for trial in page_trials.best[:3]:
-        lines.append(f"best: trial {trial.number + 1}: {shlex.join(['clipzoo', 'train', *trial.overrides])}")
-    return "\n".join([*lines, f"the page of the search: {page}"])
+    commands = {trial.number + 1: shlex.join(["clipzoo", "train", *trial.overrides]) for trial in page_trials.best[:3]}
+    best = [f"best: trial {number}: {command}" for number, command in commands.items()]
+    return "\n".join([table, *best, f"the page of the search: {page}"])

@@ -212,12 +212,10 @@ def not_measured(key: MetricKey) -> str | None:
 
 @cache
 def layout() -> dict[str, Any]:
-    """Content of tables.yaml."""
     return yaml.safe_load((FOLDER / "tables.yaml").read_text())
 
 
 def read_numbers(file: str, folder: Path = FOLDER) -> list[dict[str, str]]:
-    """Read the cells of a CSV of published numbers."""
     with (folder / file).open(newline="") as lines:
         return list(csv.DictReader(lines))
 

@@ -24,7 +24,6 @@ SPANS = {
     "code": "<code>{}</code>", "strong": "<strong>{}</strong>", "command": "<pre><code>{}</code></pre>",
     "link": '<a href="{address}">{}</a>', "page": '<a href="{address}">{}</a>',
 }  # fmt: skip
-"""HTML of a span by its kind."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,8 @@ def turned(table: Table) -> Table:
     for place, (before, heading) in enumerate(pairwise(table.headings), start=1):
         title = [heading.group] if heading.group != before.group else []
         cells = [row.cells[place] for row in table.rows]
-        rows.append(
-            Row((Cell(", ".join([*title, heading.label]), mark="mean" if "mean" in cells[0].mark else ""), *cells))
-        )
+        name = Cell(", ".join([*title, heading.label]), mark="mean" if "mean" in cells[0].mark else "")
+        rows.append(Row((name, *cells)))
     headings = [Heading("", "left", wrap=True), *(Heading(row.cells[0].text, wrap=True) for row in table.rows)]
     return Table(tuple(headings), tuple(rows), table.title)
 

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from clipzoo.config.trust import is_within
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.report.figures import INK, colour, label, tiles
 from clipzoo.report.frame import columns_of, numbers
@@ -30,8 +31,6 @@ GROUPS = {COMPUTE: ("encoder", "head.embed_width", "trainer", "optim", "data"), 
 """By axis, keys whose numbers may differ along a curve. For a configuration key: its group and the schedule."""
 FEWEST = 4
 """Smallest number of scales of a fit. A law with a floor needs one more."""
-PANELS, TITLE = 3, 40
-"""Panels side by side; characters of a line in their titles."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
 
     def is_free(key: str, value: Any) -> bool:
         is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        return (is_number or key.startswith("data.")) and any(key == one or key.startswith(f"{one}.") for one in groups)
+        return (is_number or key.startswith("data.")) and is_within(key, groups)
 
     methods: dict[str, list[Training]] = {}
     for training in trainings:
@@ -198,8 +197,7 @@ def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Tra
     finished = []
     for run, metrics in numbers(frame):
         cost = run["record"].training
-        accuracies = {name: column.value(metrics) for name, column in tasks.items()}
-        values = {name: 100 - value for name, value in accuracies.items() if value is not None}
+        values = {name: 100 - value for name, column in tasks.items() if (value := column.value(metrics)) is not None}
         start = 0.9 * float(cost.get("steps", math.inf))
         lines = logs[run["run"]].training
         if losses := [float(line["loss"]) for line in lines if "loss" in line and float(line["step"]) > start]:
@@ -248,14 +246,14 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     """A panel for each quantity: trainings, law and prediction interval, and the held-out scale as diamonds."""
     quantities = list(dict.fromkeys(curve.quantity for curve in curves))
     names = list(dict.fromkeys(curve.method for curve in curves))
-    figure, axes = tiles(len(quantities), PANELS, 4.0, 3.4)
+    figure, axes = tiles(len(quantities), 3, 4.0, 3.4)
     for panel, quantity in zip(axes, quantities, strict=True):
         for curve in (curve for curve in curves if curve.quantity == quantity):
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
         unit = "nats" if "loss" in quantity or "PMI" in quantity else "%"
-        label(panel, fill(quantity, TITLE), axis_label(axis), unit, 9, grid="y")
+        label(panel, fill(quantity, 40), axis_label(axis), unit, 9, grid="y")
         # Axes of less than two decades have plain numbers: powers of ten would give too few ticks.
         for side, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
             if high / low >= 100:

@@ -47,7 +47,6 @@ CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
     *("ours", "ours_std", "runs", "difference", "p_value"),
 )
-CUTOFFS = (1, 5, 10)
 SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
 SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
 MOST_CONFUSIONS = 8
@@ -200,7 +199,6 @@ def differences_of(compared: frames.Comparison, damage: DamageLog) -> list[Diffe
 
 
 def separation_table(differences: Sequence[Difference], baseline: str) -> Table:
-    """Differences from the first row."""
     labels = ["metric", "run", "difference", "95 % interval", "p (Holm)", "separated", "over", "detectable"]
     rows: list[list[str | Cell]] = [
         [
@@ -230,9 +228,8 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
     """Counts of samples that one run, both or neither classify correctly, and the p-value of the difference."""
     rows = []
     for pair in pairs:
-        right = (pair.first == pair.labels) & (pair.second == pair.labels)
-        both, one, two = int(right.sum()), len(pair.only_first), len(pair.only_second)
-        counts = [f"{count:,}" for count in (both, one, two, len(pair.labels) - both - one - two)]
+        one, two = pair.right
+        counts = [f"{part.sum():,}" for part in (one & two, one & ~two, two & ~one, ~(one | two))]
         rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
     labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
     title = "Samples that one run classifies correctly and the other does not"
@@ -473,7 +470,7 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
         keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric))]
         for side in ("before", "after"):
             keys.append((f"linear probe {side} projection", title, MetricKey("linear_probe", name, side, metric)))
-        for way, cut in product(DIRECTIONS, CUTOFFS):
+        for way, cut in product(DIRECTIONS, (1, 5, 10)):
             key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
             keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key))
         for heading, label, key in keys:

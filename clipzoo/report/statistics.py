@@ -68,10 +68,7 @@ class Interval:
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """Return Student's t interval of the mean over runs that differ only in their seed; unbounded for a single run.
-
-    Exact for normally distributed results.
-    """
+    """Return Student's t interval of the mean over runs that differ only in their seed; unbounded for a single run."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -218,18 +215,19 @@ def detectable_difference(deviation: float, seeds: int, significance: float = SI
     return deviation * math.sqrt(2 / seeds) * float(scipy.optimize.brentq(surplus, 0.0, largest))
 
 
-def seeds_for(difference: float, deviation: float, significance: float = SIGNIFICANT) -> int:
-    """Return the number of seeds of each method with which a difference is detected with probability POWER."""
+def seeds_for(difference: float, deviation: float, significance: float = SIGNIFICANT) -> int | None:
+    """Return the number of seeds of each method with which a difference is detected with probability POWER.
+
+    None for more than MOST_SEEDS.
+    """
     if difference <= 0:
         raise ValueError(f"the difference to detect must be above 0, not {difference}")
 
     def is_enough(seeds: int) -> bool:
         return detectable_difference(deviation, seeds, significance) <= difference
 
-    most = 2
-    while not is_enough(most):
-        most *= 2
-    return bisect.bisect_left(range(most), True, lo=max(2, most // 2), key=is_enough)
+    seeds = bisect.bisect_left(range(MOST_SEEDS + 1), True, lo=2, key=is_enough)
+    return seeds if seeds <= MOST_SEEDS else None
 
 
 @dataclass(frozen=True)
@@ -288,10 +286,9 @@ def fit_power_law(
     start = np.zeros(2)
     if with_floor:
         # The best of several floors below the smallest value, each with its fitted line.
-        candidates = []
-        for log_floor in log_y.min() + np.log(np.linspace(0.01, 0.97, 16)):
-            line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0]
-            candidates.append(np.append(line, log_floor))
+        floors = log_y.min() + np.log(np.linspace(0.01, 0.97, 16))
+        lines = [_fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), start)[0] for log_floor in floors]
+        candidates = map(np.append, lines, floors)
         start = min(candidates, key=lambda values: float(np.square(log_y - _log_value(values, log_x)).sum()))
     values, error, spread = _fit(log_x, log_y, start)
     freedom = len(log_x) - parameters
@@ -364,12 +361,9 @@ class Difference:
     @property
     def seeds_needed(self) -> int | None:
         """Seeds of each side that would show the measured difference; None for more than MOST_SEEDS."""
-        difference, deviation = abs(self.interval.estimate), self.deviation
-        if deviation is None or difference == 0:
+        if self.deviation is None or self.interval.estimate == 0:
             return None
-        if detectable_difference(deviation, MOST_SEEDS, significance=self.level) > difference:
-            return None
-        return seeds_for(difference, deviation, significance=self.level)
+        return seeds_for(abs(self.interval.estimate), self.deviation, significance=self.level)
 
 
 def compare(
@@ -411,13 +405,9 @@ def compare(
 
 
 def seeds_difference(
-    metric: str,
-    group: str,
-    label: str,
-    before: Sequence[float],
-    after: Sequence[float],
+    metric: str, group: str, label: str, before: Sequence[float], after: Sequence[float],
     samples: Interval | None = None,
-) -> Difference:
+) -> Difference:  # fmt: skip
     """Return Welch's difference of results of several seeds, p not adjusted. Arguments as in `Difference`."""
     basis = f"{len(before)} and {number_of(len(after), 'seed')}"
     pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
@@ -433,10 +423,7 @@ def adjusted(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return 1 for each right and 0 for each wrong answer of a run, and the cluster of each sample.
-
-    None if the evaluation stored no answers.
-    """
+    """Return `outcomes_of` a row of the frame; None if the evaluation stored no answers, or is of another run."""
     if row["outcomes"] is None or row["run"] != first_run:
         return None
     return outcomes_of(row["key"], damage.read(partial(read_arrays, row["outcomes"]), dict[str, np.ndarray]()))
@@ -501,18 +488,14 @@ class Disagreement:
     second: np.ndarray
 
     @property
-    def only_first(self) -> np.ndarray:
-        """Samples that only the first run classifies correctly."""
-        return ((self.first == self.labels) & (self.second != self.labels)).nonzero()[0]
-
-    @property
-    def only_second(self) -> np.ndarray:
-        return ((self.second == self.labels) & (self.first != self.labels)).nonzero()[0]
+    def right(self) -> tuple[np.ndarray, np.ndarray]:
+        """[n] and [n], True where the first and where the second run is right."""
+        return self.first == self.labels, self.second == self.labels
 
     @property
     def p_value(self) -> float:
         """McNemar's exact test of "both runs are equally accurate"; 1 without disagreement."""
-        return mcnemar(self.first == self.labels, self.second == self.labels)
+        return mcnemar(*self.right)
 
 
 def disagreements(frame: pd.DataFrame, damage: DamageLog) -> Iterator[Disagreement]:

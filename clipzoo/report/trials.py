@@ -51,7 +51,6 @@ class Trials:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The searched keys."""
         return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
 
     @property
@@ -158,7 +157,6 @@ def groups(values: Sequence[object]) -> list[int]:
 
 
 def trial_sections(shown: Trials, title: str) -> list[Section]:
-    """Return the table of the trials, and their figures, as sections of a page."""
     table = trial_table(shown)
     notes = "A star marks the best trial"
     if len(shown.metrics) > 1:
@@ -170,7 +168,6 @@ def trial_sections(shown: Trials, title: str) -> list[Section]:
 
 
 def figures(shown: Trials) -> Iterator[Picture]:
-    """Yield the figures of a search."""
     lines = parallel_coordinates(shown)
     yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
     if shares := importance(shown):
@@ -216,7 +213,6 @@ def parallel_coordinates(shown: Trials) -> Figure:
 
 
 def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
-    """A bar for each key."""
     figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
     bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
     panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
@@ -232,24 +228,14 @@ def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
 def progress(shown: Trials) -> Figure:
     """The best result so far over minutes of training; with rungs also each trial's results during its training."""
     figure, (panel, *rung_panels) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
-    better = max if shown.directions[0] == "maximize" else min
-    spent, best = 0.0, None
-    costs, values = [], []
-    for trial in shown.trials:
-        spent += shown.minutes[trial.number]
-        if trial.results:
-            best = trial.results[0] if best is None else better(best, trial.results[0])
-            panel.plot(spent, trial.results[0], "o", color=INK, markersize=4)
-        elif trial.rungs:
-            panel.plot(spent, trial.rungs[max(trial.rungs)], "x", color=MUTED, markersize=5)
-        if best is not None:
-            costs.append(spent)
-            values.append(best)
-    panel.step(costs, values, where="post", color=RIGHT, linewidth=2)
-    panel.plot([], [], color=RIGHT, label="best so far")
-    panel.plot([], [], "o", color=INK, label="finished")
-    if any(trial.state == "pruned" for trial in shown.trials):
-        panel.plot([], [], "x", color=MUTED, label="pruned, last rung")
+    spent = np.cumsum([shown.minutes[trial.number] for trial in shown.trials])
+    results = pd.Series([trial.results[0] if trial.results else np.nan for trial in shown.trials], dtype=float)
+    best = (results.cummax() if shown.directions[0] == "maximize" else results.cummin()).ffill()
+    rungs = [np.nan if trial.results or not trial.rungs else trial.rungs[max(trial.rungs)] for trial in shown.trials]
+    has_pruned = any(trial.state == "pruned" for trial in shown.trials)
+    panel.step(spent, best, where="post", color=RIGHT, linewidth=2, zorder=3, label="best so far")
+    panel.plot(spent, results, "o", color=INK, markersize=4, label="finished")
+    panel.plot(spent, rungs, "x", color=MUTED, markersize=5, label="pruned, last rung" if has_pruned else None)
     panel.legend(frameon=False, fontsize=8)
     panel.set_xlim(0, None)
     label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0], grid="y")
@@ -287,10 +273,7 @@ def trade_off(shown: Trials) -> Figure:
 
 
 def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
-    """Draw an axis with its labels; return the height of each value, from 0 to 1.
-
-    log: True for a logarithmic axis; None: logarithmic if the largest number is above 30 times the smallest.
-    """
+    """Draw an axis with its labels; return the height of each value, from 0 to 1. log: None: decide by the values."""
     panel.axvline(place, color=INK, linewidth=1)
     distinct = list(dict.fromkeys(values))
     numbers = as_numbers(distinct)
