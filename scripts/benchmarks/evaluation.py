@@ -171,29 +171,29 @@ def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def _with_validation(source: Path, target: Path) -> None:
-    """Write a set again with every fifth image of train as its validation split."""
+    """Write a set again with a random fifth of train as its validation split."""
     import io
+
+    import numpy as np
 
     from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification
 
     data: Any = open_tar_dataset(source.parent, source.name)
 
-    def rows(split: str, keep: Callable[[int], bool]) -> Iterator[tuple[bytes, int]]:
-        labelled = data.splits[split]
-        for index in filter(keep, range(len(labelled))):
-            picture, label = labelled[index]
+    def rows(split: str, indices: Any) -> Iterator[tuple[bytes, int]]:
+        for index in indices.tolist():
+            picture, label = data.splits[split][index]
             stream = io.BytesIO()
             picture.save(stream, "PNG")
             yield stream.getvalue(), label
 
-    splits = {
-        "train": rows("train", lambda index: index % 5 != 0),
-        "val": rows("train", lambda index: index % 5 == 0),
-        "test": rows("test", lambda index: True),
-    }
+    count = len(data.splits["train"])
+    validation, train = np.split(np.random.default_rng(0).permutation(count), [count // 5])
+    parts = {"train": train, "val": validation, "test": np.arange(len(data.splits["test"]))}
     write_classification(
         target, class_names=data.class_names, templates=data.templates, metric=data.metric,
-        recipe="every fifth image of train is validation", splits=splits,
+        recipe="a random fifth of train is validation",
+        splits={split: rows("test" if split == "test" else "train", indices) for split, indices in parts.items()},
     )  # fmt: skip
 
 
