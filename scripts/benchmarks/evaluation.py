@@ -37,6 +37,7 @@ PEER = ROOT / "build" / "peer_evaluation"
 PACKAGES = ("clip-benchmark==1.6.2", "numpy<2.4")
 CUTOFFS = (1, 5, 10)
 SETS = 13
+SETS_OF_THE_DEMO = ["shapes", "colours", "counts", "textures", "scenes", "scenes_composition"]
 Numbers = dict[str, float]
 PARTS = ("agreement", "speed", "suite", "classifier")
 """suite: zero-shot and linear probe on the sets, thirteen by repetition, without and with validation splits.
@@ -49,7 +50,7 @@ SHARED = {"batch": 64, "workers": 1, "encoder": "bench_vit"}
 def add_options(parser: Parser) -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="a trained run; default: %(default)s")
     parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="default: %(default)s")
-    parser.add_argument("--sets", nargs="+", default=["shapes", "colours", "counts", "textures", "scenes"])
+    parser.add_argument("--sets", nargs="+", default=SETS_OF_THE_DEMO)
     parser.add_argument("--rounds", type=number_in(NonNegativeCount), default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["agreement", "speed"])
 
@@ -82,10 +83,9 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
     folder = _without_shared_captions(options.root, name, scratch)
     peer = Behind(model)
     ours = _ours(model, folder, options)
-    peers = {
-        "CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options),
-        "open_clip": _open_clip(peer, folder, model.transform, model.tokenizer, options),
-    }
+    peers = {"CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options)}
+    if _kind(folder) != "ChoiceDataset":
+        peers["open_clip"] = _open_clip(peer, folder, model.transform, model.tokenizer, options)
     # The peers' numbers are float32 means of zeros and ones.
     differences = [abs(value - ours[key]) for numbers in peers.values() for key, value in numbers.items()]
     compared, differing = len(differences), sum(difference > 1e-4 for difference in differences)
@@ -101,7 +101,7 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_retrieval
 
     data: Any = open_tar_dataset(root, name)
-    if not hasattr(data, "captions"):
+    if not hasattr(data, "caption_image"):
         return root / name
     owners: dict[str, set[int]] = {}
     owner_captions: dict[int, list[str]] = {}
@@ -128,10 +128,9 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
         "open_clip": lambda name: _open_clip(peer, options.root / name, transform, tokenizer, options),
     }
-    pairs = [(program, name) for name in options.sets for program in programs]
-    return _compared(
-        {name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in options.sets}, options
-    )
+    sets = [name for name in options.sets if _kind(options.root / name) != "ChoiceDataset"]
+    pairs = [(program, name) for name in sets for program in programs]
+    return _compared({name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in sets}, options)
 
 
 def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -283,12 +282,10 @@ def _ours(
     from clipzoo.build import build_part
     from clipzoo.config.compose import compose
     from clipzoo.distributed.world import World
-    from clipzoo.evaluation.datasets.tar import open_tar_dataset
     from clipzoo.evaluation.suite import Suite
     from clipzoo.runs.record import MetricKey
 
-    kind = type(open_tar_dataset(folder.parent, folder.name)).__name__
-    tasks = tasks or [{"RetrievalDataset": "retrieval", "ChoiceDataset": "choice"}.get(kind, "zero_shot")]
+    tasks = tasks or [{"RetrievalDataset": "retrieval", "ChoiceDataset": "choice"}.get(_kind(folder), "zero_shot")]
     lists = [f"eval.{task}=[{','.join(names or [folder.name])}]" for task in tasks]
     sizes = [f"eval.batch_size={options.batch}", f"eval.workers={options.workers}"]
     words = ["eval=none", f"eval.root={folder.parent}", "eval.paired=true", "eval.prompts=set", *lists, *sizes]
@@ -297,6 +294,12 @@ def _ours(
         metrics = build_part(plain["eval"], [], Suite).run(model, Path(output), World())
     keys = {key: MetricKey.parse(key) for key in metrics}
     return {f"{key.protocol}/{key.metric}".strip("/"): metrics[text] for text, key in keys.items()}
+
+
+def _kind(folder: Path) -> str:
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
+
+    return type(open_tar_dataset(folder.parent, folder.name)).__name__
 
 
 def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: str = "test") -> tuple[Any, Any]:
@@ -313,6 +316,8 @@ def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: st
 def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
     from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 
+    if _kind(folder) == "ChoiceDataset":
+        return _clip_benchmark_choice(model, folder, transform, tokenizer)
     data, loader = _loader(folder, transform, options)
     if data.classes is None:
         metrics = zeroshot_retrieval.evaluate(model, loader, tokenizer, "cpu", amp=False, recall_k_list=list(CUTOFFS))
@@ -326,6 +331,33 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
         return {"mean_average_precision": 100 * metrics["mean_average_precision"]}
     numbers = {"top1": metrics["acc1"], "top5": metrics["acc5"], "mean_per_class": metrics["mean_per_class_recall"]}
     return {key: 100 * value for key, value in numbers.items() if key != "top5" or len(data.classes) > 5}
+
+
+def _clip_benchmark_choice(model: Any, folder: Path, transform: Any, tokenizer: Any) -> Numbers:
+    """Its selection of captions and images, with our reader: one image whose caption comes first, or two of each."""
+    import torch
+    from clip_benchmark.metrics import image_caption_selection
+
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
+
+    data: Any = open_tar_dataset(folder.parent, folder.name)
+    numbers: Numbers = {}
+    for category in sorted({example.category for example in data.examples}):
+        examples = [example for example in data.examples if example.category == category]
+        batches = [
+            (
+                torch.stack([transform(data.images[image]) for image in example.images])[None],
+                # The caption of image i at place i.
+                [[data.captions[example.captions[text]] for text in [*right, *({0, 1} - {*right})]]],
+            )
+            for example in examples
+            for right in [[text for _, text in sorted(example.pairs)]]
+        ]
+        metrics = image_caption_selection.evaluate(model, batches, tokenizer, "cpu", amp=False)
+        numbers[f"{category}/text"] = 100 * metrics["text_acc"]
+        if len(examples[0].images) == 2:
+            numbers |= {f"{category}/image": 100 * metrics["image_acc"], f"{category}/group": 100 * metrics["acc"]}
+    return numbers
 
 
 class NamedCuda(str):
