@@ -9,6 +9,8 @@ Speed comes from:
 - Line search in logits: logits are linear along a direction, so a trial step needs no product with the features. One
   iteration takes two products, for any number of trial steps.
 - Warm starts: each C starts on the line through the two solutions nearest in log C.
+- Classes first: logits are [k, n]. With few classes, products of [n, r] and [r, k], and sums over k neighbours, take
+  several times as long.
 - float32: losses and residuals are computed from the wrong classes only, without subtracting from 1, and so keep
   their digits.
 """
@@ -40,13 +42,13 @@ TOLERANCE = 1e-9
 class LogisticRegression:
     """Regression on features [n, d] with labels [n] in 0 .. classes - 1, prepared once for many values of C.
 
-    Internally features are [n, r], centred and uncorrelated. Weight and bias are one matrix [r + 1, k], the bias last.
-    Logits are relative to the logit of the sample's class.
+    Internally features are [n, r], centred and uncorrelated. Weight and bias are one matrix [k, r + 1], the bias last.
+    Logits [k, n] are relative to the logit of the sample's class.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
-        self._labels, self._classes = labels[:, None], classes
-        self._rows = max(1, BLOCK_LOGITS // classes)
+        self._labels, self._classes = labels[None], classes
+        self._columns = max(1, BLOCK_LOGITS // classes)
         self._center = features.mean(dim=0, dtype=torch.float64)
         # Singular values and axes come from the features' triangular factor: the eigenvalues of their covariance lose
         # all digits of axes whose deviation is below 1e-8 of the largest, and large C makes use of such axes.
@@ -63,7 +65,7 @@ class LogisticRegression:
 
     def solve(self, c: float, limit: int = 1000) -> Solution:
         """Return the optimum for C = c. limit: iterations, after which a solution is marked as not converged."""
-        penalty = 1 / (c * len(self._labels))
+        penalty = 1 / (c * len(self._features))
         if self._classes == 2:
             # For two classes scikit-learn has one weight w; here they are w/2 and -w/2, with half the square of w.
             penalty *= 2
@@ -79,11 +81,11 @@ class LogisticRegression:
         elif pair:
             start = solutions[pair[0]]
         else:
-            start = self._features.new_zeros(self._features.shape[1] + 1, self._classes)
+            start = self._features.new_zeros(self._classes, self._features.shape[1] + 1)
         point, objective, iterations, converged = self._minimize(start, penalty, limit)
         solutions[log_c] = point
-        weight = self._axes @ point[:-1].double()
-        return Solution(weight, point[-1].double() - self._center @ weight, objective, iterations, converged)
+        weight = self._axes @ point[:, :-1].mT.double()
+        return Solution(weight, point[:, -1].double() - self._center @ weight, objective, iterations, converged)
 
     def _centred(self, features: Tensor) -> Iterator[Tensor]:
         for rows in features.split(ROWS_AT_ONCE):
@@ -92,8 +94,8 @@ class LogisticRegression:
     def _minimize(self, point: Tensor, penalty: float, limit: int) -> tuple[Tensor, float, int, bool]:
         """Minimize mean loss + penalty / 2 |W|^2 -> the optimum, its objective, the iterations, True if converged."""
         logits = self._relative_logits(point, -math.inf)
-        losses = [Odds(logits[rows]).losses().sum(dtype=torch.float64).item() for rows in self._blocks()]
-        objective = sum(losses) / len(self._labels) + penalty / 2 * _dot(point[:-1], point[:-1])
+        losses = [Odds(logits[block]).losses().sum(dtype=torch.float64).item() for block in self._blocks()]
+        objective = sum(losses) / len(self._features) + penalty / 2 * _dot(point[:, :-1], point[:, :-1])
         gradient = self._gradient(logits, point, penalty)
         history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=MEMORY)
         renewal, small = 0, 0
@@ -136,7 +138,7 @@ class LogisticRegression:
 
         If no tested step satisfies the condition on the slope, the step with the lowest objective is returned.
         """
-        weight, change = point[:-1], direction[:-1]
+        weight, change = point[:, :-1], direction[:, :-1]
         direction_square, mixed, weight_square = _dot(change, change), _dot(weight, change), _dot(weight, weight)
         # Near the optimum rounding hides the decrease; as the line is convex, a smaller slope is proof enough.
         highest = objective * (1 + ROUNDING)
@@ -157,37 +159,37 @@ class LogisticRegression:
             step = step / 2 if not is_lower and next_step >= step else next_step
         return (best, lowest) if lowest < objective else None
 
-    def _blocks(self) -> Iterator[slice]:
-        for start in range(0, len(self._labels), self._rows):
-            yield slice(start, start + self._rows)
+    def _blocks(self) -> Iterator[tuple[slice, slice]]:
+        for start in range(0, len(self._features), self._columns):
+            yield slice(None), slice(start, start + self._columns)
 
     def _relative_logits(self, point: Tensor, own: float) -> Tensor:
-        """[r + 1, k] -> [n, k]: logits minus the logit of the own class, whose entry is `own`."""
-        logits = torch.addmm(point[-1], self._features, point[:-1])
-        return logits.sub_(logits.gather(1, self._labels)).scatter_(1, self._labels, own)
+        """[k, r + 1] -> [k, n]: logits minus the logit of the own class, whose entry is `own`."""
+        logits = torch.addmm(point[:, -1:], point[:, :-1], self._features.mT)
+        return logits.sub_(logits.gather(0, self._labels)).scatter_(0, self._labels, own)
 
     def _derivatives(self, logits: Tensor, along: Tensor, step: float) -> tuple[float, float, float]:
         """Mean loss at logits + step * along, and its first and second derivative with respect to the step."""
         sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
-        for rows in self._blocks():
-            change = along[rows]
-            odds = Odds(torch.add(logits[rows], change, alpha=step))
+        for block in self._blocks():
+            change = along[block]
+            odds = Odds(torch.add(logits[block], change, alpha=step))
             weighted = odds.wrong * change
-            mean = weighted.sum(1, keepdim=True) / odds.total
-            spread = weighted.mul_(change).sum(1, keepdim=True) / odds.total - mean.square()
-            sums += torch.cat([odds.losses(), mean, spread], dim=1).sum(0, dtype=torch.float64)
-        loss, first, second = (sums / len(self._labels)).tolist()
+            mean = weighted.sum(0) / odds.total
+            spread = weighted.mul_(change).sum(0) / odds.total - mean.square()
+            sums += torch.stack([odds.losses(), mean, spread]).sum(1, dtype=torch.float64)
+        loss, first, second = (sums / len(self._features)).tolist()
         return loss, first, second
 
     def _gradient(self, logits: Tensor, point: Tensor, penalty: float) -> Tensor:
         gradient = torch.zeros_like(point)
-        for rows in self._blocks():
-            odds = Odds(logits[rows])
-            residual = (odds.wrong / odds.total).scatter_(1, self._labels[rows], -odds.sum / odds.total)
-            gradient[:-1].addmm_(self._features[rows].mT, residual)
-            gradient[-1] += residual.sum(0)
-        gradient /= len(self._labels)
-        gradient[:-1] += penalty * point[:-1]
+        for block in self._blocks():
+            odds, labels = Odds(logits[block]), self._labels[block]
+            residual = (odds.wrong / odds.total).scatter_(0, labels, -(odds.sum / odds.total)[None])
+            gradient[:, :-1].addmm_(residual, self._features[block[1]])
+            gradient[:, -1] += residual.sum(1)
+        gradient /= len(self._features)
+        gradient[:, :-1] += penalty * point[:, :-1]
         return gradient
 
 
@@ -207,44 +209,44 @@ class Solution:
 
 
 class Odds:
-    """Exponentials of relative logits [b, k] that are -inf for the own class, scaled by exp(-highest logit).
+    """Exponentials of relative logits [k, b] that are -inf for the own class, scaled by exp(-highest logit).
 
-    wrong: [b, k], of the wrong classes. sum: [b, 1], their sum. own: [b, 1], of the own class. total: [b, 1].
+    wrong: [k, b], of the wrong classes. sum: [b], their sum. own: [b], of the own class. total: [b].
     Nothing is subtracted from 1, so that small losses keep all their digits.
     """
 
     def __init__(self, logits: Tensor) -> None:
-        self._highest = logits.amax(1, keepdim=True).clamp_(min=0)
+        self._highest = logits.amax(0).clamp_(min=0)
         self.wrong = (logits - self._highest).exp_()
-        self.sum = self.wrong.sum(1, keepdim=True)
+        self.sum = self.wrong.sum(0)
         self.own = (-self._highest).exp()
         self.total = self.sum + self.own
 
     def losses(self) -> Tensor:
-        """[b, 1]: negative log-probability of the own class."""
+        """[b]: negative log-probability of the own class."""
         return self._highest + torch.log1p(torch.expm1(-self._highest) + self.sum)
 
 
 def _preconditioner(logits: Tensor, labels: Tensor, variances: Tensor, penalty: float) -> Callable[[Tensor], Tensor]:
-    """Inverse Hessian under the assumption that probabilities do not depend on features: (variances x A + penalty)^-1.
+    """Inverse Hessian under the assumption that probabilities do not depend on features: (A x variances + penalty)^-1.
 
     A [k, k] is the mean over samples of diag(p) - p p^T. Both factors are diagonal in their eigenvectors.
     """
-    rows = slice(None, None, -(-len(logits) // SAMPLED_ROWS))
-    odds, labels = Odds(logits[rows]), labels[rows]
-    probabilities = (odds.wrong / odds.total).scatter_(1, labels, odds.own / odds.total)
-    complements = (1 - probabilities).scatter_(1, labels, odds.sum / odds.total)
-    spread = -(probabilities.mT @ probabilities) / len(labels)
-    spread.diagonal().copy_((probabilities * complements).mean(0))
+    sampled = slice(None), slice(None, None, -(-labels.shape[1] // SAMPLED_ROWS))
+    odds, labels = Odds(logits[sampled]), labels[sampled]
+    probabilities = (odds.wrong / odds.total).scatter_(0, labels, (odds.own / odds.total)[None])
+    complements = (1 - probabilities).scatter_(0, labels, (odds.sum / odds.total)[None])
+    spread = -(probabilities @ probabilities.mT) / labels.shape[1]
+    spread.diagonal().copy_((probabilities * complements).mean(1))
     values, axes = torch.linalg.eigh(spread)
-    values = values.clamp(min=values[-1].item() * 1e-7)
-    # The last row is the bias, without penalty.
-    divisors = torch.cat([variances[:, None] * values + penalty, values[None]])
+    values = values.clamp(min=values[-1].item() * 1e-7)[:, None]
+    # The last column is the bias, without penalty.
+    divisors = torch.cat([values * variances + penalty, values], dim=1)  # [k, r + 1]
 
     def apply(gradient: Tensor) -> Tensor:
-        result = (gradient @ axes / divisors) @ axes.mT
+        result = axes @ (axes.mT @ gradient / divisors)
         # A change common to all classes lies in A's null space, where the result is only rounding error.
-        return result - result.mean(dim=1, keepdim=True)
+        return result - result.mean(dim=0)
 
     return apply
 

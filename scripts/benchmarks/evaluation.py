@@ -37,9 +37,11 @@ PEER = ROOT / "build" / "peer_evaluation"
 PACKAGES = ("clip-benchmark==1.6.2", "numpy<2.4")
 CUTOFFS = (1, 5, 10)
 SETS = 13
+SETS_OF_THE_DEMO = ["shapes", "colours", "counts", "textures", "scenes", "scenes_composition"]
 Numbers = dict[str, float]
 PARTS = ("agreement", "speed", "suite", "classifier")
-"""suite: zero-shot and linear probe on the sets, thirteen by repetition. classifier: ImageNet's, 1000 x 80 prompts."""
+"""suite: zero-shot and linear probe on the sets, thirteen by repetition, without and with validation splits.
+classifier: that of ImageNet, 1000 x 80 prompts."""
 
 
 SHARED = {"batch": 64, "workers": 1, "encoder": "bench_vit"}
@@ -48,7 +50,7 @@ SHARED = {"batch": 64, "workers": 1, "encoder": "bench_vit"}
 def add_options(parser: Parser) -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="a trained run; default: %(default)s")
     parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="default: %(default)s")
-    parser.add_argument("--sets", nargs="+", default=["shapes", "colours", "counts", "textures", "scenes"])
+    parser.add_argument("--sets", nargs="+", default=SETS_OF_THE_DEMO)
     parser.add_argument("--rounds", type=number_in(NonNegativeCount), default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["agreement", "speed"])
 
@@ -81,10 +83,9 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
     folder = _without_shared_captions(options.root, name, scratch)
     peer = Behind(model)
     ours = _ours(model, folder, options)
-    peers = {
-        "CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options),
-        "open_clip": _open_clip(peer, folder, model.transform, model.tokenizer, options),
-    }
+    peers = {"CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options)}
+    if _kind(folder) != "ChoiceDataset":
+        peers["open_clip"] = _open_clip(peer, folder, model.transform, model.tokenizer, options)
     # The peers' numbers are float32 means of zeros and ones.
     differences = [abs(value - ours[key]) for numbers in peers.values() for key, value in numbers.items()]
     compared, differing = len(differences), sum(difference > 1e-4 for difference in differences)
@@ -100,7 +101,7 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_retrieval
 
     data: Any = open_tar_dataset(root, name)
-    if not hasattr(data, "captions"):
+    if not hasattr(data, "caption_image"):
         return root / name
     owners: dict[str, set[int]] = {}
     owner_captions: dict[int, list[str]] = {}
@@ -127,37 +128,72 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
         "open_clip": lambda name: _open_clip(peer, options.root / name, transform, tokenizer, options),
     }
-    pairs = [(program, name) for name in options.sets for program in programs]
-    return _compared(
-        {name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in options.sets}, options
-    )
+    sets = [name for name in options.sets if _kind(options.root / name) != "ChoiceDataset"]
+    pairs = [(program, name) for name in sets for program in programs]
+    return _compared({name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in sets}, options)
 
 
 def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Zero-shot and linear probe on thirteen sets: the sets with classes again and again, under other names.
 
-    CLIP_benchmark's probe refuses to run on a CPU; here it gets the CPU under the name of a GPU. It searches 19 weight
-    decays where a set has a validation split, else none; ten epochs of AdamW each, and normalised features.
+    "suite": without a validation split CLIP_benchmark trains one probe, ours searches C on a fifth of train.
+    "searched": the same images with that fifth as their validation split, so that both search. CLIP_benchmark tries 19
+    weight decays, with ten epochs of AdamW each, on normalised features; ours 20 to 30 values of C before the
+    projection and as many behind it. CLIP_benchmark's probe refuses to run on a CPU; here it gets the CPU under the
+    name of a GPU.
     """
     model, peer, transform, tokenizer = untrained(options, scratch)
     classes = [name for name in options.sets if (options.root / name / "classnames.txt").exists()]
-    root = scratch / "sets"
-    root.mkdir()
-    for number in range(SETS):
-        (root / f"set{number}").symlink_to((options.root / classes[number % len(classes)]).resolve())
+    roots = {"suite": options.root, "searched": scratch / "validated"}
+    for name in classes:
+        _with_validation(options.root / name, roots["searched"] / name)
     names = [f"set{number}" for number in range(SETS)]
+    for case, root in roots.items():
+        (scratch / case).mkdir()
+        for number, name in enumerate(names):
+            (scratch / case / name).symlink_to((root / classes[number % len(classes)]).resolve())
     tasks = ("zero_shot", "linear_probe")
 
-    def peers() -> None:
-        for name in names:
-            _clip_benchmark(peer, root / name, transform, tokenizer, options)
-            _clip_benchmark_probe(peer, root / name, transform, options)
+    def ours(case: str) -> None:
+        _ours(model, scratch / case / names[0], options, tasks, names)
 
-    contenders = {"clipzoo": lambda: _ours(model, root / names[0], options, tasks, names), "CLIP_benchmark": peers}
+    def peers(case: str) -> None:
+        for name in names:
+            _clip_benchmark(peer, scratch / case / name, transform, tokenizer, options)
+            _clip_benchmark_probe(peer, scratch / case / name, transform, options)
+
+    contenders = {case: {"clipzoo": partial(ours, case), "CLIP_benchmark": partial(peers, case)} for case in roots}
     return {
-        **_compared({"suite": contenders}, options),
+        **_compared(contenders, options),
         "sets": {name: classes[i % len(classes)] for i, name in enumerate(names)},
     }
+
+
+def _with_validation(source: Path, target: Path) -> None:
+    """Write a set again with a random fifth of train as its validation split."""
+    import io
+
+    import numpy as np
+
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification
+
+    data: Any = open_tar_dataset(source.parent, source.name)
+
+    def rows(split: str, indices: Any) -> Iterator[tuple[bytes, int]]:
+        for index in indices.tolist():
+            picture, label = data.splits[split][index]
+            stream = io.BytesIO()
+            picture.save(stream, "PNG")
+            yield stream.getvalue(), label
+
+    count = len(data.splits["train"])
+    validation, train = np.split(np.random.default_rng(0).permutation(count), [count // 5])
+    parts = {"train": train, "val": validation, "test": np.arange(len(data.splits["test"]))}
+    write_classification(
+        target, class_names=data.class_names, templates=data.templates, metric=data.metric,
+        recipe="a random fifth of train is validation",
+        splits={split: rows("test" if split == "test" else "train", indices) for split, indices in parts.items()},
+    )  # fmt: skip
 
 
 def race_classifier(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -246,12 +282,10 @@ def _ours(
     from clipzoo.build import build_part
     from clipzoo.config.compose import compose
     from clipzoo.distributed.world import World
-    from clipzoo.evaluation.datasets.tar import open_tar_dataset
     from clipzoo.evaluation.suite import Suite
     from clipzoo.runs.record import MetricKey
 
-    kind = type(open_tar_dataset(folder.parent, folder.name)).__name__
-    tasks = tasks or [{"RetrievalDataset": "retrieval", "ChoiceDataset": "choice"}.get(kind, "zero_shot")]
+    tasks = tasks or [{"RetrievalDataset": "retrieval", "ChoiceDataset": "choice"}.get(_kind(folder), "zero_shot")]
     lists = [f"eval.{task}=[{','.join(names or [folder.name])}]" for task in tasks]
     sizes = [f"eval.batch_size={options.batch}", f"eval.workers={options.workers}"]
     words = ["eval=none", f"eval.root={folder.parent}", "eval.paired=true", "eval.prompts=set", *lists, *sizes]
@@ -260,6 +294,12 @@ def _ours(
         metrics = build_part(plain["eval"], [], Suite).run(model, Path(output), World())
     keys = {key: MetricKey.parse(key) for key in metrics}
     return {f"{key.protocol}/{key.metric}".strip("/"): metrics[text] for text, key in keys.items()}
+
+
+def _kind(folder: Path) -> str:
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
+
+    return type(open_tar_dataset(folder.parent, folder.name)).__name__
 
 
 def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: str = "test") -> tuple[Any, Any]:
@@ -276,6 +316,8 @@ def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: st
 def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
     from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 
+    if _kind(folder) == "ChoiceDataset":
+        return _clip_benchmark_choice(model, folder, transform, tokenizer)
     data, loader = _loader(folder, transform, options)
     if data.classes is None:
         metrics = zeroshot_retrieval.evaluate(model, loader, tokenizer, "cpu", amp=False, recall_k_list=list(CUTOFFS))
@@ -291,6 +333,33 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
     return {key: 100 * value for key, value in numbers.items() if key != "top5" or len(data.classes) > 5}
 
 
+def _clip_benchmark_choice(model: Any, folder: Path, transform: Any, tokenizer: Any) -> Numbers:
+    """Its selection of captions and images, with our reader: one image whose caption comes first, or two of each."""
+    import torch
+    from clip_benchmark.metrics import image_caption_selection
+
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
+
+    data: Any = open_tar_dataset(folder.parent, folder.name)
+    numbers: Numbers = {}
+    for category in sorted({example.category for example in data.examples}):
+        examples = [example for example in data.examples if example.category == category]
+        batches = [
+            (
+                torch.stack([transform(data.images[image]) for image in example.images])[None],
+                # The caption of image i at place i.
+                [[data.captions[example.captions[text]] for text in [*right, *({0, 1} - {*right})]]],
+            )
+            for example in examples
+            for right in [[text for _, text in sorted(example.pairs)]]
+        ]
+        metrics = image_caption_selection.evaluate(model, batches, tokenizer, "cpu", amp=False)
+        numbers[f"{category}/text"] = 100 * metrics["text_acc"]
+        if len(examples[0].images) == 2:
+            numbers |= {f"{category}/image": 100 * metrics["image_acc"], f"{category}/group": 100 * metrics["acc"]}
+    return numbers
+
+
 class NamedCuda(str):
     """A device of torch whose name equals "cuda"."""
 
@@ -304,12 +373,14 @@ def _clip_benchmark_probe(model: Any, folder: Path, transform: Any, options: arg
     import torch
     from clip_benchmark.metrics import linear_probe
 
-    train, test = (_loader(folder, transform, options, split)[1] for split in ("train", "test"))
+    splits = [split for split in ("train", "test", "val") if (folder / split).exists()]
+    train, test, *validation = (_loader(folder, transform, options, split)[1] for split in splits)
     stays = [patch.object(kind, "cuda", lambda self, *_: self) for kind in (torch.nn.Module, torch.Tensor)]
     with stays[0], stays[1], TemporaryDirectory() as features, torch.enable_grad():
         metrics = linear_probe.evaluate(
-            model, train, test, -1, options.batch, 0, 0.1, 10, "model", 0, features, NamedCuda("cpu"), amp=False
-        )
+            model, train, test, -1, options.batch, 0, 0.1, 10, "model", 0, features, NamedCuda("cpu"),
+            *validation, amp=False,
+        )  # fmt: skip
     return {"top1": 100 * metrics["lp_acc1"]}
 
 
