@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.autograd.profiler
@@ -183,12 +183,7 @@ class World:
         """Run `action` on rank 0; return its picklable result or raise its error on all, which wait without a limit."""
         if self._rendezvous is None:
             return action()
-        outcome: list[T | Exception | None] = [None, None]
-        if self.is_first:
-            try:
-                outcome[0] = action()
-            except Exception as error:
-                outcome[1] = error
+        outcome: list[Any] = [*outcome_of(action)] if self.is_first else [None, None]
         self._rendezvous.wait(arrives=self.is_first, needed=1)
         with self.counter.entering():
             dist.broadcast_object_list(outcome, src=0)
@@ -196,15 +191,11 @@ class World:
         if isinstance(raised, Exception):
             raised.repeats_first_rank = not self.is_first  # type: ignore[attr-defined]
             raise raised
-        return result  # type: ignore[return-value]
+        return cast(T, result)
 
     def run_on_all(self, action: Callable[[], object]) -> None:
         """Run `action` on every rank; an error of one is raised on all."""
-        local_error: Exception | None = None
-        try:
-            action()
-        except Exception as error:
-            local_error = error
+        _, local_error = outcome_of(action)
         errors = [error for error in self.gather_object(local_error) if error is not None]
         if local_error is not None:
             raise local_error
@@ -309,6 +300,14 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return Exchange.forward(context, gradient, context.counter), None
+
+
+def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return the result of an action, or its error in its place."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:

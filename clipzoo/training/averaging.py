@@ -105,21 +105,17 @@ class WeightAverage(Hook):
 
     def __init__(self, averaging: Averaging, modules: Mapping[str, nn.Module]) -> None:
         self._averaging = averaging
-        by_part: dict[str, dict[str, Tensor]] = {}
+        # Averages by tensor. Tied weights have one average under several names.
+        self._averages: dict[Tensor, Tensor] = {}
+        self._named: dict[str, dict[str, Tensor]] = {}
         for part, module in modules.items():
             parameters = module.named_parameters(remove_duplicate=False)
             tensors: dict[str, Tensor] = {name: value for name, value in parameters if value.requires_grad}
             for name, inner in module.named_modules():
                 statistics = inner.named_buffers(recurse=False) if isinstance(inner, _NormBase) else ()
                 tensors |= {f"{name}.{kind}": value for kind, value in statistics if value.is_floating_point()}
-            by_part[part] = {plain_name(name): tensor for name, tensor in tensors.items()}
-        # Tied weights have one average under several names.
-        unique = {id(tensor): tensor for tensors in by_part.values() for tensor in tensors.values()}
-        averages = {key: tensor.detach().clone() for key, tensor in unique.items()}
-        self._tensors, self._averages = list(unique.values()), list(averages.values())
-        self._named = {
-            part: {name: averages[id(tensor)] for name, tensor in tensors.items()} for part, tensors in by_part.items()
-        }
+            self._averages |= {key: key.detach().clone() for key in tensors.values() if key not in self._averages}
+            self._named[part] = {plain_name(name): self._averages[tensor] for name, tensor in tensors.items()}
         self.has_begun = False
 
     def after(self, step: Step) -> None:
@@ -130,11 +126,12 @@ class WeightAverage(Hook):
         """Add the parameters after `progress.step` steps to the average."""
         weight = self._averaging(progress)
         if weight == 1:
-            for average, tensor in zip(self._averages, self._tensors, strict=True):
+            for tensor, average in self._averages.items():
                 average.copy_(tensor)
             self.has_begun = True
         elif weight > 0:
-            for averages, tensors in zip(by_kind(self._averages), by_kind(self._tensors), strict=True):
+            kinds = by_kind(list(self._averages.values())), by_kind(list(self._averages))
+            for averages, tensors in zip(*kinds, strict=True):
                 torch._foreach_lerp_(averages, tensors, weight)
 
     @contextmanager
@@ -151,14 +148,13 @@ class WeightAverage(Hook):
         return {**self._named, "has_begun": self.has_begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Fill the average in place."""
         self.has_begun = bool(state["has_begun"])
         for part, tensors in self._named.items():
             fill(tensors, state[part], "the average")
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for tensor, average in zip(self._tensors, self._averages, strict=True):
+        for tensor, average in self._averages.items():
             old = tensor.clone()
             tensor.copy_(average)
             average.copy_(old)
