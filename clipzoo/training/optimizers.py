@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -303,18 +303,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
         super().__init__([group for inner in optimizers.values() for group in inner.param_groups], {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Make one step of every optimizer on its groups."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for name, inner in self._optimizers.items():
             # Groups may have been split, and groups and state replaced by those of a checkpoint.
             inner.param_groups = [group for group in self.param_groups if group[ALGORITHM] == name]
             inner.state = self.state
             inner.step()
-        return loss
 
 
 def hidden_matrices(module: nn.Module) -> list[torch.Tensor]:

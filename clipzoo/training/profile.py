@@ -9,11 +9,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -135,8 +134,7 @@ class Profile(Hook):
         )
 
 
-@dataclass(frozen=True)
-class PartTimes:
+class PartTimes(NamedTuple):
     """Milliseconds per step. host: times of the process, whose sum is that of a step. device: times of its kernels."""
 
     steps: int

@@ -110,9 +110,7 @@ class Computation:
 
         def chosen() -> Precision:
             is_auto = self.precision == "auto"
-            recorded = None
-            if folder and is_auto:
-                recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION, str)
+            recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION, str) if folder and is_auto else None
             if is_auto and recorded is None:
                 return "bf16" if is_fast_in_bf16(world.device) else "float32"
             precision: Precision = recorded or self.precision
