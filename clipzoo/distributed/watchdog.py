@@ -286,7 +286,6 @@ class MessageBoard:
         self._calls = 0
 
     def beat(self, step: int, activity: str) -> None:
-        """Write this rank's heartbeat."""
         heartbeat = Heartbeat(step, activity, self._world.counter.entered, time.monotonic())
         self.ask("set", f"heartbeat{self._world.rank}", json.dumps(heartbeat))
 
@@ -305,7 +304,6 @@ class MessageBoard:
         self.ask("compare_set", "failure", "", json.dumps(Failure(self._world.rank, code, text, lost or [])))
 
     def failure(self) -> Failure | None:
-        """Return the first reported failure."""
         values = self._read("failure")
         return None if values is None else Failure(*values)
 

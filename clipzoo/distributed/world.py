@@ -42,7 +42,6 @@ class CollectiveCounter:
     entered: int = 0
 
     def entering(self) -> AbstractContextManager[object]:
-        """Return the context of one collective."""
         self.entered += 1
         return step_part("communication")
 
@@ -121,7 +120,6 @@ class World:
         return cls(rank, size, launch.read().local_rank, device, _rendezvous=Rendezvous(rank))
 
     def leave(self) -> None:
-        """Leave the process group."""
         if self.size > 1:
             dist.destroy_process_group()
 

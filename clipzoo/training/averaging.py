@@ -48,7 +48,6 @@ class ExponentialAverage(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the newest parameters in the average over the first `progress.step` steps."""
         half_life = in_steps(progress, self.half_life_epochs, self.half_life_steps, self.half_life_samples)
         assert half_life is not None
         decay = -math.log(2) / float(half_life)
@@ -82,7 +81,6 @@ class StochasticWeightAverage(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the newest parameters in the average; 0 if they do not enter."""
         first = in_steps(progress, self.start_epochs, self.start_steps, self.start_samples)
         start = max(decimal(self.start_share) * progress.total_steps if first is None else first, Fraction(1))
         every = in_steps(progress, self.every_epochs, self.every_steps, self.every_samples) or Fraction(1)

@@ -64,10 +64,7 @@ log = logging.getLogger(__name__)
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` in one file, then remove older ones until `keep` remain. Raises WriteError.
-
-    facts: small values for the .json file.
-    """
+    """Write the checkpoint of `step` to one file and keep the newest `keep`. facts: for its mark. Raises WriteError."""
     path = folder / f"step_{step:08d}.pt"
     _on_all_ranks(lambda: write_marked(path, state, {"step": step, **facts}), group=None)
     _remove_old(path, keep)
@@ -152,10 +149,7 @@ def save_sharded(
 
 
 def newest(folder: Path, at_most: int | None = None) -> Path | None:
-    """Return the newest valid checkpoint, None if there is none. Invalid ones are named in the log.
-
-    at_most: largest number of steps.
-    """
+    """Return the newest valid checkpoint of at most `at_most` steps, or None. Invalid ones are named in the log."""
     for path in reversed(checkpoints_in(folder)):
         if at_most is not None and step_of(path) > at_most:
             continue
@@ -203,10 +197,7 @@ def read(
 
 
 def recorded(folder: Path, name: str, *types: type) -> Any:
-    """Return a fact of these types in the mark of the newest checkpoint that has it; None without one.
-
-    Damaged marks are named in the log. Weights are not verified.
-    """
+    """Return a fact of these types in the newest mark that has it, or None. Damaged marks are named in the log."""
     damage = io.DamageLog()
     paths = sorted(folder.glob("step_*.json"), reverse=True)
     marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path, io.MB), {}) for path in paths]
@@ -434,10 +425,7 @@ class HashedFile:
 
 
 def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequence[Chunks]) -> dict[str, Any]:
-    """Write the file of a rank, and return the part of the manifest that describes it: its tensors and files.
-
-    pieces: this rank's pieces by name; pieces that another rank writes are left out. held: chunks of all ranks.
-    """
+    """Write this rank's share of its pieces; return tensors and files for the manifest. held: chunks of all ranks."""
     # A chunk that several ranks hold is written by the rank with the fewest bytes so far.
     totals, writers = [0] * len(held), {}
     for chunk, size in {chunk: size for chunks in held for chunk, size in chunks.items()}.items():
@@ -474,7 +462,6 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
 
 
 def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str]) -> dict[str, Any]:
-    """Return the state of a sharded checkpoint, as `read` does."""
     from safetensors import SafetensorError, safe_open
 
     stored_state, tensors, _ = _read_manifest(folder)
@@ -515,10 +502,7 @@ def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str])
 
 
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict[str, dict[str, Any]]]:
-    """Check the manifest of a sharded checkpoint; return its encoded state, and tensors and files by name.
-
-    Raises DamagedFileError if it is missing or damaged, or its tensors do not fit its files.
-    """
+    """Return encoded state, tensors and files of a valid manifest. Raises DamagedFileError."""
     path = folder / MANIFEST
     content = io.read_json(
         path, 32 * io.MB, REMEDY, fields={"format": int, "state": dict, "tensors": dict, "files": dict}

@@ -81,10 +81,7 @@ class DivergenceCheck:
         return on_any_rank[0] > 0 if updates else (on_any_rank[0] + on_any_rank[2]) > 0
 
     def settle(self) -> None:
-        """Wait for the result of the last step.
-
-        Raises TrainingError on all ranks if the step has diverged, or is a spike that stops the training.
-        """
+        """Read the last step's result. Raises TrainingError on all ranks if it diverged or is a spike that stops."""
         if self._pending is None:
             return
         step, sample_id, values, limits, result, copied = self._pending

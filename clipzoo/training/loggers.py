@@ -64,10 +64,7 @@ class Logger(Part):
         self._file: io.JsonLines | None = None
 
     def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
-        """Start logging, or continue at `step`: lines of later steps, left by a killed run, are removed.
-
-        folder: run directory; None: nothing is logged.
-        """
+        """Start logging to a run directory (None: nowhere) at `step`: later lines of a killed run are removed."""
         if folder is None:
             return
         path = folder / "metrics.jsonl"
@@ -100,7 +97,6 @@ class Logger(Part):
             self._guarded(name, partial(logger.report, metrics, pictures))
 
     def close(self) -> None:
-        """Flush and close."""
         if self._file is not None:
             self._file.close()
             self._file = None

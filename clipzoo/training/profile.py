@@ -195,10 +195,7 @@ def part_times(events: Sequence[Event]) -> PartTimes:
 
 
 def memory_curve(events: Iterable[Event], device_type: int) -> list[tuple[float, float]]:
-    """Return the allocated memory over time: (milliseconds since the first event, MiB), the largest value of each bin.
-
-    device_type: 0 for the CPU, 1 for CUDA, as in the trace.
-    """
+    """Return (milliseconds since the first event, largest MiB) of each bin. device_type: 0 for the CPU, 1 for CUDA."""
     points = sorted(
         (float(event["ts"]), float(event["args"]["Total Allocated"]))
         for event in events

@@ -104,8 +104,6 @@ class Computation:
         """Return these settings with a precision in place of "auto". Collective.
 
         A resumed run keeps the precision of its checkpoints on every device. Warns if bf16 is slow on this CPU.
-
-        folder: run directory; None without one.
         """
 
         def chosen() -> Precision:
@@ -124,10 +122,7 @@ class Computation:
         return replace(self, precision=world.run_on_first(chosen))
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
-        """Set the precision of the parameters, and move parameters that ranks do not divide to the device.
-
-        samples: number of samples, for the objective's per-sample state.
-        """
+        """Set the precision of the parameters, and move those that ranks do not divide. samples: number of samples."""
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         model.to(dtype=dtype)
         (model.head if self.is_sharded(world) else model).to(world.device)

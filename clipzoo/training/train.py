@@ -449,10 +449,7 @@ class Evaluate(RunHook):
     metrics: dict[str, float] = field(default_factory=dict)
 
     def begin(self, progress: Progress) -> None:
-        """Evaluate if an evaluation is due after the last step; a resumed run repeats the one at its checkpoint.
-
-        `fit` evaluates at the end of the training.
-        """
+        """Evaluate if that is due, except at the end (see `fit`); a resumed run repeats the one at its checkpoint."""
         before = Progress(max(progress.step - 1, 0), progress.total_steps, progress.samples, progress.global_batch)
         is_asked = [hook.evaluates(progress) for hook in self.hooks]
         if progress.step == progress.total_steps or not (self.parts.evaluator.due(before, progress) or any(is_asked)):
@@ -494,10 +491,7 @@ class Evaluate(RunHook):
 
 @dataclass(eq=False)
 class EarlyStopping(Hook):
-    """Ends the training when a metric has not improved for `patience` evaluations in a row.
-
-    best_step: step of the best value. since: number of evaluations after it.
-    """
+    """Ends the training when a metric has not improved for `patience` evaluations; `since` counts them."""
 
     metric: MetricKey
     patience: int
