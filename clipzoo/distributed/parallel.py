@@ -48,9 +48,7 @@ class Parallel(Generic[M]):
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Return the module to call in place of `encoder`, a module of `trained`, whose gradients ranks average.
 
-        From then on the optimizer updates the parameters of `trained`. Collective.
-
-        blocks: modules of the encoder that are called in sequence.
+        From then on the optimizer updates the parameters of `trained`. Collective. blocks: modules called in sequence.
         """
         if self.world.size == 1 or not any(parameter.requires_grad for parameter in encoder.parameters()):
             return encoder

@@ -28,7 +28,6 @@ STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
 """Errors that the store raises when the process that serves it is gone."""
 JOIN_GRACE = 10.0
 """Seconds for torch to report by itself that ranks are missing."""
-BACKGROUND_TIMEOUT = timedelta(days=1)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
 T = TypeVar("T")
@@ -210,7 +209,7 @@ class World:
         """Return a new process group on the CPU for a background thread that writes files; None for one process."""
         if self.size == 1:
             return None
-        group = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
         assert isinstance(group, dist.ProcessGroup)
         return group
 
@@ -318,9 +317,6 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 def is_collective_error(error: BaseException) -> bool:
     """Return True if `error` says that another rank is lost. gloo raises a bare RuntimeError with its own file name."""
     return isinstance(error, STORE_ERRORS) or (type(error) is RuntimeError and "/gloo/" in str(error))
-
-
-# The device of this rank.
 
 
 def choose_device(name: str, key: str) -> torch.device:

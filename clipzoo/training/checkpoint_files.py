@@ -52,8 +52,6 @@ DTYPES = {
 MOST_TENSORS = 50_000
 """Largest number of tensors in a manifest."""
 SHARD = re.compile(r"rank_\d{5}\.safetensors")
-HASHED_AT_ONCE = 8
-"""Shards whose digests are computed at the same time."""
 REMEDY = "give another checkpoint of the run"
 T = TypeVar("T")
 Keys = tuple[str | int, ...]
@@ -243,9 +241,8 @@ def _remove(path: Path, with_mark: bool = True) -> None:
 
 def _fault(path: Path) -> str | None:
     """Return the reason why a checkpoint is invalid, None if it is valid."""
-    mark, file, name = mark_of(path), path, ""
-    if is_sharded(path):
-        file, name = path / MANIFEST, f"{MANIFEST}: "
+    mark = mark_of(path)
+    file, name = (path / MANIFEST, f"{MANIFEST}: ") if is_sharded(path) else (path, "")
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
@@ -266,7 +263,7 @@ def _fault(path: Path) -> str | None:
 def _require_digests(path: Path) -> None:
     """Raise DamagedFileError unless the shards of a checkpoint have the digests in its manifest."""
     _, _, files = _read_manifest(path)
-    with ThreadPoolExecutor(HASHED_AT_ONCE, "digest") as threads:
+    with ThreadPoolExecutor(8, "digest") as threads:
         digests = threads.map(lambda name: io.digest_of(io.below(path, name)), files)
         for (name, stored), digest in zip(files.items(), digests, strict=True):
             if digest != stored["sha256"]:

@@ -20,8 +20,6 @@ from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
 BINS = 60
 SIDES = "highest", "lowest"
-ROWS = 256
-"""Number of pairs for the diagnostics of embeddings."""
 
 
 @torch.no_grad()
@@ -36,7 +34,7 @@ def similarity_diagnostics(similarity: Similarity) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
+def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = 256) -> dict[str, Tensor]:
     """Return alignment and uniformity (Wang and Isola 2020) of the first `rows` pairs.
 
     image, text: embeddings of the same samples. A point set counts as its weighted mean, scaled to unit length.

@@ -26,7 +26,6 @@ from clipzoo.types import Progress
 
 log = logging.getLogger(__name__)
 
-FOLDER = "spikes"
 SMALLEST_DEVIATIONS = 0.01, 0.1
 """Lower bounds of the deviations of loss and gradient norm, as shares of their medians: on a plateau they are small."""
 MOST_IN_A_ROW = 10
@@ -138,7 +137,7 @@ class Spikes(Hook):
             raise ConfigError("trainer.spikes.policy=rewind goes back to a checkpoint: give folder=...")
         self.policy, self._threshold, self._world, self._names = settings.policy, settings.threshold, world, names
         self.leaves_out = self.policy in ("skip", "rewind")
-        self._log, self._folder = log, folder and folder / FOLDER
+        self._log, self._folder = log, folder and folder / self.key
         self._values = torch.full((settings.window, 2), torch.nan, dtype=torch.float64, device=world.device)
         self._in_a_row = 0
 

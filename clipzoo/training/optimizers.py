@@ -268,16 +268,16 @@ class Muon(GroupedOptimizer):
         return self.construct(groups)
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        by_algorithm = {name: [group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw")}
+        muon, adamw = ([group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw"))
         optimizers: dict[str, torch.optim.Optimizer] = {}
-        if by_algorithm["muon"]:
+        if muon:
             optimizers["muon"] = torch.optim.Muon(
-                by_algorithm["muon"], lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov,
-                ns_steps=self.ns_steps, adjust_lr_fn=self.adjust_lr_fn,
+                muon, lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov, ns_steps=self.ns_steps,
+                adjust_lr_fn=self.adjust_lr_fn,
             )  # fmt: skip
-        if by_algorithm["adamw"]:
-            adamw = AdamW(self.betas, self.eps, self.weight_decay, self.schedule)
-            optimizers["adamw"] = adamw.construct(by_algorithm["adamw"])
+        if adamw:
+            recipe = AdamW(self.betas, self.eps, self.weight_decay, self.schedule)
+            optimizers["adamw"] = recipe.construct(adamw)
         return CombinedOptimizer(optimizers)
 
 

@@ -44,9 +44,7 @@ Event = Mapping[str, Any]
 class Profile(Hook):
     """Profiles the steps `first` to `last` of a training on the first rank and writes <folder>/profile.
 
-    A step begins with the request for its batch, after all other hooks of the previous step.
-
-    first, last: counted from 1. report: called with one line for the terminal.
+    A step, counted from 1, begins with the request for its batch, after all other hooks of the previous step.
     """
 
     def __init__(self, first: int, last: int, folder: Path, world: World, report: Callable[[str], None]) -> None:
@@ -57,10 +55,8 @@ class Profile(Hook):
 
     def begin(self, progress: Progress) -> None:
         if progress.step >= self._last:
-            log.warning(
-                "trainer.profile=[%d,%d]: the run resumes after step %d, nothing is profiled",
-                *(self._first, self._last, progress.step),
-            )
+            text = "trainer.profile=[%d,%d]: the run resumes after step %d, nothing is profiled"
+            log.warning(text, self._first, self._last, progress.step)
         self._first = max(self._first, progress.step + 1)
         self._begin_step(progress.step + 1)
 

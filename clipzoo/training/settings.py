@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 PRECISION = "precision"
 """Name of the precision in the mark of a checkpoint and in results.json."""
 Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
-HeadProducts = Literal["float32", "tf32", "bf16"]
-SampleState = Literal["whole", "sharded"]
 CheckpointFormat = Literal["auto", "file", "sharded"]
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
@@ -84,7 +82,7 @@ class Computation:
     """How steps are computed. Only the precisions, clip_gradient and loss_limit change results."""
 
     precision: Precision = "float32"
-    head_products: HeadProducts = "float32"
+    head_products: Literal["float32", "tf32", "bf16"] = "float32"
     micro_batch: Count | None = None
     tile: Literal["auto"] | Count | None = "auto"
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
@@ -92,7 +90,7 @@ class Computation:
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
-    sample_state: SampleState = "whole"
+    sample_state: Literal["whole", "sharded"] = "whole"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     fsdp: FullySharding = FullySharding()
 

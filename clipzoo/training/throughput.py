@@ -261,7 +261,6 @@ class SlowRanks:
     """Finds slow ranks by the own times of all ranks, and returns each of them once.
 
     Times are [ranks, 2 + causes]: seconds and steps of a period, equal on all ranks, and own seconds by cause.
-
     threshold: share by which a slow rank's time exceeds the median of the ranks. period: seconds that it must last.
     """
 

@@ -154,8 +154,7 @@ def fit(
         model, objective, world, settings.micro_batch, tile, autocast, settings.compile, caches, parallel, distill
     )
     trained = parallel.trained
-    losses = [objective] if distill is None else [objective, distill]
-    optimizer = parts.optimizer.build(trained, *losses)
+    optimizer = parts.optimizer.build(trained, objective, *filter(None, [distill]))
     split_groups(optimizer, parallel.trained_parameters(tuned.factors), objective.learning_rates(progress(0)))
     scaler = parallel.scaler(settings.precision == "fp16")
 
@@ -175,9 +174,7 @@ def fit(
         metric = MetricKey.parse(str(settings.checkpoints.best_metric))
         early_stopping = EarlyStopping(metric, settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
-    saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler}
-    if average is not None:
-        saved[AVERAGE] = average
+    saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler, **({AVERAGE: average} if average else {})}
     state = TrainingState(parts, model, tuned, saved, history, throughput, parallel)
     slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
     shared = (parts, divergence, state, throughput, parallel, preemption)
@@ -340,9 +337,6 @@ class HistoryLogger(Logger):
             rows = self.events if "event" in values else self.history
             rows.append({"step": step, **values})
         super().log(step, values)
-
-
-# Hooks.
 
 
 @dataclass(eq=False)
