@@ -125,7 +125,7 @@ def by_kind(tensors: Sequence[T]) -> list[list[T]]:
 
 
 def on_gradient(value: object, action: Callable[[], None]) -> bool:
-    """Call `action` when the gradient of a tensor, or of the first in a list or tuple, is known; False without one."""
+    """Call `action` once the gradient of a tensor, or of the first in a list, is known; return False without one."""
     if isinstance(value, Tensor) and value.requires_grad:
         value.register_hook(lambda gradient: action())
         return True

@@ -119,6 +119,7 @@ class World:
         return cls(rank, size, launch.read().local_rank, device, _rendezvous=Rendezvous(rank))
 
     def leave(self) -> None:
+        """Leave the process group."""
         if self.size > 1:
             dist.destroy_process_group()
 
@@ -300,7 +301,7 @@ class Exchange(torch.autograd.Function):
 
 
 def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return the result of an action, or its error in its place."""
+    """Return the result of an action and None, or None and its error."""
     try:
         return action(), None
     except Exception as error:

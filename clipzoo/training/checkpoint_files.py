@@ -263,7 +263,7 @@ def _fault(path: Path) -> str | None:
 def _require_digests(path: Path) -> None:
     """Raise DamagedFileError unless the shards of a checkpoint have the digests in its manifest."""
     _, _, files = _read_manifest(path)
-    with ThreadPoolExecutor(8, "digest") as threads:
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="digest") as threads:
         digests = threads.map(lambda name: io.digest_of(io.below(path, name)), files)
         for (name, stored), digest in zip(files.items(), digests, strict=True):
             if digest != stored["sha256"]:

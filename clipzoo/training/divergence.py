@@ -137,7 +137,7 @@ class Spikes(Hook):
             raise ConfigError("trainer.spikes.policy=rewind goes back to a checkpoint: give folder=...")
         self.policy, self._threshold, self._world, self._names = settings.policy, settings.threshold, world, names
         self.leaves_out = self.policy in ("skip", "rewind")
-        self._log, self._folder = log, folder and folder / self.key
+        self._log, self._folder = log, folder and folder / "spikes"
         self._values = torch.full((settings.window, 2), torch.nan, dtype=torch.float64, device=world.device)
         self._in_a_row = 0
 

@@ -55,9 +55,8 @@ class GradientCache:
         self.tile, self.autocast = tile, autocast
         self.parallel = Parallel(model, world) if parallel is None else parallel
         self.model, self.objective, self.world = self.parallel.trained, objective, world
-        self.distill = distill
+        self.distill, self._micro_batch = distill, micro_batch
         self.teacher: Teacher | None = None
-        self._micro_batch = micro_batch
         self.encoder = PairEncoder(self.model, autocast, compile)
         self._caches = caches or {}
         for cache in self._caches.values() if self.parallel.equal_passes else ():

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
 """Timeouts of W&B, in seconds."""
-LONGEST_VALUE = 500
-"""Largest number of characters of a parameter that every MLflow server accepts."""
 
 
 class MetricLogger(Part):
@@ -216,7 +214,7 @@ class MLflowLogger(MetricLogger):
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         io.write_whole(id_file, self._run)
         for key, value in flat(dict(config)).items():
-            self._client.log_param(self._run, key, str(value)[:LONGEST_VALUE])
+            self._client.log_param(self._run, key, str(value)[:500])  # the longest value that every server accepts
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

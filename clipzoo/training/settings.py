@@ -120,7 +120,7 @@ class Computation:
         return replace(self, precision=world.run_on_first(chosen))
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
-        """Set the precision of the parameters, and move those that ranks do not divide. samples: number of samples."""
+        """Set the precision of the parameters, and move those that ranks do not divide to the device."""
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         model.to(dtype=dtype)
         (model.head if self.is_sharded(world) else model).to(world.device)
