@@ -128,8 +128,7 @@ class WeightAverage(Hook):
                 average.copy_(tensor)
             self.has_begun = True
         elif weight > 0:
-            kinds = by_kind(list(self._averages.values())), by_kind(list(self._averages))
-            for averages, tensors in zip(*kinds, strict=True):
+            for averages, tensors in zip(by_kind([*self._averages.values()]), by_kind([*self._averages]), strict=True):
                 torch._foreach_lerp_(averages, tensors, weight)
 
     @contextmanager

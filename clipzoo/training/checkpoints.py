@@ -245,7 +245,7 @@ class Sharding:
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))
 
     def pieces(self, state: Mapping[str, Any], copy: bool) -> dict[str, Piece]:
-        """Return this rank's parts of a state's tensors, on the CPU, by name. copy: training changes the state."""
+        """Return this rank's parts of a state's tensors, on the CPU, by name. copy: training changes CPU tensors."""
         pieces: dict[str, Piece] = {}
         for keys, tensor in tensors_with_paths(state):
             place = self._places.get(keys) or Place.of(tensor)

@@ -73,8 +73,10 @@ class DivergenceCheck:
         on_any_rank = self._world.maximum(torch.stack([diverged, stop, spike]).int())
         result = torch.empty(on_any_rank.shape, dtype=on_any_rank.dtype, pin_memory=on_any_rank.is_cuda)
         result.copy_(on_any_rank, non_blocking=True)
-        # Reading the result waits only for work that was queued before it.
-        copied = torch.cuda.current_stream().record_event() if on_any_rank.is_cuda else None
+        copied = torch.cuda.Event() if on_any_rank.is_cuda else None
+        if copied is not None:
+            # Reading the result waits only for work that was queued before it.
+            copied.record()
         self._pending = step, sample_id, (loss, gradient_norm), limits, result, copied
         updates = self.spikes is None or self.spikes.policy == "report"
         return on_any_rank[0] > 0 if updates else (on_any_rank[0] + on_any_rank[2]) > 0

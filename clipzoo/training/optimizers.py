@@ -276,8 +276,7 @@ class Muon(GroupedOptimizer):
                 adjust_lr_fn=self.adjust_lr_fn,
             )  # fmt: skip
         if adamw:
-            recipe = AdamW(self.betas, self.eps, self.weight_decay, self.schedule)
-            optimizers["adamw"] = recipe.construct(adamw)
+            optimizers["adamw"] = AdamW(self.betas, self.eps, self.weight_decay, self.schedule).construct(adamw)
         return CombinedOptimizer(optimizers)
 
 

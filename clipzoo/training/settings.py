@@ -136,8 +136,7 @@ class Computation:
         from clipzoo.distributed.sharded import Sharded
 
         unsharded = (model.head, model.encoder.tokenizer)
-        ranks, sharding = self.fsdp.ranks(world), self.fsdp
-        return Sharded(model, world, unsharded, ranks, sharding.reshard, sharding.offload)
+        return Sharded(model, world, unsharded, self.fsdp.ranks(world), self.fsdp.reshard, self.fsdp.offload)
 
     def is_sharded(self, world: World) -> bool:
         """Return True if ranks divide the weights; False for a single rank."""
