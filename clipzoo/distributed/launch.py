@@ -72,9 +72,6 @@ def say(text: str) -> None:
         print(masked(text), file=sys.stderr, flush=True)
 
 
-# Requests to stop before there is a run, and errors of a command.
-
-
 def install_startup_handlers() -> None:
     """Let requests to stop end this process with exit code 75 until `Preemption` takes over: imports take seconds."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -131,9 +128,6 @@ def same_on_all_ranks() -> Iterator[None]:
 def repeats_first_rank(error: BaseException) -> bool:
     """Return True if `error` was raised by the first rank too, which reports it."""
     return getattr(error, "repeats_first_rank", False)
-
-
-# Jobs of SLURM.
 
 
 def main(arguments: list[str]) -> int:
@@ -204,9 +198,6 @@ def _address() -> str:
     node = subprocess.check_output(names, text=True).splitlines()[0]
     fields = subprocess.check_output(["scontrol", "show", "node", "-o", node], text=True).split()
     return dict(field.split("=", 1) for field in fields if "=" in field).get("NodeAddr", node)
-
-
-# CPU cores.
 
 
 def cores_of_rank() -> int:

@@ -23,11 +23,8 @@ T = TypeVar("T", bound=Tensor)
 class Stateful(Protocol):
     """A module, optimizer or gradient scaler."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state by name."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Restore the state."""
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
 class Parallel(Generic[M]):
@@ -51,9 +48,7 @@ class Parallel(Generic[M]):
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Return the module to call in place of `encoder`, a module of `trained`, whose gradients ranks average.
 
-        From then on the optimizer updates the parameters of `trained`. Collective.
-
-        blocks: modules of the encoder that are called in sequence.
+        From then on the optimizer updates the parameters of `trained`. Collective. blocks: modules called in sequence.
         """
         if self.world.size == 1 or not any(parameter.requires_grad for parameter in encoder.parameters()):
             return encoder
@@ -116,10 +111,7 @@ class Parallel(Generic[M]):
         """Copy the weights of `model` to `trained`. Call this inside `whole`."""
 
     def whole_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a nested state, of an optimizer or of averaged weights, with whole tensors. Collective.
-
-        Ranks other than the first may get no tensors.
-        """
+        """Return a nested state with whole tensors; ranks other than the first may get none. Collective."""
         return dict(state)
 
     def finish(self) -> None:
@@ -133,10 +125,7 @@ def by_kind(tensors: Sequence[T]) -> list[list[T]]:
 
 
 def on_gradient(value: object, action: Callable[[], None]) -> bool:
-    """Call `action` when the gradient of a tensor is known; in a list or tuple, of the first that requires one.
-
-    Returns True if there is such a tensor.
-    """
+    """Call `action` once the gradient of a tensor, or of the first in a list, is known; return False without one."""
     if isinstance(value, Tensor) and value.requires_grad:
         value.register_hook(lambda gradient: action())
         return True

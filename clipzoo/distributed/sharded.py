@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, by_kind, on_gradient
+from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, M, Mark, Parallel, by_kind, on_gradient
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, first_line
 
-M = TypeVar("M", bound=nn.Module)
-
 
 def twin(model: M, kept: Iterable[object] = ()) -> M:
-    """Return a copy of the model's modules with the same parameters and buffers.
-
-    kept: modules and other objects inside the model that both share.
-    """
+    """Return a copy of the model's modules with the same parameters, buffers and `kept` modules or other objects."""
     shared = [*model.parameters(), *model.buffers(), *kept]
     return copy.deepcopy(model, {id(item): item for item in shared})
 

@@ -36,7 +36,6 @@ MISSED_IN_DIAGNOSIS = 6
 """Periods without a heartbeat after which a rank counts as lost once a collective has failed."""
 SILENT_PERIODS = 20
 """Periods without an answer to a call after which the store counts as lost."""
-LOST_RANK_MESSAGE = "is gone: killed (out of memory?), or its machine is lost"
 FAILED = 1
 """Exit code."""
 
@@ -99,7 +98,7 @@ class Watchdog:
             self._board.report(code, text)
             self._exit_with_failure(self._board)
         except STORE_ERRORS:
-            self._exit_without_store(LOST_RANK_MESSAGE)
+            self._exit_without_store()
 
     def _fail(self, error: BaseException, board: MessageBoard, folder: Path | None) -> NoReturn:
         """End because of an error of this rank, or one that says that another rank is lost."""
@@ -112,7 +111,7 @@ class Watchdog:
                 board.report(error.exit_code, f"clipzoo: {error}")
             self._exit_with_failure(board)
         except STORE_ERRORS:
-            self._exit_without_store(LOST_RANK_MESSAGE)
+            self._exit_without_store()
 
     def _run(self, board: MessageBoard | None) -> None:
         """Check that this rank makes steps; with several ranks write heartbeats and check the others. A thread."""
@@ -147,7 +146,7 @@ class Watchdog:
         except STORE_ERRORS:
             # The rank that serves the store may have finished a moment before this one.
             if not self._stopped.wait(3 * PERIOD):
-                self._exit_without_store(LOST_RANK_MESSAGE)
+                self._exit_without_store()
 
     def _check_store(self, boards: list[MessageBoard]) -> None:
         """End this process when the store leaves a call unanswered: the rank that serves it is stopped or cut off."""
@@ -229,7 +228,7 @@ class Watchdog:
             time.sleep(PERIOD / 10)
         self._exit(failure.code)
 
-    def _exit_without_store(self, state: str) -> NoReturn:
+    def _exit_without_store(self, state: str = "is gone: killed (out of memory?), or its machine is lost") -> NoReturn:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
         server = "the first node's torchrun" if launch.read().shares_agent_store else "rank 0"
@@ -286,7 +285,6 @@ class MessageBoard:
         self._calls = 0
 
     def beat(self, step: int, activity: str) -> None:
-        """Write this rank's heartbeat."""
         heartbeat = Heartbeat(step, activity, self._world.counter.entered, time.monotonic())
         self.ask("set", f"heartbeat{self._world.rank}", json.dumps(heartbeat))
 
@@ -297,15 +295,13 @@ class MessageBoard:
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """Return the last heartbeat of every rank that has written one."""
-        heartbeats = ((rank, self.heartbeat(rank)) for rank in range(self._world.size))
-        return {rank: heartbeat for rank, heartbeat in heartbeats if heartbeat is not None}
+        return {rank: heartbeat for rank in range(self._world.size) if (heartbeat := self.heartbeat(rank)) is not None}
 
     def report(self, code: int, text: str, lost: list[int] | None = None) -> None:
         """Report a failure of the run; only the first report counts."""
         self.ask("compare_set", "failure", "", json.dumps(Failure(self._world.rank, code, text, lost or [])))
 
     def failure(self) -> Failure | None:
-        """Return the first reported failure."""
         values = self._read("failure")
         return None if values is None else Failure(*values)
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.autograd.profiler
@@ -28,7 +28,6 @@ STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
 """Errors that the store raises when the process that serves it is gone."""
 JOIN_GRACE = 10.0
 """Seconds for torch to report by itself that ranks are missing."""
-BACKGROUND_TIMEOUT = timedelta(days=1)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
 T = TypeVar("T")
@@ -42,7 +41,6 @@ class CollectiveCounter:
     entered: int = 0
 
     def entering(self) -> AbstractContextManager[object]:
-        """Return the context of one collective."""
         self.entered += 1
         return step_part("communication")
 
@@ -183,12 +181,7 @@ class World:
         """Run `action` on rank 0; return its picklable result or raise its error on all, which wait without a limit."""
         if self._rendezvous is None:
             return action()
-        outcome: list[T | Exception | None] = [None, None]
-        if self.is_first:
-            try:
-                outcome[0] = action()
-            except Exception as error:
-                outcome[1] = error
+        outcome: list[Any] = [*outcome_of(action)] if self.is_first else [None, None]
         self._rendezvous.wait(arrives=self.is_first, needed=1)
         with self.counter.entering():
             dist.broadcast_object_list(outcome, src=0)
@@ -196,15 +189,11 @@ class World:
         if isinstance(raised, Exception):
             raised.repeats_first_rank = not self.is_first  # type: ignore[attr-defined]
             raise raised
-        return result  # type: ignore[return-value]
+        return cast(T, result)
 
     def run_on_all(self, action: Callable[[], object]) -> None:
         """Run `action` on every rank; an error of one is raised on all."""
-        local_error: Exception | None = None
-        try:
-            action()
-        except Exception as error:
-            local_error = error
+        _, local_error = outcome_of(action)
         errors = [error for error in self.gather_object(local_error) if error is not None]
         if local_error is not None:
             raise local_error
@@ -221,7 +210,7 @@ class World:
         """Return a new process group on the CPU for a background thread that writes files; None for one process."""
         if self.size == 1:
             return None
-        group = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
         assert isinstance(group, dist.ProcessGroup)
         return group
 
@@ -311,6 +300,14 @@ class Exchange(torch.autograd.Function):
         return Exchange.forward(context, gradient, context.counter), None
 
 
+def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return the result of an action and None, or None and its error."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Return every rank's picklable value in rank order. Collective. group: None for the default process group."""
     values: list[T] = [value] * dist.get_world_size(group)
@@ -321,9 +318,6 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 def is_collective_error(error: BaseException) -> bool:
     """Return True if `error` says that another rank is lost. gloo raises a bare RuntimeError with its own file name."""
     return isinstance(error, STORE_ERRORS) or (type(error) is RuntimeError and "/gloo/" in str(error))
-
-
-# The device of this rank.
 
 
 def choose_device(name: str, key: str) -> torch.device:

@@ -48,7 +48,6 @@ class ExponentialAverage(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the newest parameters in the average over the first `progress.step` steps."""
         half_life = in_steps(progress, self.half_life_epochs, self.half_life_steps, self.half_life_samples)
         assert half_life is not None
         decay = -math.log(2) / float(half_life)
@@ -82,7 +81,6 @@ class StochasticWeightAverage(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the newest parameters in the average; 0 if they do not enter."""
         first = in_steps(progress, self.start_epochs, self.start_steps, self.start_samples)
         start = max(decimal(self.start_share) * progress.total_steps if first is None else first, Fraction(1))
         every = in_steps(progress, self.every_epochs, self.every_steps, self.every_samples) or Fraction(1)
@@ -105,21 +103,17 @@ class WeightAverage(Hook):
 
     def __init__(self, averaging: Averaging, modules: Mapping[str, nn.Module]) -> None:
         self._averaging = averaging
-        by_part: dict[str, dict[str, Tensor]] = {}
+        # Averages by tensor. Tied weights have one average under several names.
+        self._averages: dict[Tensor, Tensor] = {}
+        self._named: dict[str, dict[str, Tensor]] = {}
         for part, module in modules.items():
             parameters = module.named_parameters(remove_duplicate=False)
             tensors: dict[str, Tensor] = {name: value for name, value in parameters if value.requires_grad}
             for name, inner in module.named_modules():
                 statistics = inner.named_buffers(recurse=False) if isinstance(inner, _NormBase) else ()
                 tensors |= {f"{name}.{kind}": value for kind, value in statistics if value.is_floating_point()}
-            by_part[part] = {plain_name(name): tensor for name, tensor in tensors.items()}
-        # Tied weights have one average under several names.
-        unique = {id(tensor): tensor for tensors in by_part.values() for tensor in tensors.values()}
-        averages = {key: tensor.detach().clone() for key, tensor in unique.items()}
-        self._tensors, self._averages = list(unique.values()), list(averages.values())
-        self._named = {
-            part: {name: averages[id(tensor)] for name, tensor in tensors.items()} for part, tensors in by_part.items()
-        }
+            self._averages |= {key: key.detach().clone() for key in tensors.values() if key not in self._averages}
+            self._named[part] = {plain_name(name): self._averages[tensor] for name, tensor in tensors.items()}
         self.has_begun = False
 
     def after(self, step: Step) -> None:
@@ -130,11 +124,11 @@ class WeightAverage(Hook):
         """Add the parameters after `progress.step` steps to the average."""
         weight = self._averaging(progress)
         if weight == 1:
-            for average, tensor in zip(self._averages, self._tensors, strict=True):
+            for tensor, average in self._averages.items():
                 average.copy_(tensor)
             self.has_begun = True
         elif weight > 0:
-            for averages, tensors in zip(by_kind(self._averages), by_kind(self._tensors), strict=True):
+            for averages, tensors in zip(by_kind([*self._averages.values()]), by_kind([*self._averages]), strict=True):
                 torch._foreach_lerp_(averages, tensors, weight)
 
     @contextmanager
@@ -151,14 +145,13 @@ class WeightAverage(Hook):
         return {**self._named, "has_begun": self.has_begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Fill the average in place."""
         self.has_begun = bool(state["has_begun"])
         for part, tensors in self._named.items():
             fill(tensors, state[part], "the average")
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for tensor, average in zip(self._tensors, self._averages, strict=True):
+        for tensor, average in self._averages.items():
             old = tensor.clone()
             tensor.copy_(average)
             average.copy_(old)

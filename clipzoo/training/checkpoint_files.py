@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from clipzoo import io
-from clipzoo.distributed.world import gather_objects
+from clipzoo.distributed.world import gather_objects, outcome_of
 from clipzoo.io import shortened
 from clipzoo.io.weights import MANIFEST, checkpoints_in, is_sharded, mark_of, read_tensors, require_bounded, step_of
 
@@ -52,26 +52,17 @@ DTYPES = {
 MOST_TENSORS = 50_000
 """Largest number of tensors in a manifest."""
 SHARD = re.compile(r"rank_\d{5}\.safetensors")
-BLOCK = 2**26
-"""Bytes that are written and hashed at once."""
-HASHED_AT_ONCE = 8
-"""Shards whose digests are computed at the same time."""
 REMEDY = "give another checkpoint of the run"
 T = TypeVar("T")
 Keys = tuple[str | int, ...]
 """Keys and positions that lead to a value in nested mappings and lists."""
 Chunks = dict[tuple[str, tuple[int, ...]], int]
 """Size in bytes of the chunks of tensors that a rank holds, by name and offsets."""
-Stored = Mapping[str, Any]
-"""Size and digest of a file: {"bytes": ..., "sha256": ...}."""
 log = logging.getLogger(__name__)
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` in one file, then remove older ones until `keep` remain. Raises WriteError.
-
-    facts: small values for the .json file.
-    """
+    """Write the checkpoint of `step` to one file and keep the newest `keep`. facts: for its mark. Raises WriteError."""
     path = folder / f"step_{step:08d}.pt"
     _on_all_ranks(lambda: write_marked(path, state, {"step": step, **facts}), group=None)
     _remove_old(path, keep)
@@ -136,8 +127,6 @@ def save_sharded(
     shards = _on_all_ranks(write, group)
 
     def publish() -> None:
-        if rank > 0:
-            return
         tensors: dict[str, Any] = {}
         for name, entry in (item for shard in shards for item in shard["tensors"].items()):
             tensors.setdefault(name, {**entry, "chunks": []})["chunks"] += entry["chunks"]
@@ -154,14 +143,11 @@ def save_sharded(
         io.write_json(mark_of(path), {**facts, "bytes": len(text), "sha256": digest})
         _remove_old(path, keep)
 
-    _on_all_ranks(publish, group)
+    _on_all_ranks(publish if rank == 0 else lambda: None, group)
 
 
 def newest(folder: Path, at_most: int | None = None) -> Path | None:
-    """Return the newest valid checkpoint, None if there is none. Invalid ones are named in the log.
-
-    at_most: largest number of steps.
-    """
+    """Return the newest valid checkpoint of at most `at_most` steps, or None. Invalid ones are named in the log."""
     for path in reversed(checkpoints_in(folder)):
         if at_most is not None and step_of(path) > at_most:
             continue
@@ -209,10 +195,7 @@ def read(
 
 
 def recorded(folder: Path, name: str, *types: type) -> Any:
-    """Return a fact of these types in the mark of the newest checkpoint that has it; None without one.
-
-    Damaged marks are named in the log. Weights are not verified.
-    """
+    """Return a fact of these types in the newest mark that has it, or None. Damaged marks are named in the log."""
     damage = io.DamageLog()
     paths = sorted(folder.glob("step_*.json"), reverse=True)
     marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path, io.MB), {}) for path in paths]
@@ -221,13 +204,8 @@ def recorded(folder: Path, name: str, *types: type) -> Any:
 
 def _on_all_ranks(action: Callable[[], T], group: ProcessGroup | None) -> list[T]:
     """Run `action` on every rank and return the results in rank order; an error of one rank is raised on all."""
-    result: Any = None
-    failure: Exception | None = None
-    try:
-        result = action()
-    except Exception as error:
-        failure = error
-    outcomes = [(result, failure)] if group is None else gather_objects((result, failure), group)
+    outcome: tuple[Any, Exception | None] = outcome_of(action)
+    outcomes = [outcome] if group is None else gather_objects(outcome, group)
     failures = [failure for _, failure in outcomes if failure is not None]
     for failure in failures:
         if isinstance(failure, io.WriteError):
@@ -263,9 +241,8 @@ def _remove(path: Path, with_mark: bool = True) -> None:
 
 def _fault(path: Path) -> str | None:
     """Return the reason why a checkpoint is invalid, None if it is valid."""
-    mark, file, name = mark_of(path), path, ""
-    if is_sharded(path):
-        file, name = path / MANIFEST, f"{MANIFEST}: "
+    mark = mark_of(path)
+    file, name = (path / MANIFEST, f"{MANIFEST}: ") if is_sharded(path) else (path, "")
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
@@ -286,7 +263,7 @@ def _fault(path: Path) -> str | None:
 def _require_digests(path: Path) -> None:
     """Raise DamagedFileError unless the shards of a checkpoint have the digests in its manifest."""
     _, _, files = _read_manifest(path)
-    with ThreadPoolExecutor(HASHED_AT_ONCE, "digest") as threads:
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="digest") as threads:
         digests = threads.map(lambda name: io.digest_of(io.below(path, name)), files)
         for (name, stored), digest in zip(files.items(), digests, strict=True):
             if digest != stored["sha256"]:
@@ -336,13 +313,8 @@ Layout = Callable[[Keys, tuple[int, ...]], Place]
 """Function of the path and the whole shape of a stored tensor -> the part of it that this rank needs."""
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a manifest. chunks: boxes that cover it, with the files that hold them."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    chunks: tuple[tuple[Place, str], ...]
+StoredTensor = tuple[torch.dtype, tuple[int, ...], list[tuple[Place, str]]]
+"""A tensor in a manifest: its data type, its shape, and boxes that cover it, with the files that hold them."""
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -436,15 +408,12 @@ class HashedFile:
         self.error: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
-        content = memoryview(content)
-        for start in range(0, len(content), BLOCK):
-            block = content[start : start + BLOCK]
-            try:
-                self._file.write(block)
-            except OSError as error:
-                self.error = error
-                raise
-            self._digest.update(block)
+        try:
+            self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+        self._digest.update(content)
         self._bytes += len(content)
         return len(content)
 
@@ -453,10 +422,7 @@ class HashedFile:
 
 
 def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequence[Chunks]) -> dict[str, Any]:
-    """Write the file of a rank, and return the part of the manifest that describes it: its tensors and files.
-
-    pieces: this rank's pieces by name; pieces that another rank writes are left out. held: chunks of all ranks.
-    """
+    """Write this rank's share of its pieces; return tensors and files for the manifest. held: chunks of all ranks."""
     # A chunk that several ranks hold is written by the rank with the fewest bytes so far.
     totals, writers = [0] * len(held), {}
     for chunk, size in {chunk: size for chunks in held for chunk, size in chunks.items()}.items():
@@ -493,7 +459,6 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
 
 
 def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str]) -> dict[str, Any]:
-    """Return the state of a sharded checkpoint, as `read` does."""
     from safetensors import SafetensorError, safe_open
 
     stored_state, tensors, _ = _read_manifest(folder)
@@ -501,10 +466,10 @@ def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str])
     reads: dict[str, list[tuple[str, tuple[slice, ...], Tensor]]] = defaultdict(list)
 
     def allocate(path: Keys, name: str) -> Tensor:
-        stored = tensors[name]
-        place = Place.everything(stored.shape) if layout is None else layout(path, stored.shape)
-        part = torch.zeros(place.sizes, dtype=stored.dtype)
-        for chunk, file in stored.chunks:
+        dtype, shape, chunks = tensors[name]
+        place = Place.everything(shape) if layout is None else layout(path, shape)
+        part = torch.zeros(place.sizes, dtype=dtype)
+        for chunk, file in chunks:
             starts = map(max, chunk.offsets, place.offsets)
             common = list(map(range, starts, map(min, chunk.ends, place.ends)))
             if all(common):
@@ -533,11 +498,8 @@ def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str])
     return content
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict[str, Stored]]:
-    """Check the manifest of a sharded checkpoint; return its encoded state, and tensors and files by name.
-
-    Raises DamagedFileError if it is missing or damaged, or its tensors do not fit its files.
-    """
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict[str, dict[str, Any]]]:
+    """Return encoded state, tensors and files of a valid manifest. Raises DamagedFileError."""
     path = folder / MANIFEST
     content = io.read_json(
         path, 32 * io.MB, REMEDY, fields={"format": int, "state": dict, "tensors": dict, "files": dict}
@@ -560,7 +522,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
         count = len(content["tensors"])
         _require(count <= MOST_TENSORS, f"it lists {count} tensors, more than {MOST_TENSORS}")
         tensors = {name: _stored_tensor(name, facts, files) for name, facts in content["tensors"].items()}
-        needed = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
+        needed = sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in tensors.values())
         _require(needed <= sum(file["bytes"] for file in files.values()), "its tensors are larger than its files")
         unlisted = "its state names a tensor that it does not list"
         _decoded(content["state"], lambda _, name: _require(name in tensors, unlisted))
@@ -577,7 +539,7 @@ def _stored_tensor(name: str, facts: Mapping[str, Any], files: Mapping[str, obje
     shape = tuple(facts["shape"])
     _require(facts["dtype"] in DTYPES, f"{name} has the data type {shortened(facts['dtype'])}")
     _require(all(map(_is_count, shape)), f"{name} has the shape {shortened(shape)}")
-    chunks = tuple((Place(shape, tuple(offsets), tuple(sizes)), file) for offsets, sizes, file in facts["chunks"])
+    chunks = [(Place(shape, tuple(offsets), tuple(sizes)), file) for offsets, sizes, file in facts["chunks"]]
     for chunk, file in chunks:
         _require(file in files, f"{name} is in {shortened(file)}, which is not listed")
         _require(len(chunk.offsets) == len(chunk.sizes) == len(shape), f"a chunk of {name} has another rank")
@@ -587,7 +549,7 @@ def _stored_tensor(name: str, facts: Mapping[str, Any], files: Mapping[str, obje
     is_covered = sum(math.prod(chunk.sizes) for chunk in full) == math.prod(shape)
     is_distinct = len({chunk.offsets for chunk in full}) == len(full)
     _require(is_covered and is_distinct, f"the chunks of {name} do not cover it")
-    return StoredTensor(getattr(torch, facts["dtype"]), shape, chunks)
+    return getattr(torch, facts["dtype"]), shape, chunks
 
 
 def _is_count(value: Any) -> bool:

@@ -106,10 +106,7 @@ class TrainingState:
             self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
 
     def write(self, folder: Path, step: int, keep: int, **facts: Any) -> None:
-        """Save the state after `step` steps in a folder of the run, and keep the newest `keep` there. Collective.
-
-        facts: small values for the mark.
-        """
+        """Save the state after `step` steps in a folder, keep the newest `keep`. facts: for the mark. Collective."""
         seconds_before = self.writer.own_seconds
         facts = {"step": step, **self._facts, **facts}
         if self._sharded:
@@ -248,10 +245,7 @@ class Sharding:
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))
 
     def pieces(self, state: Mapping[str, Any], copy: bool) -> dict[str, Piece]:
-        """Return this rank's parts of the tensors of a state, on the CPU, by name.
-
-        copy: copy tensors that are on the CPU, because training changes them before they are written.
-        """
+        """Return this rank's parts of a state's tensors, on the CPU, by name. copy: training changes CPU tensors."""
         pieces: dict[str, Piece] = {}
         for keys, tensor in tensors_with_paths(state):
             place = self._places.get(keys) or Place.of(tensor)
@@ -261,10 +255,7 @@ class Sharding:
         return pieces
 
     def read(self, path: Path, *names: str) -> dict[str, Any]:
-        """Return the content of a valid checkpoint, with this rank's shards of sharded tensors.
-
-        names: keys that it must have in addition to the parts.
-        """
+        """Return a valid checkpoint, with this rank's shards. names: keys that it must have besides the parts."""
         templates: dict[Keys, Tensor] = {}
         parameters: dict[str | int, list[Tensor]] = {}
         for name, part in self._parts.items():
@@ -317,10 +308,7 @@ class CheckpointWriter:
         self._own_end: float | None = None
 
     def run(self, write: Callable[[], object]) -> None:
-        """Call `write` once the previous checkpoint is on the disk.
-
-        An error in the background is raised by the next call of a method.
-        """
+        """Call `write` once the previous checkpoint is on the disk; a background error is raised by the next call."""
         self.wait()
         if self._thread is None:
             with self._own_part():
@@ -368,6 +356,5 @@ class Counters:
         self.before = {kind: max(0, number - again.get(kind, 0)) for kind, number in stored.items()}
 
     def read(self) -> dict[str, int]:
-        """Return the numbers by kind."""
         now = self.count()
         return {kind: self.before.get(kind, 0) + now.get(kind, 0) for kind in {**self.before, **now}}

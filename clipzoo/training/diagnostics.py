@@ -20,16 +20,11 @@ from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
 BINS = 60
 SIDES = "highest", "lowest"
-ROWS = 256
-"""Number of pairs for the diagnostics of embeddings."""
 
 
 @torch.no_grad()
 def similarity_diagnostics(similarity: Similarity) -> dict[str, Tensor]:
-    """Return the means of positives and negatives over the local anchors, and their gap, for both directions.
-
-    Negatives are summarised by their log-mean-exp, as the losses do. No matrix of scores is needed.
-    """
+    """Return the means of positives and of negatives (log-mean-exp) over local anchors, and their gap, by direction."""
     values: dict[str, Tensor] = {}
     for name, scores in zip(("image_to_text", "text_to_image"), similarity.directions, strict=True):
         positive = scores.positives().mean()
@@ -39,7 +34,7 @@ def similarity_diagnostics(similarity: Similarity) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
+def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = 256) -> dict[str, Tensor]:
     """Return alignment and uniformity (Wang and Isola 2020) of the first `rows` pairs.
 
     image, text: embeddings of the same samples. A point set counts as its weighted mean, scaled to unit length.
@@ -54,9 +49,7 @@ def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = ROWS) -
 
 
 def summarise_samples(objective: Objective, extremes: int, world: World = World()) -> dict[str, Any]:
-    """Return per-sample statistics of the objective's state: a histogram and the samples with extreme values.
-
-    Collective if the ranks share the state.
+    """Return per-sample statistics of the objective's state. Collective if the ranks share the state.
 
     {name: {"seen", "mean", "std", "counts" [BINS], "edges" [BINS + 1], "highest": [{"sample_id", "value"}], "lowest"}};
     empty for an objective without state, or before a sample was seen.

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,10 @@ from clipzoo.types import Progress
 
 log = logging.getLogger(__name__)
 
-FOLDER = "spikes"
 SMALLEST_DEVIATIONS = 0.01, 0.1
 """Lower bounds of the deviations of loss and gradient norm, as shares of their medians: on a plateau they are small."""
 MOST_IN_A_ROW = 10
 """Largest number of consecutive skipped steps. More mean a diverging training, not a few bad batches."""
-
-
-@dataclass
-class _PendingStep:
-    """A step whose result, [3], is on the host once `copied` has happened. values: loss and gradient norm."""
-
-    step: int
-    sample_id: Tensor
-    values: tuple[Tensor, Tensor]
-    limits: Tensor | None
-    result: Tensor
-    copied: torch.cuda.Event | None = None
 
 
 class DivergenceCheck:
@@ -68,7 +54,8 @@ class DivergenceCheck:
         self._folder, self._limit, self._world, self._stop_requested = folder, loss_limit, world, stop_requested
         self.spikes, self.leaves_out = spikes, spikes is not None and spikes.leaves_out
         self.stop = False
-        self._pending: _PendingStep | None = None
+        # Step, sample ids, (loss, gradient norm), limits of a spike, result [3], and the event of its copy to the host.
+        self._pending: tuple[Any, ...] | None = None
 
     def check(self, step: int, sample_id: Tensor, loss: Tensor, gradient_norm: Tensor, check_gradient: bool) -> Tensor:
         """Settle the previous step and check this one.
@@ -86,45 +73,40 @@ class DivergenceCheck:
         on_any_rank = self._world.maximum(torch.stack([diverged, stop, spike]).int())
         result = torch.empty(on_any_rank.shape, dtype=on_any_rank.dtype, pin_memory=on_any_rank.is_cuda)
         result.copy_(on_any_rank, non_blocking=True)
-        self._pending = _PendingStep(step, sample_id, (loss, gradient_norm), limits, result)
-        if on_any_rank.is_cuda:
+        copied = torch.cuda.Event() if on_any_rank.is_cuda else None
+        if copied is not None:
             # Reading the result waits only for work that was queued before it.
-            self._pending.copied = torch.cuda.Event()
-            self._pending.copied.record()
+            copied.record()
+        self._pending = step, sample_id, (loss, gradient_norm), limits, result, copied
         updates = self.spikes is None or self.spikes.policy == "report"
         return on_any_rank[0] > 0 if updates else (on_any_rank[0] + on_any_rank[2]) > 0
 
     def settle(self) -> None:
-        """Wait for the result of the last step.
-
-        Raises TrainingError on all ranks if the step has diverged, or is a spike that stops the training.
-        """
-        pending, self._pending = self._pending, None
-        if pending is None:
+        """Read the last step's result. Raises TrainingError on all ranks if it diverged or is a spike that stops."""
+        if self._pending is None:
             return
-        if pending.copied is not None:
-            pending.copied.synchronize()
-        diverged, stop, spike = pending.result.tolist()
+        step, sample_id, values, limits, result, copied = self._pending
+        self._pending = None
+        if copied is not None:
+            copied.synchronize()
+        diverged, stop, spike = result.tolist()
         if diverged and not self.leaves_out:
-            loss, norm = map(float, pending.values)
-            ranks = self._world.gather_object(
-                {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
-            )
+            loss, norm = map(float, values)
+            ranks = self._world.gather_object({"sample_id": sample_id.tolist(), "loss": loss, "gradient_norm": norm})
             samples = ""
             if self._folder is not None:
-                path = self._folder / f"broken_step_{pending.step}.json"
+                path = self._folder / f"broken_step_{step}.json"
                 samples = f" The sample ids are in {path}; the last checkpoint is untouched."
                 if self._world.is_first:
-                    io.write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
+                    io.write_whole(path, json.dumps({"step": step, "ranks": ranks}))
             losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
             raise TrainingError(
-                f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
+                f"step {step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
                 f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set "
                 "trainer.clip_gradient=1.0"
             )
-        if self.spikes is not None and pending.limits is not None:
-            is_spike = bool(diverged or spike)
-            self.spikes.settle(pending.step + 1, is_spike, pending.sample_id, pending.values, pending.limits)
+        if self.spikes is not None:
+            self.spikes.settle(step + 1, bool(diverged or spike), sample_id, values, limits)
         self.stop = self.stop or bool(stop)
 
 
@@ -157,7 +139,7 @@ class Spikes(Hook):
             raise ConfigError("trainer.spikes.policy=rewind goes back to a checkpoint: give folder=...")
         self.policy, self._threshold, self._world, self._names = settings.policy, settings.threshold, world, names
         self.leaves_out = self.policy in ("skip", "rewind")
-        self._log, self._folder = log, folder and folder / FOLDER
+        self._log, self._folder = log, folder and folder / "spikes"
         self._values = torch.full((settings.window, 2), torch.nan, dtype=torch.float64, device=world.device)
         self._in_a_row = 0
 

@@ -55,9 +55,8 @@ class GradientCache:
         self.tile, self.autocast = tile, autocast
         self.parallel = Parallel(model, world) if parallel is None else parallel
         self.model, self.objective, self.world = self.parallel.trained, objective, world
-        self.distill = distill
+        self.distill, self._micro_batch = distill, micro_batch
         self.teacher: Teacher | None = None
-        self._micro_batch = micro_batch
         self.encoder = PairEncoder(self.model, autocast, compile)
         self._caches = caches or {}
         for cache in self._caches.values() if self.parallel.equal_passes else ():
@@ -72,7 +71,7 @@ class GradientCache:
         self._others = [p for module in others for p in module.parameters() if p.requires_grad]
         world.broadcast_(parameter.detach() for parameter in self._others)
         self._shared = self.parallel.wrap(self.encoder, self.encoder.blocks())
-        self._mark: Mark = _no_mark
+        self._mark: Mark = lambda part: None
         self.parallel.time_passes(lambda part: self._mark(part))
 
     def __call__(
@@ -91,7 +90,7 @@ class GradientCache:
         diagnose: also log the diagnostics of similarities and embeddings.
         train_encoder: False to train only head and objective. The returned loss is without the scale.
         """
-        self._mark = mark or _no_mark
+        self._mark = mark or (lambda part: None)
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
@@ -150,7 +149,12 @@ class GradientCache:
         self._mark("forward")
         with step_part("backward"):
             (loss.total * scale).backward()
-            self._average_others()
+            # Average the gradients of head and objective over ranks; `parallel` averages those of the encoder.
+            others = [parameter.grad for parameter in self._others if parameter.grad is not None]
+            if self.world.size > 1 and others:
+                mean = self.world.mean(torch.cat([gradient.flatten() for gradient in others]))
+                for gradient, part in zip(others, mean.split([gradient.numel() for gradient in others]), strict=True):
+                    gradient.copy_(part.view_as(gradient))
             # Zeros for tensors that the head does not read: DDP needs a gradient of every parameter.
             tensors = _tensors(leaves.values())
             gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in tensors]
@@ -185,19 +189,6 @@ class GradientCache:
                     _backward(encode(self._shared, micro_batch, views), [parts[index] for parts in split])
         for buffer, value in buffers:
             buffer.copy_(value)
-
-    def _average_others(self) -> None:
-        """Average the gradients of head and objective over ranks; `parallel` averages those of the encoder."""
-        gradients = [parameter.grad for parameter in self._others if parameter.grad is not None]
-        if self.world.size == 1 or not gradients:
-            return
-        mean = self.world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, part in zip(gradients, mean.split([len(g.flatten()) for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-
-def _no_mark(part: str) -> None:
-    pass
 
 
 def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
@@ -240,14 +231,10 @@ def joined(parts: Sequence[Features]) -> Features:
     return Features(pooled, tokens, mask)
 
 
-FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
-"""The fields of Features: DDP and FSDP look for tensors in tuples and lists."""
-
-
 class PairEncoder(nn.Module):
     """The encoder as one module with one forward, batch -> features of the views.
 
-    Returns the pooled features, and the tokens only if the head reads them.
+    Returns the fields of Features as tuples, where DDP and FSDP find tensors; tokens only if the head reads them.
 
     autocast: precision of the encoders; None for the precision of their parameters.
     compile: run the encoders through torch.compile; evaluation runs them without it.
@@ -260,7 +247,7 @@ class PairEncoder(nn.Module):
         image, text = model.image_read_by_head, model.text_read_by_head
         self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
 
-    def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[FeatureTensors]:
+    def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[tuple[Tensor | None, ...]]:
         features: list[Features] = []
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
             for view in views:

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
 """Timeouts of W&B, in seconds."""
-LONGEST_VALUE = 500
-"""Largest number of characters of a parameter that every MLflow server accepts."""
 
 
 class MetricLogger(Part):
@@ -64,10 +62,7 @@ class Logger(Part):
         self._file: io.JsonLines | None = None
 
     def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
-        """Start logging, or continue at `step`: lines of later steps, left by a killed run, are removed.
-
-        folder: run directory; None: nothing is logged.
-        """
+        """Start logging to a run directory (None: nowhere) at `step`: later lines of a killed run are removed."""
         if folder is None:
             return
         path = folder / "metrics.jsonl"
@@ -100,7 +95,6 @@ class Logger(Part):
             self._guarded(name, partial(logger.report, metrics, pictures))
 
     def close(self) -> None:
-        """Flush and close."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -220,7 +214,7 @@ class MLflowLogger(MetricLogger):
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         io.write_whole(id_file, self._run)
         for key, value in flat(dict(config)).items():
-            self._client.log_param(self._run, key, str(value)[:LONGEST_VALUE])
+            self._client.log_param(self._run, key, str(value)[:500])  # the longest value that every server accepts
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

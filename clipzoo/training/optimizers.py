@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,8 @@ from clipzoo.types import Decay, Epsilon, NonNegative, Part, Positive, Progress,
 
 Group = dict[str, Any]
 """A parameter group of torch: "params" and the values that differ from the optimizer's."""
+FACTOR, ALGORITHM = "rate_factor", "algorithm"
+"""Keys of a parameter group: the factor of its learning rate, and the name of the optimizer that trains it."""
 
 
 class GroupedOptimizer(Part):
@@ -73,16 +75,10 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
     return [group for group in groups if group["params"]]
 
 
-FACTOR = "rate_factor"
-
-
 def split_groups(
     optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter, float], rates: Mapping[nn.Parameter, float]
 ) -> None:
-    """Split the parameter groups of a new optimizer so that all parameters of a group have one factor.
-
-    rates: see `scale_rates`; each of these parameters gets its own group.
-    """
+    """Split the groups of a new optimizer: one factor in a group, and a group for each parameter in `rates`."""
     if not factors and not rates:
         return
     groups: list[dict[str, Any]] = []
@@ -196,9 +192,6 @@ class Adafactor(GroupedOptimizer):
         )
 
 
-LOOKAHEAD = "lookahead_"
-
-
 @checked
 @dataclass(frozen=True)
 class TimmOptimizer(GroupedOptimizer):
@@ -217,7 +210,7 @@ class TimmOptimizer(GroupedOptimizer):
     def __post_init__(self) -> None:
         from timm.optim import get_optimizer_info, list_optimizers
 
-        name, names = self.name.lower().removeprefix(LOOKAHEAD), [str(entry) for entry in list_optimizers()]
+        name, names = self.name.lower().removeprefix("lookahead_"), [str(entry) for entry in list_optimizers()]
         if name not in names:
             hint = nearest(name, names) or ": timm.optim.list_optimizers() lists them"
             raise ConfigError(f"timm has no optimizer optim.name={self.name}{hint}")
@@ -237,10 +230,6 @@ class TimmOptimizer(GroupedOptimizer):
                 "another one: choose another"
             )
         return optimizer
-
-
-ALGORITHM = "algorithm"
-"""Key of a parameter group: the name of the optimizer that trains it."""
 
 
 @checked
@@ -279,42 +268,33 @@ class Muon(GroupedOptimizer):
         return self.construct(groups)
 
     def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
-        by_algorithm = {name: [group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw")}
+        muon, adamw = ([group for group in groups if group[ALGORITHM] == name] for name in ("muon", "adamw"))
         optimizers: dict[str, torch.optim.Optimizer] = {}
-        if by_algorithm["muon"]:
+        if muon:
             optimizers["muon"] = torch.optim.Muon(
-                by_algorithm["muon"], lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov,
-                ns_steps=self.ns_steps, adjust_lr_fn=self.adjust_lr_fn,
+                muon, lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov, ns_steps=self.ns_steps,
+                adjust_lr_fn=self.adjust_lr_fn,
             )  # fmt: skip
-        if by_algorithm["adamw"]:
-            adamw = AdamW(self.betas, self.eps, self.weight_decay, self.schedule)
-            optimizers["adamw"] = adamw.construct(by_algorithm["adamw"])
+        if adamw:
+            optimizers["adamw"] = AdamW(self.betas, self.eps, self.weight_decay, self.schedule).construct(adamw)
         return CombinedOptimizer(optimizers)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one, with one list of parameter groups and one state.
-
-    optimizers: optimizers by the value of `algorithm` in their groups.
-    """
+    """Optimizers, by the value of `algorithm` in their groups, as one, with one list of groups and one state."""
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
         super().__init__([group for inner in optimizers.values() for group in inner.param_groups], {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Make one step of every optimizer on its groups."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for name, inner in self._optimizers.items():
             # Groups may have been split, and groups and state replaced by those of a checkpoint.
             inner.param_groups = [group for group in self.param_groups if group[ALGORITHM] == name]
             inner.state = self.state
             inner.step()
-        return loss
 
 
 def hidden_matrices(module: nn.Module) -> list[torch.Tensor]:

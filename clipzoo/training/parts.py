@@ -59,10 +59,7 @@ class Averaging(Protocol):
     """Weight of a step in the average of the parameters, as a pure function of training progress."""
 
     def __call__(self, progress: Progress) -> float:
-        """Return the weight of the parameters after `progress.step` steps in their running average.
-
-        1 for the first step that enters, 0 for a step that does not enter.
-        """
+        """Return the weight after `progress.step` steps: 1 for the first step that enters, 0 for one that does not."""
 
 
 class Teacher(Part):

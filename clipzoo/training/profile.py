@@ -9,11 +9,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -45,9 +44,7 @@ Event = Mapping[str, Any]
 class Profile(Hook):
     """Profiles the steps `first` to `last` of a training on the first rank and writes <folder>/profile.
 
-    A step begins with the request for its batch, after all other hooks of the previous step.
-
-    first, last: counted from 1. report: called with one line for the terminal.
+    A step, counted from 1, begins with the request for its batch, after all other hooks of the previous step.
     """
 
     def __init__(self, first: int, last: int, folder: Path, world: World, report: Callable[[str], None]) -> None:
@@ -58,10 +55,8 @@ class Profile(Hook):
 
     def begin(self, progress: Progress) -> None:
         if progress.step >= self._last:
-            log.warning(
-                "trainer.profile=[%d,%d]: the run resumes after step %d, nothing is profiled",
-                *(self._first, self._last, progress.step),
-            )
+            text = "trainer.profile=[%d,%d]: the run resumes after step %d, nothing is profiled"
+            log.warning(text, self._first, self._last, progress.step)
         self._first = max(self._first, progress.step + 1)
         self._begin_step(progress.step + 1)
 
@@ -135,8 +130,7 @@ class Profile(Hook):
         )
 
 
-@dataclass(frozen=True)
-class PartTimes:
+class PartTimes(NamedTuple):
     """Milliseconds per step. host: times of the process, whose sum is that of a step. device: times of its kernels."""
 
     steps: int
@@ -197,10 +191,7 @@ def part_times(events: Sequence[Event]) -> PartTimes:
 
 
 def memory_curve(events: Iterable[Event], device_type: int) -> list[tuple[float, float]]:
-    """Return the allocated memory over time: (milliseconds since the first event, MiB), the largest value of each bin.
-
-    device_type: 0 for the CPU, 1 for CUDA, as in the trace.
-    """
+    """Return (milliseconds since the first event, largest MiB) of each bin. device_type: 0 for the CPU, 1 for CUDA."""
     points = sorted(
         (float(event["ts"]), float(event["args"]["Total Allocated"]))
         for event in events

@@ -48,7 +48,6 @@ class WarmupSchedule(Part):
     }
 
     def __call__(self, progress: Progress) -> float:
-        """Return the learning rate of the step that follows `progress.step` steps."""
         length = in_steps(progress, self.warmup_epochs, self.warmup_steps, self.warmup_samples)
         warmup = min(round(length or 0), progress.total_steps)
         if progress.step < warmup:
@@ -68,10 +67,7 @@ class WarmupSchedule(Part):
 
     @abstractmethod
     def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
-        """Return the learning rate after `position` of the `period` steps that follow the warmup or a restart.
-
-        warmup: its length in steps.
-        """
+        """Return the rate after `position` of the `period` steps that follow the `warmup` steps or a restart."""
 
 
 @checked

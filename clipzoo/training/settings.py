@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 PRECISION = "precision"
 """Name of the precision in the mark of a checkpoint and in results.json."""
 Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
-HeadProducts = Literal["float32", "tf32", "bf16"]
-SampleState = Literal["whole", "sharded"]
 CheckpointFormat = Literal["auto", "file", "sharded"]
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
@@ -84,7 +82,7 @@ class Computation:
     """How steps are computed. Only the precisions, clip_gradient and loss_limit change results."""
 
     precision: Precision = "float32"
-    head_products: HeadProducts = "float32"
+    head_products: Literal["float32", "tf32", "bf16"] = "float32"
     micro_batch: Count | None = None
     tile: Literal["auto"] | Count | None = "auto"
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
@@ -92,7 +90,7 @@ class Computation:
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
-    sample_state: SampleState = "whole"
+    sample_state: Literal["whole", "sharded"] = "whole"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     fsdp: FullySharding = FullySharding()
 
@@ -104,15 +102,11 @@ class Computation:
         """Return these settings with a precision in place of "auto". Collective.
 
         A resumed run keeps the precision of its checkpoints on every device. Warns if bf16 is slow on this CPU.
-
-        folder: run directory; None without one.
         """
 
         def chosen() -> Precision:
             is_auto = self.precision == "auto"
-            recorded = None
-            if folder and is_auto:
-                recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION, str)
+            recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION, str) if folder and is_auto else None
             if is_auto and recorded is None:
                 return "bf16" if is_fast_in_bf16(world.device) else "float32"
             precision: Precision = recorded or self.precision
@@ -126,10 +120,7 @@ class Computation:
         return replace(self, precision=world.run_on_first(chosen))
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
-        """Set the precision of the parameters, and move parameters that ranks do not divide to the device.
-
-        samples: number of samples, for the objective's per-sample state.
-        """
+        """Set the precision of the parameters, and move those that ranks do not divide to the device."""
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         model.to(dtype=dtype)
         (model.head if self.is_sharded(world) else model).to(world.device)
@@ -145,8 +136,7 @@ class Computation:
         from clipzoo.distributed.sharded import Sharded
 
         unsharded = (model.head, model.encoder.tokenizer)
-        ranks, sharding = self.fsdp.ranks(world), self.fsdp
-        return Sharded(model, world, unsharded, ranks, sharding.reshard, sharding.offload)
+        return Sharded(model, world, unsharded, self.fsdp.ranks(world), self.fsdp.reshard, self.fsdp.offload)
 
     def is_sharded(self, world: World) -> bool:
         """Return True if ranks divide the weights; False for a single rank."""

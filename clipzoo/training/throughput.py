@@ -6,6 +6,7 @@ import logging
 import resource
 import socket
 import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -260,7 +261,6 @@ class SlowRanks:
     """Finds slow ranks by the own times of all ranks, and returns each of them once.
 
     Times are [ranks, 2 + causes]: seconds and steps of a period, equal on all ranks, and own seconds by cause.
-
     threshold: share by which a slow rank's time exceeds the median of the ranks. period: seconds that it must last.
     """
 
@@ -380,10 +380,6 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     peaks = [peak for part, peak in PEAKS.items() if part in name]
     if peaks and dtype in (torch.bfloat16, torch.float16):
         return peaks[0]
-    size, shortest = 8192, float("inf")
+    size = 8192
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    for _ in range(5):
-        begin = time.perf_counter()
-        (left @ right)[0, 0].item()
-        shortest = min(shortest, time.perf_counter() - begin)
-    return 2 * size**3 / shortest
+    return 2 * size**3 / min(timeit.repeat(lambda: (left @ right)[0, 0].item(), number=1, repeat=5))

@@ -154,8 +154,7 @@ def fit(
         model, objective, world, settings.micro_batch, tile, autocast, settings.compile, caches, parallel, distill
     )
     trained = parallel.trained
-    losses = [objective] if distill is None else [objective, distill]
-    optimizer = parts.optimizer.build(trained, *losses)
+    optimizer = parts.optimizer.build(trained, objective, *filter(None, [distill]))
     split_groups(optimizer, parallel.trained_parameters(tuned.factors), objective.learning_rates(progress(0)))
     scaler = parallel.scaler(settings.precision == "fp16")
 
@@ -175,9 +174,7 @@ def fit(
         metric = MetricKey.parse(str(settings.checkpoints.best_metric))
         early_stopping = EarlyStopping(metric, settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
-    saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler}
-    if average is not None:
-        saved[AVERAGE] = average
+    saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler, **({AVERAGE: average} if average else {})}
     state = TrainingState(parts, model, tuned, saved, history, throughput, parallel)
     slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
     shared = (parts, divergence, state, throughput, parallel, preemption)
@@ -342,9 +339,6 @@ class HistoryLogger(Logger):
         super().log(step, values)
 
 
-# Hooks.
-
-
 @dataclass(eq=False)
 class RunHook(Hook):
     """Base class of the hooks that log, save and evaluate a run."""
@@ -449,10 +443,7 @@ class Evaluate(RunHook):
     metrics: dict[str, float] = field(default_factory=dict)
 
     def begin(self, progress: Progress) -> None:
-        """Evaluate if an evaluation is due after the last step; a resumed run repeats the one at its checkpoint.
-
-        `fit` evaluates at the end of the training.
-        """
+        """Evaluate if that is due, except at the end (see `fit`); a resumed run repeats the one at its checkpoint."""
         before = Progress(max(progress.step - 1, 0), progress.total_steps, progress.samples, progress.global_batch)
         is_asked = [hook.evaluates(progress) for hook in self.hooks]
         if progress.step == progress.total_steps or not (self.parts.evaluator.due(before, progress) or any(is_asked)):
@@ -494,10 +485,7 @@ class Evaluate(RunHook):
 
 @dataclass(eq=False)
 class EarlyStopping(Hook):
-    """Ends the training when a metric has not improved for `patience` evaluations in a row.
-
-    best_step: step of the best value. since: number of evaluations after it.
-    """
+    """Ends the training when a metric has not improved for `patience` evaluations; `since` counts them."""
 
     metric: MetricKey
     patience: int

@@ -89,10 +89,7 @@ class TunedModel:
 
 @dataclass(frozen=True)
 class TunedPart:
-    """The model's part of a checkpoint: the tensors that training changes, by plain name. frozen: names of the others.
-
-    model: its parameters may be shards.
-    """
+    """The model's part of a checkpoint: tensors or shards that training changes. frozen: plain names of the others."""
 
     model: nn.Module
     frozen: Collection[str]
