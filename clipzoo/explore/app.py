@@ -386,9 +386,8 @@ def explored(
 
     def build(number: int) -> SearchIndex:
         collection = collections[number]
-        index_folder = below(folder, re.sub(r"[^\w.-]", "_", collection.name))
         index = build_index(
-            model, source, collection.gallery, index_folder, replace=True,
+            model, source, collection.gallery, below(folder, re.sub(r"[^\w.-]", "_", collection.name)), replace=True,
             report=lambda line: say(f"{name}, {collection.name}: {line}"),
         )  # fmt: skip
         assert index is not None
@@ -419,8 +418,7 @@ def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any
     tokens. values: a row per token of the image, a column per word. image_weights, text_weights: of the points.
     """
     ids = model.tokenizer([caption])
-    pixels = model.transform(image).unsqueeze(0)
-    image_features, text_features = model.image_features(pixels), model.text_features(ids)
+    image_features, text_features = model.image_features(model.transform(image)[None]), model.text_features(ids)
     with exact_products():
         parts = model.head.score_parts(image_features, text_features)
     if parts is None or image_features.tokens is None:
@@ -517,13 +515,11 @@ def server(explorer: Explorer) -> uvicorn.Server:
     # Starlette runs these functions in threads; one computation at a time uses all cores.
     def answer(request: Request) -> Response:
         with lock:
-            content = explorer.answer(f"{request.path_params['name']}?{request.url.query}")
-        return JSONResponse(content)
+            return JSONResponse(explorer.answer(f"{request.path_params['name']}?{request.url.query}"))
 
     def picture(request: Request) -> Response:
         with lock:
-            content = explorer.jpeg(request.url.query)
-        return Response(content, media_type="image/jpeg")
+            return Response(explorer.jpeg(request.url.query), media_type="image/jpeg")
 
     def refusal(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, HTTPStatus.BAD_REQUEST)

@@ -15,7 +15,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,11 +150,11 @@ class Candidates:
     """Images by the inner products of `Head.search_factors`, computed by faiss if it is installed."""
 
     def __init__(self, head: Head, images: Embedding) -> None:
-        self._head = head
         with torch.no_grad(), exact_products():
-            self._basis = head.search_basis(images)
+            self._factors = partial(head.search_factors, basis=head.search_basis(images))
             blocks = torch.arange(len(images)).split(BLOCK)
-            self._vectors = torch.cat([self._factors(images[block], images[:1])[0] for block in blocks])  # [n, f]
+            vectors = [self._factors(images[block], images[:1])[0].float() for block in blocks]
+        self._vectors = torch.cat(vectors)  # [n, f]
         self._faiss: Any = None
         if find_spec("faiss") is not None:
             import faiss
@@ -165,15 +165,11 @@ class Candidates:
     def best(self, text: Embedding, count: int) -> Tensor:
         """Return the rows of the `count` best images of one caption, best first."""
         with torch.no_grad(), exact_products():
-            query = self._factors(text[:0], text)[1]
+            query = self._factors(text[:0], text)[1].float()
             if self._faiss is not None:
                 return torch.from_numpy(self._faiss.search(query.numpy(), count)[1][0])
             products = self._vectors @ query[0]
         return products.sort(descending=True, stable=True).indices[:count]
-
-    def _factors(self, image: Embedding, text: Embedding) -> tuple[Tensor, Tensor]:
-        left, right = self._head.search_factors(image, text, self._basis)
-        return left.float(), right.float()
 
 
 def read_gallery(source: str) -> Gallery:
@@ -225,7 +221,8 @@ def build_index(
         if different:
             shutil.rmtree(folder)
         if different or before is None:
-            write_facts(folder, facts, gallery.names)
+            io.write_json(folder / NAMES, gallery.names)
+            io.write_json(folder / FILE, facts)
 
     world.run_on_first(claim)
     blocks = range(world.rank, math.ceil(len(gallery.names) / BLOCK), world.size)
@@ -247,11 +244,6 @@ def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str])
     """Return the content of index.json. source, images: origins of the model and of the images."""
     sizes = {"count": len(names), "block": BLOCK}
     return {"model": source, "images": images, **sizes, "key": model_key(model, ()), "names": _digest(names)}
-
-
-def write_facts(folder: Path, facts: dict[str, Any], names: Sequence[str]) -> None:
-    io.write_json(folder / NAMES, names)
-    io.write_json(folder / FILE, facts)
 
 
 def write_block(folder: Path, number: int, embedding: Embedding) -> None:
