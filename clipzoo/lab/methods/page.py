@@ -76,7 +76,7 @@ def write_page(
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
     facts, world = lab.facts, lab.comparisons[0].facts
-    records = lab.records
+    records = [seed.record for part in lab.comparisons for method in part.methods for seed in method.seeds]
     stopped = ", stopped early at rungs" if facts.get("rungs", True) else ""
     lead = [
         f"Every method has the same search: {facts['trials']} points of its ranges{stopped}, "
@@ -364,11 +364,6 @@ class Lab:
     facts: Mapping[str, Any]
     comparisons: tuple[Compared, ...]
 
-    @property
-    def records(self) -> list[RunRecord]:
-        """Records of all finished trainings of winners."""
-        return [seed.record for part in self.comparisons for method in part.methods for seed in method.seeds]
-
 
 def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     """Read a lab. newer: facts that replace those of lab.json. Raises ConfigError if nothing is finished."""
@@ -404,8 +399,7 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
 def _read_method(folder: Path, facts: Mapping[str, Any], samples: dict[str, int], damage: io.DamageLog) -> Method:
     def read(kind: str, read_one: Callable[[Path], T]) -> list[T]:
         runs = sorted(filter(is_finished, folder.glob(f"{kind}-*")), key=lambda run: (len(run.name), run.name))
-        records = [damage.read(partial(read_one, run), None) for run in runs]
-        return [record for record in records if record is not None]
+        return [record for run in runs if (record := damage.read(partial(read_one, run), None)) is not None]
 
     seeds, trials = read("seed", partial(_read_seed, samples=samples)), read("trial", read_run)
     whole = tuple(seed for seed in seeds if is_whole(seed.record))
