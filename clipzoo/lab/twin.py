@@ -40,7 +40,7 @@ from clipzoo.exports.hub import export
 from clipzoo.io.weights import checkpoints_in, step_of
 from clipzoo.lab.worlds.world import WorldParameters, ensure_world
 from clipzoo.loading import PAIR, LoadedModel
-from clipzoo.report.figures import colour, label, panels
+from clipzoo.report.figures import colour, label, tiles
 from clipzoo.report.render import Cell, Picture, Section, Span, Text, terminal, text_table, write
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat
@@ -373,10 +373,8 @@ def picture(
     title: str, steps: Sequence[int], curves: Mapping[str, Mapping[str, Sequence[float]]], logarithmic: bool = False
 ) -> Picture:
     """Return a picture of curves by panel and label."""
-    columns = min(len(curves), 4)
-    rows = math.ceil(len(curves) / columns)
-    figure, axes = panels(3.4 * columns, 2.4 * rows, rows, columns)
-    for panel, (name, lines) in zip(axes, curves.items(), strict=False):
+    figure, axes = tiles(len(curves), 4, 3.4, 2.4)
+    for panel, (name, lines) in zip(axes, curves.items(), strict=True):
         for number, (text, values) in enumerate(lines.items()):
             # The largest value so far; a logarithmic axis has no 0.
             heights = np.maximum.accumulate(np.maximum(values, 1e-18)) if logarithmic else values
@@ -384,8 +382,6 @@ def picture(
         if logarithmic:
             panel.set_yscale("log")
         label(panel, name, "step", title, grid="y")
-    for panel in axes[len(curves) :]:
-        panel.set_axis_off()
     if any(next(iter(curves.values()))):
         axes[0].legend(fontsize=7)
     return Picture(title, figure, title, f"{title.replace(' ', '_')}.png")
