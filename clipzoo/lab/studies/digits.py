@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +17,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import lenet
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Batch, Progress
@@ -93,11 +94,8 @@ class Digits(Study):
             "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
             *identity(models[TWO], test), self.identity_tolerance,
         )  # fmt: skip
-        numbers = [key for key, value in rows[0].items() if isinstance(value, float)]
-        by_loss: dict[str, Row] = {
-            name: {"loss": name, **{key: sum(row[key] for row in loss_rows) / len(loss_rows) for key in numbers}}
-            for name, loss_rows in ((name, select(rows, loss=name)) for name in LOSSES)
-        }
+        means = pd.DataFrame(rows).drop(columns="seed").groupby("loss", sort=False).mean()
+        by_loss: dict[str, Row] = {str(name): {"loss": name, **row} for name, row in means.to_dict("index").items()}
         claims = self._claims(by_loss)
         verdict = (
             f"Test accuracy is {100 * by_loss[LABEL]['accuracy']:.1f} % trained on labels given images and "

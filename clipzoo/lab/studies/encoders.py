@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor, nn
+from torchvision.ops import MLP
 
 from clipzoo.encoders.base import Encoder
 from clipzoo.types import Features
@@ -50,10 +49,7 @@ class Lookup(Views):
 
 def perceptrons(widths: list[int]) -> Views:
     """One ReLU network per view. widths: of the view, of the hidden layers and of the features."""
-    image, text = (
-        nn.Sequential(*[part for sizes in pairwise(widths) for part in (nn.Linear(*sizes), nn.ReLU())][:-1])
-        for _ in range(2)
-    )
+    image, text = (MLP(widths[0], widths[1:]) for _ in range(2))
     return Views(image, text, widths[-1], widths[-1])
 
 

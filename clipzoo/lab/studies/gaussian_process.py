@@ -145,7 +145,7 @@ class GaussianProcess(AdamStudy):
     def _draw_process(self, world: ProcessWorld) -> Drawing:
         gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
         x = torch.linspace(0, 1, 101, dtype=torch.float64)
-        generator = torch.Generator().manual_seed(self.seed + 2)
+        xi_generator, generator = (torch.Generator().manual_seed(self.seed + number) for number in (1, 2))
 
         def draws(mean: Tensor, covariance: Tensor) -> Tensor:
             noise = torch.randn(self.paths, len(mean), generator=generator, dtype=torch.float64)
@@ -156,9 +156,7 @@ class GaussianProcess(AdamStudy):
         u_mean, v_mean = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
         places, (u_given_v, v_given_u) = torch.arange(1, len(v) + 1), (gaussian.u_given_v, gaussian.v_given_u)
         # Realisations of w whose first coefficients are v.
-        xi = torch.randn(
-            self.paths, self.modes, generator=torch.Generator().manual_seed(self.seed + 1), dtype=torch.float64
-        )
+        xi = torch.randn(self.paths, self.modes, generator=xi_generator, dtype=torch.float64)
         xi[:, : self.coefficients] = v
         bands = {
             "w given v": (x, xi @ basis.mT, v_basis @ v, other_basis.square().sum(dim=1).sqrt()),
@@ -245,8 +243,7 @@ class ProcessWorld:
         generator = torch.Generator().manual_seed(seed)
         xi = torch.randn(samples, self.modes, generator=generator, dtype=torch.float64)
         noise = torch.randn(samples, self.places, generator=generator, dtype=torch.float64)
-        u = xi @ self.basis(self.grid).mT + self.noise * noise
-        return u.float(), xi[:, : self.coefficients].float()
+        return (xi @ self.basis(self.grid).mT + self.noise * noise).float(), xi[:, : self.coefficients].float()
 
 
 def conditional_errors(gaussian: Gaussian, a: Tensor) -> tuple[float, float]:

@@ -81,7 +81,8 @@ class GaussianTheorems(AdamStudy):
                 Check(f"{problem}, rank {rank}: loss", trained.loss, loss, self.loss_tolerance),
             ]
             if b is not None:
-                errors["B"] = relative_error(gaussian.whitened_square(trained.b), gaussian.whitened_square(b))
+                root = power(gaussian.uu, 0.5)
+                errors["B"] = relative_error(root @ trained.b @ root, root @ b @ root)
                 checks.append(Check(f"{problem}, rank {rank}: relative error of B", errors["B"], 0.0, self.tolerance))
             named = {f"error_of_{name}": error for name, error in errors.items()}
             rows.append({"problem": problem, "rank": rank, **named, "loss": trained.loss, "least_loss": loss})
@@ -220,10 +221,6 @@ class Gaussian:
         """A in the units of both marginals, C_uu^1/2 A C_vv^1/2."""
         return power(self.uu, 0.5) @ matrix @ power(self.vv, 0.5)
 
-    def whitened_square(self, matrix: Tensor) -> Tensor:
-        """B in the units of u, C_uu^1/2 B C_uu^1/2."""
-        return power(self.uu, 0.5) @ matrix @ power(self.uu, 0.5)
-
     def marginal_of_u(self, whitened_a: Tensor) -> Tensor:
         """Covariance of u in the model whose whitened A has these singular values (corollary 5.7).
 
@@ -231,8 +228,7 @@ class Gaussian:
         correlated directions only.
         """
         root, (left, _, _) = power(self.uu, 0.5), self.canonical()
-        gain = torch.diag(whitened_a**2 / (1 - whitened_a**2))
-        return self.uu + root @ left @ gain @ left.mT @ root
+        return self.uu + root @ left @ torch.diag(whitened_a**2 / (1 - whitened_a**2)) @ left.mT @ root
 
     def tilted(self, a: Tensor, b: Tensor, c: Tensor) -> Gaussian:
         """Normalised model exp(<u, A v> - <u, B u> / 2 - <v, C v> / 2) mu_u mu_v (eq. 40 and 47)."""
@@ -250,8 +246,7 @@ class Gaussian:
         engine = torch.quasirandom.SobolEngine(n_u + len(self.vv), scramble=True, seed=seed)
         half = torch.special.ndtri(engine.draw(samples // 2, dtype=torch.float64).clamp(1e-9, 1 - 1e-9))
         normal = torch.cat([half, -half])
-        second_moment = normal.mT @ normal / len(normal)
-        matched = normal @ torch.linalg.cholesky(second_moment).inverse().mT
+        matched = normal @ torch.linalg.cholesky(normal.mT @ normal / len(normal)).inverse().mT
         both = matched @ torch.linalg.cholesky(self.covariance).mT
         return both[:, :n_u].float(), both[:, n_u:].float()
 

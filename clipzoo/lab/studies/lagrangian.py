@@ -183,10 +183,7 @@ class Lagrangian(Study):
         )
 
     def _draw_path(self, axis: Axes, flow: np.ndarray, own: np.ndarray) -> None:
-        """Draw the potential of a flow and the densely sampled path of the tracer of another one, `own`.
-
-        The path is wrapped to the unit square without lines across it.
-        """
+        """Draw the potential of a flow and the path of the tracer of the flow `own`, wrapped to the unit square."""
         grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
         axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(flow, grid, 0.0), 12, cmap="viridis")
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
@@ -288,8 +285,7 @@ class Flows(Part):
 
     def draw(self, count: int, seed: int) -> Complex:
         """Draw coefficients [n, K]: independent complex normals, scaled to `speed`."""
-        generator = np.random.default_rng(seed)
-        parts = generator.standard_normal((2, count, len(self.waves)))
+        parts = np.random.default_rng(seed).standard_normal((2, count, len(self.waves)))
         # Re c exp(i phase) has variance |c|^2 / 2, its gradient along k that times (2 pi |k|)^2.
         variance = (2 * math.pi) ** 2 * (self.waves**2).sum()
         return self.speed / math.sqrt(variance) * (parts[0] + 1j * parts[1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import torch
@@ -131,11 +131,9 @@ class Mixture(AdamStudy):
         world = World(classes)
         items, wide = len(world.pmi), self.item_width
 
-        def head() -> Head:
-            if kind == CLIP:
-                return ClipHead(wide, wide, width, self.temperature, self.max_scale, True)
-            return KmeHead(wide, wide, width, self.gamma, None, "all")
-
+        head: Callable[[], Head] = partial(KmeHead, wide, wide, width, self.gamma, None, "all")
+        if kind == CLIP:
+            head = partial(ClipHead, wide, wide, width, self.temperature, self.max_scale, True)
         model = fit(
             lambda: Lookup(items, 2 if kind == KME else 1, wide), head,
             InfoNCE(image_to_text=0.5, text_to_image=0.5), *world.draw(self.samples, self.seed), steps=self.steps,

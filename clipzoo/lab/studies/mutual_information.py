@@ -167,8 +167,7 @@ class MutualInformation(AdamStudy):
 def correlated(information: float, dimensions: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draw standard normal x and y, [n, d], whose coordinates are correlated to give this mutual information."""
     correlation = math.sqrt(1 - math.exp(-2 * information / dimensions))
-    generator = torch.Generator().manual_seed(seed)
-    x, noise = torch.randn(2, samples, dimensions, generator=generator)
+    x, noise = torch.randn(2, samples, dimensions, generator=torch.Generator().manual_seed(seed))
     return x, correlation * x + math.sqrt(1 - correlation**2) * noise
 
 
@@ -199,8 +198,7 @@ def _draw_transferred(rows: list[Row], trained_at: list[float]) -> Drawing:
         above.set_title(f"trained at {trained:g} nats")
         below.set(xlabel="tested at, nats", xticks=[row["truth"] for row in tested], ylim=(0, None))
     axes[0].legend(frameon=False, fontsize=8)
-    caption = "Figure 2: models trained at one information and tested at all; above the mean, below the variance."
-    return figure, caption
+    return figure, "Figure 2: models trained at one information and tested at all; above the mean, below the variance."
 
 
 def _claims(by_kind: dict[str, dict[float, Row]], batch: int) -> list[Claim]:

@@ -205,8 +205,7 @@ def planted_pmi(items: int, sharpness: float, floor: float) -> Tensor:
     """log p(x, y) / (p(x) p(y)) for items on a circle, [N, N] float64; the marginals are uniform by symmetry."""
     angle = 2 * math.pi * torch.arange(items, dtype=torch.float64) / items
     bump = (sharpness * (torch.cos(angle[:, None] - angle) - 1)).exp()
-    ratio = floor + (1 - floor) * bump / bump.mean()
-    return ratio.log()
+    return (floor + (1 - floor) * bump / bump.mean()).log()
 
 
 def least_error(planted: Tensor, width: int) -> float:
