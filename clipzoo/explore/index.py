@@ -42,8 +42,6 @@ from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 FILE, NAMES = "index.json", "names.json"
 BLOCK = 256
 """Images in a block."""
-LONGEST_NAME = 2**13
-"""Maximum bytes of names.json per image."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
 REMEDY = "build the index again in another folder"
@@ -79,7 +77,8 @@ class SearchIndex:
         missing = blocks - len(list((self.folder / "blocks").glob("*.safetensors")))
         if missing > 0:
             raise ConfigError(f"{folder} lacks {missing} blocks: run the same clipzoo index again to complete it")
-        self.names: list[str] = io.read_json(self.folder / NAMES, LONGEST_NAME * facts["count"], REMEDY, list)
+        most = 2**13 * facts["count"]  # bytes
+        self.names: list[str] = io.read_json(self.folder / NAMES, most, REMEDY, list)
         if _digest(self.names) != facts["names"]:
             raise io.DamagedFileError(self.folder / NAMES, f"has other names than {FILE}", REMEDY)
         self.model = model or load(facts["model"], trust=trust)

@@ -69,8 +69,6 @@ KINDS = {
     SCALES: "dict[str, list[str]]",
 }  # fmt: skip
 """Type annotations by key of a lab's YAML file."""
-TRAIN, VALIDATION, TEST = range(3)
-"""Numbers of the splits' random streams."""
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -276,15 +274,15 @@ class LabData:
 
     @cached_property
     def train(self) -> Split:
-        return self._split(TRAIN, [None] * self.settings.train)
+        return self._split(0, [None] * self.settings.train)
 
     @cached_property
     def validation(self) -> Split:
-        return self._split(VALIDATION, [*range(len(self.world.scenes))] * self.settings.validation)
+        return self._split(1, [*range(len(self.world.scenes))] * self.settings.validation)
 
     @cached_property
     def test(self) -> Split:
-        return self._split(TEST, [*range(len(self.world.scenes))] * self.settings.test)
+        return self._split(2, [*range(len(self.world.scenes))] * self.settings.test)
 
     def _split(self, stream: int, scenes: list[int] | list[None]) -> Split:
         images, pairs = [], []

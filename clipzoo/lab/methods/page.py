@@ -27,8 +27,7 @@ from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 from clipzoo.runs.search import Trial, front
 
-PAGE, NOTES, OUTCOMES, LOG = "lab.md", "notes.txt", "outcomes.npz", "metrics.jsonl"
-MANIFEST = "lab.json"
+PAGE, MANIFEST, NOTES, OUTCOMES, LOG = "lab.md", "lab.json", "notes.txt", "outcomes.npz", "metrics.jsonl"
 TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
          "text_to_image": "text to image"}  # fmt: skip
 """Metrics in percent, and their names on the page."""
@@ -174,7 +173,6 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
 
 
 def _claims_section(claims: Sequence[Verdict]) -> Section:
-    """The verdicts in a sentence, and a table of the claims with the measured differences."""
     names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
              "not measured yet": "not measured yet"}  # fmt: skip
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -96,7 +96,7 @@ class Digits(Study):
         )  # fmt: skip
         means = pd.DataFrame(rows).drop(columns="seed").groupby("loss", sort=False).mean()
         by_loss: dict[str, Row] = {str(name): {"loss": name, **row} for name, row in means.to_dict("index").items()}
-        claims = self._claims(by_loss)
+        claims = list(self._claims(by_loss))
         verdict = (
             f"Test accuracy is {100 * by_loss[LABEL]['accuracy']:.1f} % trained on labels given images and "
             f"{100 * by_loss[TWO]['accuracy']:.1f} % two-sided; a label's distribution over the {len(test[0])} test "
@@ -108,10 +108,7 @@ class Digits(Study):
         return Findings(verdict, [check], claims, {"losses": list(by_loss.values()), "trainings": rows}, drawings)
 
     def _measure(self, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
-        """Measure the outputs [n, 10] of one model on the test split.
-
-        The effective number of images of a label is e to the entropy of its distribution over images.
-        """
+        """Measure a model's outputs [n, 10]. Effective images of a label: e to the entropy of its distribution."""
         calibrated = outputs - offsets
         weights, probabilities = outputs.softmax(dim=0), outputs.softmax(dim=1)
         entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
@@ -130,35 +127,33 @@ class Digits(Study):
             "different_of_drawn": sum(len(set(row.tolist())) for row in drawn) / LABELS,
         }
 
-    def _claims(self, rows: Mapping[str, Row]) -> list[Claim]:
+    def _claims(self, rows: Mapping[str, Row]) -> Iterator[Claim]:
         def say(key: str, form: str = ".3f") -> str:
             return ", ".join(f"{name} {rows[name][key]:{form}}" for name in LOSSES)
 
         best, others = rows[LABEL], (rows[TWO], rows[IMAGE])
-        return [
-            Claim(
-                "The loss of labels given images predicts the true label most accurately (figure 11).",
-                f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
-                all(best["accuracy"] >= row["accuracy"] and best["log_loss"] < row["log_loss"] for row in others),
-            ),
-            Claim(
-                "The two other losses leave probability on other labels.",
-                f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
-                all(row["label_entropy"] > best["label_entropy"] for row in others),
-            ),
-            Claim(
-                "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
-                "ones (figure 12).",
-                f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
-                f"{say('different_of_drawn', '.1f')}",
-                all(row["effective_images"] > 2 * best["effective_images"] for row in others),
-            ),
-            Claim(
-                "All images drawn belong to the label.",
-                f"weight on images of the right label: {say('weight_on_right_label')}",
-                all(row["weight_on_right_label"] > 0.95 for row in rows.values()),
-            ),
-        ]
+        yield Claim(
+            "The loss of labels given images predicts the true label most accurately (figure 11).",
+            f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
+            all(best["accuracy"] >= row["accuracy"] and best["log_loss"] < row["log_loss"] for row in others),
+        )
+        yield Claim(
+            "The two other losses leave probability on other labels.",
+            f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
+            all(row["label_entropy"] > best["label_entropy"] for row in others),
+        )
+        yield Claim(
+            "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
+            "ones (figure 12).",
+            f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
+            f"{say('different_of_drawn', '.1f')}",
+            all(row["effective_images"] > 2 * best["effective_images"] for row in others),
+        )
+        yield Claim(
+            "All images drawn belong to the label.",
+            f"weight on images of the right label: {say('weight_on_right_label')}",
+            all(row["weight_on_right_label"] > 0.95 for row in rows.values()),
+        )
 
     def _draw_labels(self, outputs: Mapping[str, Tensor], test: Split) -> Drawing:
         """Draw label probabilities of the test images on which the losses disagree most."""

@@ -28,23 +28,19 @@ class Views(Encoder):
         return Features(outputs) if outputs.ndim == 2 else Features(outputs[:, 0], outputs)
 
 
-class Vectors(Views):
+def vectors(image_width: int, text_width: int) -> Views:
     """Identity on both views: the head's projections are then linear encoders."""
-
-    def __init__(self, image_width: int, text_width: int) -> None:
-        super().__init__(nn.Identity(), nn.Identity(), image_width, text_width)
+    return Views(nn.Identity(), nn.Identity(), image_width, text_width)
 
 
-class Lookup(Views):
+def lookup(items: int, points: int, width: int) -> Views:
     """Trainable token vectors for finitely many items; a view is an item number, [b] int64.
 
     items: number of items on each side. points: tokens per item. width: width of a token.
     """
-
-    def __init__(self, items: int, points: int, width: int) -> None:
-        tables = (nn.Embedding(items, points * width) for _ in range(2))
-        image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
-        super().__init__(image, text, width, width)
+    tables = (nn.Embedding(items, points * width) for _ in range(2))
+    image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
+    return Views(image, text, width, width)
 
 
 def perceptrons(widths: list[int]) -> Views:

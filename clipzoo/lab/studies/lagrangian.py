@@ -7,7 +7,7 @@ vectors; a tracer follows the velocity J grad psi, J = [[0, -1], [1, 0]].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -121,7 +121,7 @@ class Lagrangian(Study):
             seed=self.seed, precision=self.precision, device=self.device, watch=watch,
         )  # fmt: skip
         last = rows[-1]
-        claims = _claims(rows, self.test_samples)
+        claims = list(_claims(rows, self.test_samples))
         verdict = (
             f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
             f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
@@ -144,16 +144,12 @@ class Lagrangian(Study):
             / np.sqrt((np.abs(own) ** 2).sum() / 2)
             for own, path in zip(sample, steady.trajectories(sample), strict=True)
         ]
+        solver = f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end"
+        change = "change of the potential along a path when the flow is steady, in deviations of the potential"
         return [
-            Check(
-                f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end",
-                float(distance), 0.0, self.solver_tolerance,
-            ),
-            Check(
-                "change of the potential along a path when the flow is steady, in deviations of the potential",
-                float(max(changes)), 0.0, self.conserved_tolerance,
-            ),
-        ]  # fmt: skip
+            Check(solver, float(distance), 0.0, self.solver_tolerance),
+            Check(change, float(max(changes)), 0.0, self.conserved_tolerance),
+        ]
 
     def _draw_flows(self, coefficients: np.ndarray) -> Drawing:
         figure, axes = panels(1, 2, 3.4, 3.0)
@@ -214,7 +210,7 @@ def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, fl
     }
 
 
-def _claims(rows: list[Row], candidates: int) -> list[Claim]:
+def _claims(rows: list[Row], candidates: int) -> Iterator[Claim]:
     test = select(rows, split="test")
     first, last, train_first, train_last = test[0], test[-1], rows[0], rows[-2]
     keys = [f"{direction}_at_{depth}" for direction in DIRECTIONS.values() for depth in (1, 5)]
@@ -222,23 +218,21 @@ def _claims(rows: list[Row], candidates: int) -> list[Claim]:
     def said(row: Row, depth: int) -> str:
         return " and ".join(f"{100 * row[f'{direction}_at_{depth}']:.1f} %" for direction in DIRECTIONS.values())
 
-    return [
-        Claim(
-            "Retrieval improves in both directions during training, on training and test data (figure 14).",
-            f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {candidates}",
-            all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
-        ),
-        Claim(
-            "R@5 approaches 100 %.",
-            f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
-            all(last[key] > 0.95 for key in keys if key.endswith("5")),
-        ),
-        Claim(
-            "Accuracy is generally higher for trajectories from potentials than for potentials from trajectories.",
-            f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
-            all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
-        ),
-    ]
+    yield Claim(
+        "Retrieval improves in both directions during training, on training and test data (figure 14).",
+        f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {candidates}",
+        all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
+    )
+    yield Claim(
+        "R@5 approaches 100 %.",
+        f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
+        all(last[key] > 0.95 for key in keys if key.endswith("5")),
+    )
+    yield Claim(
+        "Accuracy is generally higher for trajectories from potentials than for potentials from trajectories.",
+        f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
+        all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
+    )
 
 
 def _draw_retrieval(rows: list[Row]) -> Drawing:

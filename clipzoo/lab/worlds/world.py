@@ -59,7 +59,6 @@ WORLD_OPTIONS = (
     ("composition", 100, "pairs of captions in each of five categories of the compositional dataset"),
 )
 """Fields of `WorldParameters`, their defaults and meanings."""
-RECORD = "world.json"
 CAPTIONS_PER_SCENE = 5
 HARD_NEGATIVES_PER_SCENE = 3
 # Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
@@ -132,7 +131,7 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     # The code of the package decides the bytes, too.
     sources = [Path(__file__).with_name("scenes.py"), Path(__file__), Path(tar.__file__)]
     recipe = {"parameters": asdict(parameters), "code": digest_of(*sources)}
-    return ensure_folder(root, RECORD, recipe, write, "a generated world")
+    return ensure_folder(root, "world.json", recipe, write, "a generated world")
 
 
 @dataclass(frozen=True)
@@ -227,9 +226,7 @@ def _write_scenes(parameters: WorldParameters, folder: Path) -> int:
 
 def _write_composition(parameters: WorldParameters, folder: Path) -> int:
     """Write each contrast as examples of one image, and as a group of both images and captions if it has two."""
-    images: list[tuple[Scene, int]] = []
-    captions: list[str] = []
-    examples: list[Example] = []
+    images, captions, examples = list[tuple[Scene, int]](), list[str](), list[Example]()
     for number in range(parameters.composition * len(CONTRASTS)):
         category = CONTRASTS[number % len(CONTRASTS)]
         drawn, texts = scenes.sample_contrast(_random(parameters, "composition", 2 * number), category)
@@ -267,7 +264,6 @@ def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, l
 
 @cache
 def _enumerated(variant: str) -> EnumeratedWorld:
-    """Return the world of a variant with all shapes and colours."""
     return EnumeratedWorld(len(SHAPES), len(COLOURS), VARIANTS[variant])
 
 
