@@ -198,8 +198,7 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
 
 def _spaced(count: int, limit: int) -> list[int]:
     """Return at most `limit` of `count` rows, evenly spaced."""
-    step = max(1.0, count / limit)
-    return [math.floor(place * step) for place in range(min(count, limit))]
+    return [math.floor(place * max(1.0, count / limit)) for place in range(min(count, limit))]
 
 
 # The models of the page, and the answers to its questions as plain values that JSON can write.

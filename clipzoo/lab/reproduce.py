@@ -53,8 +53,6 @@ PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
 
 @dataclass(frozen=True)
 class Job:
-    """The run of a row."""
-
     row: str
     overrides: tuple[str, ...]
 

@@ -401,10 +401,9 @@ class Cell:
             title = f"trial {number + 1} of {len(self.points)}"
             if self._train(run, title, values, SEARCH_SEED, partial(self._passes, number)):
                 return True
-        winner = self._winner() if self._is_searched() else None
-        return winner is not None and any(
-            self._train(run, f"seed {seed}", self.points[winner], seed) for seed, run in self.seeds.items()
-        )
+        if not self._is_searched() or (winner := self._winner()) is None:
+            return False
+        return any(self._train(run, f"seed {seed}", self.points[winner], seed) for seed, run in self.seeds.items())
 
     def is_done(self) -> bool:
         """Return True if nothing is left to train."""

@@ -62,9 +62,7 @@ Rows = list[list[str | Cell]]
 T = TypeVar("T")
 
 
-def write_page(
-    folder: Path, page: Path | None, command: str, newer: Mapping[str, Any] | None = None
-) -> tuple[Path, Path]:
+def write_page(folder: Path, page: Path | None, command: str, newer: Mapping[str, Any] = {}) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
     page: file of the Markdown; the folder next to it, named like it, has its pictures, and the paragraphs of its notes
@@ -363,12 +361,12 @@ class Lab:
     comparisons: tuple[Compared, ...]
 
 
-def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
+def read_lab(folder: Path, newer: Mapping[str, Any] = {}) -> Lab:
     """Read a lab. newer: facts that replace those of lab.json. Raises ConfigError if nothing is finished."""
     path = folder / MANIFEST
     if not path.exists():
         raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
-    facts = io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again") | dict(newer or {})
+    facts = {**io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again"), **newer}
     io.require_fields(path, facts, kinds_of(FACTS))
     for claim in facts["claims"]:
         io.require_fields(path, claim, kinds_of({**CLAIM, "metric": f"Literal{[*METRICS]}"}))

@@ -160,8 +160,7 @@ class Digits(Study):
         images, labels = test
         probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
         wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
-        is_right = probabilities[LABEL].argmax(dim=1) == labels
-        doubt = torch.where(is_right, torch.stack(wrong).sum(dim=0), -1.0)
+        doubt = torch.where(probabilities[LABEL].argmax(dim=1) == labels, torch.stack(wrong).sum(dim=0), -1.0)
         chosen = doubt.argsort(descending=True)[: self.candidates].tolist()
         figure, axes = panels(self.candidates, 4, 2.3, 1.8)
         for place, index in enumerate(chosen):

@@ -178,9 +178,8 @@ def _draw_joint(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor])
     for axis, (name, density) in zip(axes, drawn_densities.items(), strict=True):
         image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
         axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
-        axis.set(
-            title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal", xticks=TICKS, yticks=TICKS
-        )
+        axis.set(title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal")
+        axis.set(xticks=TICKS, yticks=TICKS)
     figure.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS, format="%g")
     return figure, "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
 

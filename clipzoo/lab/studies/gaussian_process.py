@@ -232,8 +232,7 @@ class ProcessWorld:
     def gaussian(self) -> Gaussian:
         """Distribution of (u, v)."""
         basis = self.basis(self.grid)
-        identity = torch.eye(self.places, dtype=torch.float64)
-        vv = torch.eye(self.coefficients, dtype=torch.float64)
+        identity, vv = (torch.eye(size, dtype=torch.float64) for size in (self.places, self.coefficients))
         return Gaussian(basis @ basis.mT + self.noise**2 * identity, basis[:, : self.coefficients], vv)
 
     def draw(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:

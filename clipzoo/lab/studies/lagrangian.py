@@ -183,8 +183,7 @@ class Lagrangian(Study):
         grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
         axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(flow, grid, 0.0), 12, cmap="viridis")
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
-        closely = replace(self.flows, observations=2000)
-        wrapped = np.concatenate([[START], closely.trajectories(own[None])[0]]) % 1.0
+        wrapped = np.concatenate([[START], replace(self.flows, observations=2000).trajectories(own[None])[0]]) % 1.0
         jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
         wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
         axis.plot(*wrapped.T, color="white", linewidth=1.5)

@@ -82,8 +82,7 @@ class MutualInformation(AdamStudy):
         top = max(self.information)
         by_kind = {kind: {row["truth"]: row for row in select(matched, estimator=kind)} for kind in COLOURS}
         reached = by_kind[INFONCE][top]["estimate"]
-        quantity = f"InfoNCE at {top:g} nats: log {self.batch}"
-        check = Check(quantity, reached, math.log(self.batch), self.tolerance, relative=True)
+        check = Check(f"InfoNCE at {top:g} nats: log {self.batch}", reached, math.log(self.batch), self.tolerance, True)
         claims = [*_claims(by_kind, self.batch), *_claims_of_variance(transferred, grid)]
         averages = "; ".join(
             f"{average_variance(transferred, HOPFIELD, level):.2f} with Hopfield and "
@@ -121,12 +120,10 @@ class MutualInformation(AdamStudy):
             })  # fmt: skip
         return min(tried, key=lambda trial: trial[0])[1:]
 
-    def _row(
-        self, kind: str, trained: float, truth: float, model: Model, inverse_temperature: float, beta: float
-    ) -> Row:
+    def _row(self, kind: str, level: float, truth: float, model: Model, inverse_temperature: float, beta: float) -> Row:
         estimates = self._estimates(model, kind, truth, self.test_batches, seed=self.seed + 2)
         return {
-            "estimator": kind, "trained_at": trained, "truth": truth, "estimate": float(estimates.mean()),
+            "estimator": kind, "trained_at": level, "truth": truth, "estimate": float(estimates.mean()),
             "variance": float(estimates.var()), "inverse_temperature": inverse_temperature,
             **({"beta": beta} if kind == HOPFIELD else {}),
         }  # fmt: skip

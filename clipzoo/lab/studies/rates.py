@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
-from scipy.stats import linregress
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
 from clipzoo.heads.kme import KmeHead
@@ -96,7 +93,8 @@ class Rates(Study):
         """Root mean square of |f - f_M| over the draws, from <f, f'> = exp(score) of the KME head."""
         generator = torch.Generator().manual_seed(self.seed)
         head = KmeHead(1, 1, self.dimensions, self.gamma, None, "all").double()
-        points = normalize(torch.randn(self.population, self.dimensions, generator=generator, dtype=torch.float64))
+        points = torch.randn(self.population, self.dimensions, generator=generator, dtype=torch.float64)
+        points = points / points.norm(dim=-1, keepdim=True)
         log_weights = self.concentration * points[:, 0]
         whole = PointSet(points[None], (log_weights - math.log(self.population))[None])
 
@@ -164,4 +162,6 @@ class Rates(Study):
 
 def _slope(rows: list[Row], x: str) -> float:
     """Slope of the least-squares line through the logarithms of the errors."""
-    return float(linregress(*np.log([[row[key] for row in rows] for key in (x, "error")])).slope)
+    across, up = (torch.tensor([float(row[key]) for row in rows], dtype=torch.float64).log() for key in (x, "error"))
+    across = across - across.mean()
+    return float((across * up).sum() / across.square().sum())

@@ -119,8 +119,7 @@ def sample_quadrants(random: np.random.Generator, objects: Sequence[tuple[str, s
     for (shape, colour), quadrant in zip(objects, quadrants, strict=True):
         radius = random.uniform(*QUADRANT_RADIUS)
         y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
-        look = {"shape": shape, "colour": colour, "texture": "plain"}
-        things.append(_thing(random, look, "small", (x, y), radius))
+        things.append(_thing(random, {"shape": shape, "colour": colour, "texture": "plain"}, "small", (x, y), radius))
     return Scene("pair" if len(things) == 2 else "group", "snow", tuple(things))
 
 
@@ -235,8 +234,7 @@ def sample_contrast(random: np.random.Generator, category: str) -> tuple[list[Sc
         return [scene], texts
     if category == "attribute":
         things = replace(first, colour=second.colour), replace(second, colour=first.colour)
-        swapped = [named(thing.shape, thing.colour) for thing in things]
-        texts = " and ".join(names), " and ".join(swapped)
+        texts = " and ".join(names), " and ".join(named(thing.shape, thing.colour) for thing in things)
     elif category == "count":
         things = scene.things[1:]
         plural = f"{first.colour} {first.shape}{'es' if first.shape.endswith('s') else 's'}"

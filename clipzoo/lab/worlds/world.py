@@ -111,11 +111,10 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
     ConfigError if `root` has other content.
     """
-    starts = range(0, parameters.train, parameters.shard)
     # Each writes a file or folder and returns its number of images; the longest first.
     writers: list[Callable[[Path], int]] = [
         *(partial(_write_classification, parameters, name) for name in CLASSIFICATION),
-        *(partial(_write_shard, parameters, number) for number in range(len(starts))),
+        *(partial(_write_shard, parameters, number) for number in range(-(-parameters.train // parameters.shard))),
         partial(_write_scenes, parameters),
         *[partial(_write_composition, parameters)] * bool(parameters.composition),
     ]
