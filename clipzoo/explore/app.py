@@ -58,14 +58,8 @@ CANDIDATES = 2000
 """Pictures that KME-CLIP scores exactly: those with the best approximate scores; see `SearchIndex.search`."""
 MOST_POINTS = 2000
 """Maximum number of pictures in a map."""
-SUBSPACE, ITERATIONS = 8, 12
-"""Width and number of the iterations that find the principal components of a map."""
-SIDE = 192
-"""Longer side of a picture on the page, in pixels."""
 FITS = {"shortest": "cover", "squash": "fill", "longest": "contain"}
 """How a page fits a picture into the square that the model sees, in CSS, by the mode of `Transform`."""
-MOST_PREFIX = 8
-"""Tokens, such as CLS and registers, that may precede the patches of a grid."""
 TASKS = ("retrieval", "zero_shot", "linear_probe")
 REMEDY = "give --images FOLDER to explore a folder of images or tar shards"
 ADDRESS = "127.0.0.1"
@@ -204,8 +198,7 @@ def _collection(dataset: EvaluationDataset, root: str, limit: int) -> Collection
 
 def _spaced(count: int, limit: int) -> list[int]:
     """Return at most `limit` of `count` rows, evenly spaced."""
-    step = max(1.0, count / limit)
-    return [math.floor(place * step) for place in range(min(count, limit))]
+    return [math.floor(place * max(1.0, count / limit)) for place in range(min(count, limit))]
 
 
 # The models of the page, and the answers to its questions as plain values that JSON can write.
@@ -262,10 +255,10 @@ class ExploredModel:
         """The first two principal components of the pictures' embeddings, and their shares of the variance."""
         images = self.index(collection).images
         vectors = unit_vectors(images[_mapped(len(images))]).float()
-        # A low-rank method: only two components are needed.
+        # A low-rank method, with 12 iterations of width 8: only two components are needed.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            left, lengths, _ = torch.pca_lowrank(vectors, min(SUBSPACE, *vectors.shape), niter=ITERATIONS)
+            left, lengths, _ = torch.pca_lowrank(vectors, min(8, *vectors.shape), niter=12)
         # One picture has one component.
         left, lengths = pad(left, (0, 1)), pad(lengths, (0, 1))
         points = left[:, :2] * lengths[:2]
@@ -307,12 +300,12 @@ class Explorer:
         raise ConfigError(f"unknown request {name!r}")
 
     def jpeg(self, text: str) -> bytes:
-        """Return the picture of a query such as "collection=0&row=5" as JPEG, at most SIDE pixels long."""
+        """Return the picture of a query such as "collection=0&row=5" as JPEG, at most 192 pixels long."""
         query = dict(parse_qsl(text))
         collection = _number(query, "collection", len(self.collections))
         row = _number(query, "row", len(self.collections[collection]))
         image = self.collections[collection].gallery.images[row].convert("RGB")
-        image.thumbnail((SIDE, SIDE))
+        image.thumbnail((192, 192))
         content = io.BytesIO()
         image.save(content, "JPEG", quality=88)
         return content.getvalue()
@@ -386,9 +379,8 @@ def explored(
 
     def build(number: int) -> SearchIndex:
         collection = collections[number]
-        index_folder = below(folder, re.sub(r"[^\w.-]", "_", collection.name))
         index = build_index(
-            model, source, collection.gallery, index_folder, replace=True,
+            model, source, collection.gallery, below(folder, re.sub(r"[^\w.-]", "_", collection.name)), replace=True,
             report=lambda line: say(f"{name}, {collection.name}: {line}"),
         )  # fmt: skip
         assert index is not None
@@ -419,8 +411,7 @@ def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any
     tokens. values: a row per token of the image, a column per word. image_weights, text_weights: of the points.
     """
     ids = model.tokenizer([caption])
-    pixels = model.transform(image).unsqueeze(0)
-    image_features, text_features = model.image_features(pixels), model.text_features(ids)
+    image_features, text_features = model.image_features(model.transform(image)[None]), model.text_features(ids)
     with exact_products():
         parts = model.head.score_parts(image_features, text_features)
     if parts is None or image_features.tokens is None:
@@ -452,8 +443,8 @@ def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any
 def grid(tokens: int) -> tuple[int, int]:
     """Return the number of tokens before the patches, and the side of the square of patches; 0, 0 without a square."""
     side = math.isqrt(tokens)
-    prefix = tokens - side * side
-    return (prefix, side) if prefix <= min(MOST_PREFIX, side) else (0, 0)
+    prefix = tokens - side * side  # CLS and registers, at most eight
+    return (prefix, side) if prefix <= min(8, side) else (0, 0)
 
 
 def thinned(curve: Curve, main: bool) -> dict[str, Any]:
@@ -471,8 +462,7 @@ def escaped(text: str) -> str:
 
 
 def _caption(query: Mapping[str, str]) -> str:
-    caption = query.get("caption", "").strip()
-    if not caption:
+    if not (caption := query.get("caption", "").strip()):
         raise ConfigError("type a caption first")
     return caption[:MOST_LETTERS]
 
@@ -517,16 +507,11 @@ def server(explorer: Explorer) -> uvicorn.Server:
     # Starlette runs these functions in threads; one computation at a time uses all cores.
     def answer(request: Request) -> Response:
         with lock:
-            content = explorer.answer(f"{request.path_params['name']}?{request.url.query}")
-        return JSONResponse(content)
+            return JSONResponse(explorer.answer(f"{request.path_params['name']}?{request.url.query}"))
 
     def picture(request: Request) -> Response:
         with lock:
-            content = explorer.jpeg(request.url.query)
-        return Response(content, media_type="image/jpeg")
-
-    def refusal(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+            return Response(explorer.jpeg(request.url.query), media_type="image/jpeg")
 
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -543,7 +528,8 @@ def server(explorer: Explorer) -> uvicorn.Server:
     ]  # fmt: skip
     # Refuse pages of other hosts whose name resolves to this address (DNS rebinding).
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])]
-    application = Starlette(routes=routes, middleware=middleware, exception_handlers={ConfigError: refusal})
+    refusals = {ConfigError: lambda request, error: JSONResponse({"error": str(error)}, HTTPStatus.BAD_REQUEST)}
+    application = Starlette(routes=routes, middleware=middleware, exception_handlers=refusals)
     return uvicorn.Server(
         uvicorn.Config(
             application, http=Connection, ws="none", lifespan="off", log_level="critical",

@@ -15,7 +15,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,8 +42,6 @@ from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 FILE, NAMES = "index.json", "names.json"
 BLOCK = 256
 """Images in a block."""
-LONGEST_NAME = 2**13
-"""Maximum bytes of names.json per image."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
 REMEDY = "build the index again in another folder"
@@ -79,7 +77,8 @@ class SearchIndex:
         missing = blocks - len(list((self.folder / "blocks").glob("*.safetensors")))
         if missing > 0:
             raise ConfigError(f"{folder} lacks {missing} blocks: run the same clipzoo index again to complete it")
-        self.names: list[str] = io.read_json(self.folder / NAMES, LONGEST_NAME * facts["count"], REMEDY, list)
+        most = 2**13 * facts["count"]  # bytes
+        self.names: list[str] = io.read_json(self.folder / NAMES, most, REMEDY, list)
         if _digest(self.names) != facts["names"]:
             raise io.DamagedFileError(self.folder / NAMES, f"has other names than {FILE}", REMEDY)
         self.model = model or load(facts["model"], trust=trust)
@@ -150,11 +149,11 @@ class Candidates:
     """Images by the inner products of `Head.search_factors`, computed by faiss if it is installed."""
 
     def __init__(self, head: Head, images: Embedding) -> None:
-        self._head = head
         with torch.no_grad(), exact_products():
-            self._basis = head.search_basis(images)
+            self._factors = partial(head.search_factors, basis=head.search_basis(images))
             blocks = torch.arange(len(images)).split(BLOCK)
-            self._vectors = torch.cat([self._factors(images[block], images[:1])[0] for block in blocks])  # [n, f]
+            vectors = [self._factors(images[block], images[:1])[0].float() for block in blocks]
+        self._vectors = torch.cat(vectors)  # [n, f]
         self._faiss: Any = None
         if find_spec("faiss") is not None:
             import faiss
@@ -165,15 +164,11 @@ class Candidates:
     def best(self, text: Embedding, count: int) -> Tensor:
         """Return the rows of the `count` best images of one caption, best first."""
         with torch.no_grad(), exact_products():
-            query = self._factors(text[:0], text)[1]
+            query = self._factors(text[:0], text)[1].float()
             if self._faiss is not None:
                 return torch.from_numpy(self._faiss.search(query.numpy(), count)[1][0])
             products = self._vectors @ query[0]
         return products.sort(descending=True, stable=True).indices[:count]
-
-    def _factors(self, image: Embedding, text: Embedding) -> tuple[Tensor, Tensor]:
-        left, right = self._head.search_factors(image, text, self._basis)
-        return left.float(), right.float()
 
 
 def read_gallery(source: str) -> Gallery:
@@ -225,7 +220,8 @@ def build_index(
         if different:
             shutil.rmtree(folder)
         if different or before is None:
-            write_facts(folder, facts, gallery.names)
+            io.write_json(folder / NAMES, gallery.names)
+            io.write_json(folder / FILE, facts)
 
     world.run_on_first(claim)
     blocks = range(world.rank, math.ceil(len(gallery.names) / BLOCK), world.size)
@@ -247,11 +243,6 @@ def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str])
     """Return the content of index.json. source, images: origins of the model and of the images."""
     sizes = {"count": len(names), "block": BLOCK}
     return {"model": source, "images": images, **sizes, "key": model_key(model, ()), "names": _digest(names)}
-
-
-def write_facts(folder: Path, facts: dict[str, Any], names: Sequence[str]) -> None:
-    io.write_json(folder / NAMES, names)
-    io.write_json(folder / FILE, facts)
 
 
 def write_block(folder: Path, number: int, embedding: Embedding) -> None:

@@ -51,25 +51,14 @@ COMMON = ("scale=demo", "eval.linear_probe=[shapes,counts]")
 PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
-    """The run of a row. process: its training while it runs."""
-
     row: str
     overrides: tuple[str, ...]
-    process: subprocess.Popen[bytes] | None = None
 
     @cached_property
     def folder(self) -> Path:
         return run_folder(compose(self.overrides), self.overrides)
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.log")
-
-    @property
-    def name(self) -> str:
-        return self.row.split("/")[2].split(" RN50")[0]
 
 
 def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> list[Job]:
@@ -84,21 +73,22 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
     """Train the unfinished jobs, `parallel` at a time; return those that failed. An interruption stops all of them."""
     threads = max(1, (os.cpu_count() or 1) // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    progress = Progress("reproduce", "rows")
+    progress, processes = Progress("reproduce", "rows"), list[subprocess.Popen[bytes]]()
 
     def run(job: Job) -> None:
+        name, path = job.row.split("/")[2].split(" RN50")[0], job.folder.with_name(f"{job.folder.name}.log")
         if is_finished(job.folder):
-            return _print(f"{job.name}: finished before, skipped")
-        _print(f"{job.name}: {shlex.join(['clipzoo', 'train', *job.overrides])}; log: {job.log}")
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
+            return _print(f"{name}: finished before, skipped")
+        _print(f"{name}: {shlex.join(['clipzoo', 'train', *job.overrides])}; log: {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as log:
             command = [sys.executable, "-m", "clipzoo.cli", "train", *job.overrides]
-            job.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-            job.process.wait()
+            processes.append(process := subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+            process.wait()
         if is_finished(job.folder):
-            return _print(f"{job.name}: finished, {job.folder / 'report.md'}")
-        lines = job.log.read_text(errors="replace").splitlines()[-8:]
-        _print("\n     ".join([f"{job.name}: failed; last lines of {job.log}:", *lines]))
+            return _print(f"{name}: finished, {job.folder / 'report.md'}")
+        lines = path.read_text(errors="replace").splitlines()[-8:]
+        _print("\n     ".join([f"{name}: failed; last lines of {path}:", *lines]))
 
     with ThreadPoolExecutor(parallel) as pool:
         try:
@@ -107,7 +97,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
         except KeyboardInterrupt:
             # Ask the runs to save and exit; the pool waits for them.
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in (job.process for job in jobs if job.process):
+            for process in processes:
                 process.terminate()
             raise
     return [job for job in jobs if not is_finished(job.folder)]

@@ -40,7 +40,7 @@ from clipzoo.exports.hub import export
 from clipzoo.io.weights import checkpoints_in, step_of
 from clipzoo.lab.worlds.world import WorldParameters, ensure_world
 from clipzoo.loading import PAIR, LoadedModel
-from clipzoo.report.figures import colour, label, panels
+from clipzoo.report.figures import colour, label, tiles
 from clipzoo.report.render import Cell, Picture, Section, Span, Text, terminal, text_table, write
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat
@@ -156,8 +156,7 @@ def train_cases(rank: int, ranks: int, options: Namespace, folder: Path, progres
         rendezvous = io.below(folder, f"rendezvous_{ranks}").absolute()
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
         world = World.from_process_group()
-    results: list[dict[str, Any]] = []
-    batches: list[Batch] = []
+    results, batches = list[dict[str, Any]](), list[Batch]()
     for name in options.cases:
         plain = compose([*CASES[name].all_overrides, f"data.shards='{options.shards}'"])
         dataset = build_part(plain["data"], kind=Dataset)
@@ -253,8 +252,7 @@ def train_with_open_clip(
     from open_clip_train.scheduler import cosine_lr
     from open_clip_train.train import train_one_epoch
 
-    plain: list[nn.Parameter] = []
-    decayed: list[nn.Parameter] = []
+    plain, decayed = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in peer.named_parameters():
         is_plain = parameter.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
         (plain if is_plain else decayed).append(parameter)
@@ -307,9 +305,8 @@ class Recorder(torch.amp.GradScaler):
 
 def write_page(folder: Path, options: Namespace) -> None:
     """Write the page of the curves in a folder. Raises TrainingError if a case that must agree does not."""
-    results: list[dict[str, Any]] = []
-    for ranks in options.ranks:
-        results += io.read_json(io.below(folder, f"curves_{ranks}.json"), 256 * io.MB, root=list)
+    files = (io.below(folder, f"curves_{ranks}.json") for ranks in options.ranks)
+    results = [result for file in files for result in io.read_json(file, 256 * io.MB, root=list)]
     rows, failures, steps = [], [], range(1, options.steps + 1)
     losses: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
     distances: dict[str, dict[str, Sequence[float]]] = {name: {} for name in options.cases}
@@ -373,10 +370,8 @@ def picture(
     title: str, steps: Sequence[int], curves: Mapping[str, Mapping[str, Sequence[float]]], logarithmic: bool = False
 ) -> Picture:
     """Return a picture of curves by panel and label."""
-    columns = min(len(curves), 4)
-    rows = math.ceil(len(curves) / columns)
-    figure, axes = panels(3.4 * columns, 2.4 * rows, rows, columns)
-    for panel, (name, lines) in zip(axes, curves.items(), strict=False):
+    figure, axes = tiles(len(curves), 4, 3.4, 2.4)
+    for panel, (name, lines) in zip(axes, curves.items(), strict=True):
         for number, (text, values) in enumerate(lines.items()):
             # The largest value so far; a logarithmic axis has no 0.
             heights = np.maximum.accumulate(np.maximum(values, 1e-18)) if logarithmic else values
@@ -384,8 +379,6 @@ def picture(
         if logarithmic:
             panel.set_yscale("log")
         label(panel, name, "step", title, grid="y")
-    for panel in axes[len(curves) :]:
-        panel.set_axis_off()
     if any(next(iter(curves.values()))):
         axes[0].legend(fontsize=7)
     return Picture(title, figure, title, f"{title.replace(' ', '_')}.png")
@@ -435,9 +428,9 @@ def compare_runs(options: Namespace) -> None:
     # Checkpoints of the same step, up to the first that differ.
     paths = [{step_of(path): path for path in checkpoints_in(run / "checkpoints")} for run in runs]
     shared = sorted(paths[0].keys() & paths[1].keys())
-    equal, tensors = 0, []
+    equal, tensors = 0, list[list[str]]()
     for step in shared:
-        tensors = tensor_differences([read(path[step]) for path in paths], options.tolerance)
+        tensors = list(tensor_differences([read(path[step]) for path in paths], options.tolerance))
         if tensors:
             findings.insert(0, f"{tensors[0][0]} in the checkpoints of step {step}, by {tensors[0][-1]}")
             heads = ["tensor", "shape", *names, "relative difference"]
@@ -463,20 +456,19 @@ def compare_runs(options: Namespace) -> None:
         raise TrainingError(f"the runs differ in {', '.join(findings)}")
 
 
-def tensor_differences(states: Sequence[Mapping[str, Any]], tolerance: float) -> list[list[str]]:
-    """Return name, shape, values and relative difference of the tensors that differ by more than the tolerance.
+def tensor_differences(states: Sequence[Mapping[str, Any]], tolerance: float) -> Iterator[list[str]]:
+    """Yield name, shape, values and relative difference of the tensors that differ by more than the tolerance.
 
     states: contents of two checkpoints. Weights come first, then the optimizer's moments and all other state. The
     values are those at the largest difference, which is divided by the tensor's largest value.
     """
     parts = sorted(states[0].keys() | states[1].keys(), key=lambda part: (part != MODEL, part != "optimizer"))
     sides = [dict(tensors_with_paths({part: state.get(part) for part in parts})) for state in states]
-    rows = []
     for path in {**sides[0], **sides[1]}:
         a, b = (side.get(path) for side in sides)
         if a is None or b is None or a.shape != b.shape:
             shapes = ("missing" if tensor is None else str(list(tensor.shape)) for tensor in (a, b))
-            rows.append([name_of(path), "", *shapes, "inf"])
+            yield [name_of(path), "", *shapes, "inf"]
         elif not torch.equal(a, b):
             flat_a, flat_b = (tensor.double().flatten() for tensor in (a, b))
             distances = (flat_a - flat_b).abs().nan_to_num(math.inf)
@@ -484,5 +476,4 @@ def tensor_differences(states: Sequence[Mapping[str, Any]], tolerance: float) ->
             difference = float(distances[place] / max(flat_a.abs().max(), flat_b.abs().max()))
             if not difference <= tolerance:
                 values = (f"{side[place]:.17g}" for side in (flat_a, flat_b))
-                rows.append([name_of(path), str(list(a.shape)), *values, f"{difference:.1e}"])
-    return rows
+                yield [name_of(path), str(list(a.shape)), *values, f"{difference:.1e}"]

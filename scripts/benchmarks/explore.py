@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from benchmarks import built, publish
+from clipzoo import io
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 from clipzoo.explore.app import ExploredModel
-from clipzoo.explore.index import BLOCK, SearchIndex, facts_of, write_block, write_facts
+from clipzoo.explore.index import BLOCK, FILE, NAMES, SearchIndex, facts_of, write_block
 from clipzoo.loading import LoadedModel
 from clipzoo.types import Features
 
@@ -71,5 +72,6 @@ def _index(head: str, pictures: int, folder: Path) -> SearchIndex:
     for number, first in enumerate(range(0, pictures, BLOCK)):
         write_block(folder, number, embedding[: pictures - first])
     names = [str(row) for row in range(pictures)]
-    write_facts(folder, facts_of(loaded, head, "random", names), names)
+    io.write_json(folder / NAMES, names)
+    io.write_json(folder / FILE, facts_of(loaded, head, "random", names))
     return SearchIndex(folder, loaded)

@@ -283,7 +283,7 @@ def test_finished_rows_of_the_demo_are_skipped_and_a_failed_row_is_named(tmp_pat
     done.folder.mkdir()
     (done.folder / "results.json").write_text("{}")
     assert [job.row for job in reproduce.train([done, bad], 2)] == [GAUSSIAN]
-    assert done.process is None
+    assert not done.folder.with_name(f"{done.folder.name}.log").exists(), "it is not trained"
     output = capsys.readouterr().out
     assert "CLIP: finished before, skipped" in output
     assert "WPSE Gaussian: failed" in output and "nowhere" in output

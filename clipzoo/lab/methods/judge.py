@@ -64,9 +64,8 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
     metrics = {name: 100 * float(values.mean()) for name, values in outcomes.items()}
     metrics[ACCURACY] = float(np.mean(list(metrics.values())))
     metrics[LOSS] = float((logsumexp(pairs, 0) + logsumexp(pairs, 1) - 2 * np.diag(pairs)).mean() / 2)
-    joint = world.scene_probability[:, None] * world.caption_given_scene
     # Every scene has equally many images.
-    weights = pair_weights(joint)[split.scenes]
+    weights = pair_weights(world.scene_probability[:, None] * world.caption_given_scene)[split.scenes]
     return metrics | agreement(scores, world.pmi[split.scenes], weights), outcomes
 
 
@@ -92,9 +91,7 @@ def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> dict[str
     # Equal PMIs differ by rounding, and ranks would tell them apart.
     rank_correlation, _, _ = _line(stats.rankdata(s.round(9)), stats.rankdata(p.round(9)), w)
     held = np.isfinite(p) & (w > 0)
-    difference = s[held] - p[held]
-    spread = difference - np.average(difference, weights=w[held])
-    error = float(np.sqrt(np.average(spread**2, weights=w[held])))
+    error = float(np.sqrt(np.cov(s[held] - p[held], aweights=w[held], ddof=0)))
     _, slope, residual = _line(s[held], p[held], w[held])
     return {"rank_correlation": rank_correlation, "slope": slope, "error": error, "calibrated_error": residual}
 
@@ -111,8 +108,7 @@ def pair_weights(joint: ArrayLike) -> np.ndarray:
 
 def _line(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
     """Return correlation, slope and root mean square residual of the weighted least-squares line of y on x."""
-    x, y = (values - np.average(values, weights=weights) for values in (x, y))
-    xx, xy, yy = (np.average(product, weights=weights) for product in (x * x, x * y, y * y))
+    (xx, xy), (_, yy) = np.cov(x, y, aweights=weights, ddof=0)
     if xx <= 0 or yy <= 0:
         return 0.0, 0.0, float(np.sqrt(max(yy, 0.0)))
     return float(xy / np.sqrt(xx * yy)), float(xy / xx), float(np.sqrt(max(yy - xy * xy / xx, 0.0)))

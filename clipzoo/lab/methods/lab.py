@@ -69,8 +69,6 @@ KINDS = {
     SCALES: "dict[str, list[str]]",
 }  # fmt: skip
 """Type annotations by key of a lab's YAML file."""
-TRAIN, VALIDATION, TEST = range(3)
-"""Numbers of the splits' random streams."""
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -88,8 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="only these comparisons")
     add("--seeds", type=number_in(Count), help="fresh seeds of every winner")
     add("--trust", nargs="+", default=[], metavar="PACKAGE", help="packages of the methods' own classes")
-    folder = "folder of custom config options, as for clipzoo train"
-    add("--config-dir", type=Path, metavar="FOLDER", help=folder)
+    add("--config-dir", type=Path, metavar="FOLDER", help="folder of custom config options, as for clipzoo train")
     add("--report", action="store_true", help="train nothing; write the page of the trainings so far")
     add("--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)")
     parser.set_defaults(run=run)
@@ -277,27 +274,25 @@ class LabData:
 
     @cached_property
     def train(self) -> Split:
-        return self._split(TRAIN, [None] * self.settings.train)
+        return self._split(0, [None] * self.settings.train)
 
     @cached_property
     def validation(self) -> Split:
-        return self._split(VALIDATION, [*range(len(self.world.scenes))] * self.settings.validation)
+        return self._split(1, [*range(len(self.world.scenes))] * self.settings.validation)
 
     @cached_property
     def test(self) -> Split:
-        return self._split(TEST, [*range(len(self.world.scenes))] * self.settings.test)
+        return self._split(2, [*range(len(self.world.scenes))] * self.settings.test)
 
     def _split(self, stream: int, scenes: list[int] | list[None]) -> Split:
-        size = self.settings.image_size
         images, pairs = [], []
         for index, wanted in enumerate(scenes):
             random = np.random.default_rng([self.settings.seed, stream, index])
             scene, caption = self.world.draw(random, wanted)
-            images.append(render(self.world.picture(scene, random), size, random))
+            images.append(render(self.world.picture(scene, random), self.settings.image_size, random))
             pairs.append((scene, caption))
-        numbers = np.array(pairs)
         pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-        return Split(pixels, numbers[:, 0], numbers[:, 1])
+        return Split(pixels, *np.array(pairs).T)
 
 
 def run_lab(lab: LabSettings, root: Path) -> None:
@@ -309,7 +304,7 @@ def run_lab(lab: LabSettings, root: Path) -> None:
     torch.set_num_threads(1)
     all_cells = cells(lab, root)
     for cell in all_cells:
-        cell.require_valid()
+        settings_of(cell.space.corner_lines()[0], lab.trust)
     # The page also needs the methods, their points, and the metrics of the PMI as a score.
     comparisons = []
     for part in lab.comparisons:
@@ -391,10 +386,6 @@ class Cell:
             drawn.append(Trial(len(drawn), values, "running", ()))
         return [dict(trial.values) for trial in drawn]
 
-    def require_valid(self) -> None:
-        """Raise ConfigError if the configuration of a trial is not valid, or names a class that is not trusted."""
-        settings_of(self.space.corner_lines()[0], self.lab.trust)
-
     @property
     def trials(self) -> list[Path]:
         return [self.folder / f"trial-{number}" for number in range(len(self.points))]
@@ -402,8 +393,7 @@ class Cell:
     @property
     def seeds(self) -> dict[int, Path]:
         """Run directories of the winner by fresh seed."""
-        seeds = range(SEARCH_SEED + 1, SEARCH_SEED + 1 + self.lab.seeds)
-        return {seed: self.folder / f"seed-{seed}" for seed in seeds}
+        return {seed: self.folder / f"seed-{seed}" for seed in range(SEARCH_SEED + 1, SEARCH_SEED + 1 + self.lab.seeds)}
 
     def work(self) -> bool:
         """Do one training that no other process is doing; return False if there is none."""
@@ -411,10 +401,9 @@ class Cell:
             title = f"trial {number + 1} of {len(self.points)}"
             if self._train(run, title, values, SEARCH_SEED, partial(self._passes, number)):
                 return True
-        winner = self._winner() if self._is_searched() else None
-        return winner is not None and any(
-            self._train(run, f"seed {seed}", self.points[winner], seed) for seed, run in self.seeds.items()
-        )
+        if not self._is_searched() or (winner := self._winner()) is None:
+            return False
+        return any(self._train(run, f"seed {seed}", self.points[winner], seed) for seed, run in self.seeds.items())
 
     def is_done(self) -> bool:
         """Return True if nothing is left to train."""

@@ -27,8 +27,7 @@ from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 from clipzoo.runs.search import Trial, front
 
-PAGE, NOTES, OUTCOMES, LOG = "lab.md", "notes.txt", "outcomes.npz", "metrics.jsonl"
-MANIFEST = "lab.json"
+PAGE, MANIFEST, NOTES, OUTCOMES, LOG = "lab.md", "lab.json", "notes.txt", "outcomes.npz", "metrics.jsonl"
 TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
          "text_to_image": "text to image"}  # fmt: skip
 """Metrics in percent, and their names on the page."""
@@ -63,9 +62,7 @@ Rows = list[list[str | Cell]]
 T = TypeVar("T")
 
 
-def write_page(
-    folder: Path, page: Path | None, command: str, newer: Mapping[str, Any] | None = None
-) -> tuple[Path, Path]:
+def write_page(folder: Path, page: Path | None, command: str, newer: Mapping[str, Any] = {}) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
     page: file of the Markdown; the folder next to it, named like it, has its pictures, and the paragraphs of its notes
@@ -76,7 +73,7 @@ def write_page(
     """
     lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
     facts, world = lab.facts, lab.comparisons[0].facts
-    records = lab.records
+    records = [seed.record for part in lab.comparisons for method in part.methods for seed in method.seeds]
     stopped = ", stopped early at rungs" if facts.get("rungs", True) else ""
     lead = [
         f"Every method has the same search: {facts['trials']} points of its ranges{stopped}, "
@@ -174,7 +171,6 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
 
 
 def _claims_section(claims: Sequence[Verdict]) -> Section:
-    """The verdicts in a sentence, and a table of the claims with the measured differences."""
     names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
              "not measured yet": "not measured yet"}  # fmt: skip
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
@@ -364,18 +360,13 @@ class Lab:
     facts: Mapping[str, Any]
     comparisons: tuple[Compared, ...]
 
-    @property
-    def records(self) -> list[RunRecord]:
-        """Records of all finished trainings of winners."""
-        return [seed.record for part in self.comparisons for method in part.methods for seed in method.seeds]
 
-
-def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
+def read_lab(folder: Path, newer: Mapping[str, Any] = {}) -> Lab:
     """Read a lab. newer: facts that replace those of lab.json. Raises ConfigError if nothing is finished."""
     path = folder / MANIFEST
     if not path.exists():
         raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
-    facts = io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again") | dict(newer or {})
+    facts = {**io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again"), **newer}
     io.require_fields(path, facts, kinds_of(FACTS))
     for claim in facts["claims"]:
         io.require_fields(path, claim, kinds_of({**CLAIM, "metric": f"Literal{[*METRICS]}"}))
@@ -404,8 +395,7 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
 def _read_method(folder: Path, facts: Mapping[str, Any], samples: dict[str, int], damage: io.DamageLog) -> Method:
     def read(kind: str, read_one: Callable[[Path], T]) -> list[T]:
         runs = sorted(filter(is_finished, folder.glob(f"{kind}-*")), key=lambda run: (len(run.name), run.name))
-        records = [damage.read(partial(read_one, run), None) for run in runs]
-        return [record for record in records if record is not None]
+        return [record for run in runs if (record := damage.read(partial(read_one, run), None)) is not None]
 
     seeds, trials = read("seed", partial(_read_seed, samples=samples)), read("trial", read_run)
     whole = tuple(seed for seed in seeds if is_whole(seed.record))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +17,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.lab.studies.encoders import lenet
 from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, panels
-from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit, select
+from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, fit
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.types import Batch, Progress
@@ -93,12 +94,9 @@ class Digits(Study):
             "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
             *identity(models[TWO], test), self.identity_tolerance,
         )  # fmt: skip
-        numbers = [key for key, value in rows[0].items() if isinstance(value, float)]
-        by_loss: dict[str, Row] = {
-            name: {"loss": name, **{key: sum(row[key] for row in loss_rows) / len(loss_rows) for key in numbers}}
-            for name, loss_rows in ((name, select(rows, loss=name)) for name in LOSSES)
-        }
-        claims = self._claims(by_loss)
+        means = pd.DataFrame(rows).drop(columns="seed").groupby("loss", sort=False).mean()
+        by_loss: dict[str, Row] = {str(name): {"loss": name, **row} for name, row in means.to_dict("index").items()}
+        claims = list(self._claims(by_loss))
         verdict = (
             f"Test accuracy is {100 * by_loss[LABEL]['accuracy']:.1f} % trained on labels given images and "
             f"{100 * by_loss[TWO]['accuracy']:.1f} % two-sided; a label's distribution over the {len(test[0])} test "
@@ -110,10 +108,7 @@ class Digits(Study):
         return Findings(verdict, [check], claims, {"losses": list(by_loss.values()), "trainings": rows}, drawings)
 
     def _measure(self, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
-        """Measure the outputs [n, 10] of one model on the test split.
-
-        The effective number of images of a label is e to the entropy of its distribution over images.
-        """
+        """Measure a model's outputs [n, 10]. Effective images of a label: e to the entropy of its distribution."""
         calibrated = outputs - offsets
         weights, probabilities = outputs.softmax(dim=0), outputs.softmax(dim=1)
         entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
@@ -132,43 +127,40 @@ class Digits(Study):
             "different_of_drawn": sum(len(set(row.tolist())) for row in drawn) / LABELS,
         }
 
-    def _claims(self, rows: Mapping[str, Row]) -> list[Claim]:
+    def _claims(self, rows: Mapping[str, Row]) -> Iterator[Claim]:
         def say(key: str, form: str = ".3f") -> str:
             return ", ".join(f"{name} {rows[name][key]:{form}}" for name in LOSSES)
 
         best, others = rows[LABEL], (rows[TWO], rows[IMAGE])
-        return [
-            Claim(
-                "The loss of labels given images predicts the true label most accurately (figure 11).",
-                f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
-                all(best["accuracy"] >= row["accuracy"] and best["log_loss"] < row["log_loss"] for row in others),
-            ),
-            Claim(
-                "The two other losses leave probability on other labels.",
-                f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
-                all(row["label_entropy"] > best["label_entropy"] for row in others),
-            ),
-            Claim(
-                "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
-                "ones (figure 12).",
-                f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
-                f"{say('different_of_drawn', '.1f')}",
-                all(row["effective_images"] > 2 * best["effective_images"] for row in others),
-            ),
-            Claim(
-                "All images drawn belong to the label.",
-                f"weight on images of the right label: {say('weight_on_right_label')}",
-                all(row["weight_on_right_label"] > 0.95 for row in rows.values()),
-            ),
-        ]
+        yield Claim(
+            "The loss of labels given images predicts the true label most accurately (figure 11).",
+            f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
+            all(best["accuracy"] >= row["accuracy"] and best["log_loss"] < row["log_loss"] for row in others),
+        )
+        yield Claim(
+            "The two other losses leave probability on other labels.",
+            f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
+            all(row["label_entropy"] > best["label_entropy"] for row in others),
+        )
+        yield Claim(
+            "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
+            "ones (figure 12).",
+            f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
+            f"{say('different_of_drawn', '.1f')}",
+            all(row["effective_images"] > 2 * best["effective_images"] for row in others),
+        )
+        yield Claim(
+            "All images drawn belong to the label.",
+            f"weight on images of the right label: {say('weight_on_right_label')}",
+            all(row["weight_on_right_label"] > 0.95 for row in rows.values()),
+        )
 
     def _draw_labels(self, outputs: Mapping[str, Tensor], test: Split) -> Drawing:
         """Draw label probabilities of the test images on which the losses disagree most."""
         images, labels = test
         probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
         wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
-        is_right = probabilities[LABEL].argmax(dim=1) == labels
-        doubt = torch.where(is_right, torch.stack(wrong).sum(dim=0), -1.0)
+        doubt = torch.where(probabilities[LABEL].argmax(dim=1) == labels, torch.stack(wrong).sum(dim=0), -1.0)
         chosen = doubt.argsort(descending=True)[: self.candidates].tolist()
         figure, axes = panels(self.candidates, 4, 2.3, 1.8)
         for place, index in enumerate(chosen):

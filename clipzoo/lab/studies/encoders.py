@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor, nn
+from torchvision.ops import MLP
 
 from clipzoo.encoders.base import Encoder
 from clipzoo.types import Features
@@ -29,31 +28,24 @@ class Views(Encoder):
         return Features(outputs) if outputs.ndim == 2 else Features(outputs[:, 0], outputs)
 
 
-class Vectors(Views):
+def vectors(image_width: int, text_width: int) -> Views:
     """Identity on both views: the head's projections are then linear encoders."""
-
-    def __init__(self, image_width: int, text_width: int) -> None:
-        super().__init__(nn.Identity(), nn.Identity(), image_width, text_width)
+    return Views(nn.Identity(), nn.Identity(), image_width, text_width)
 
 
-class Lookup(Views):
+def lookup(items: int, points: int, width: int) -> Views:
     """Trainable token vectors for finitely many items; a view is an item number, [b] int64.
 
     items: number of items on each side. points: tokens per item. width: width of a token.
     """
-
-    def __init__(self, items: int, points: int, width: int) -> None:
-        tables = (nn.Embedding(items, points * width) for _ in range(2))
-        image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
-        super().__init__(image, text, width, width)
+    tables = (nn.Embedding(items, points * width) for _ in range(2))
+    image, text = (nn.Sequential(table, nn.Unflatten(1, (points, width))) for table in tables)
+    return Views(image, text, width, width)
 
 
 def perceptrons(widths: list[int]) -> Views:
     """One ReLU network per view. widths: of the view, of the hidden layers and of the features."""
-    image, text = (
-        nn.Sequential(*[part for sizes in pairwise(widths) for part in (nn.Linear(*sizes), nn.ReLU())][:-1])
-        for _ in range(2)
-    )
+    image, text = (MLP(widths[0], widths[1:]) for _ in range(2))
     return Views(image, text, widths[-1], widths[-1])
 
 

@@ -17,9 +17,7 @@ BLACK, ORANGE, BLUE, GREEN, VERMILION, PURPLE, SKY = (
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 
 
-def line(
-    draw: Callable[..., Any], rows: Sequence[Mapping[str, Any]], x: str, y: str, *style: str, **options: Any
-) -> None:
+def line(draw: Callable, rows: Sequence[Mapping[str, Any]], x: str, y: str, *style: str, **options: Any) -> None:
     """Draw column y of a table over column x. draw: method of the axes, such as `axis.loglog`."""
     draw([row[x] for row in rows], [row[y] for row in rows], *style, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import ClipHead
-from clipzoo.lab.studies.encoders import Vectors
+from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, panels
 from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, pmi_agreement
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, Learned, learn, score_form, shrunk
@@ -85,8 +85,8 @@ class GaussianPlane(AdamStudy):
             for name, density in {"truth": truth, **densities}.items()
         ]  # fmt: skip
         by_model = {row["model"]: row for row in rows}
-        checks = self._checks(gaussian, learned, by_model)
-        claims = plane_claims(by_model)
+        checks = list(self._checks(gaussian, learned, by_model))
+        claims = list(plane_claims(by_model))
         verdict = (
             f"{Check.count(checks)} and {Claim.count(claims)}; "
             f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
@@ -98,7 +98,7 @@ class GaussianPlane(AdamStudy):
         }
         return Findings(verdict, checks, claims, {"moments": rows}, drawings)
 
-    def _checks(self, gaussian: Gaussian, learned: Mapping[str, Learned], rows: Mapping[str, Row]) -> list[Check]:
+    def _checks(self, gaussian: Gaussian, learned: Mapping[str, Learned], rows: Mapping[str, Row]) -> Iterator[Check]:
         two_sided, joint, (a, b) = gaussian.two_sided(), gaussian.joint(), gaussian.one_sided()
         parameters = {
             "A, two-sided": (learned["two-sided"].a, two_sided),
@@ -106,10 +106,8 @@ class GaussianPlane(AdamStudy):
             "A, one-sided": (learned["one-sided"].a, a),
             "B, one-sided": (learned["one-sided"].b, b),
         }
-        checks = [
-            Check(name, float(measured), float(expected), self.tolerance, relative=True)
-            for name, (measured, expected) in parameters.items()
-        ]
+        for name, (measured, expected) in parameters.items():
+            yield Check(name, float(measured), float(expected), self.tolerance, relative=True)
         s = self.covariance / self.variance
         h = float(shrunk(torch.tensor(s, dtype=torch.float64)))
         moments = {
@@ -122,17 +120,17 @@ class GaussianPlane(AdamStudy):
             ("slope_of_u_given_v", "two-sided"): s,
             ("slope_of_u_given_v", "joint"): h,
         }
-        for (moment, model), expected in moments.items():
+        for (moment, model), value in moments.items():
             name = f"{moment.replace('_', ' ')}, {model}"
-            checks.append(Check(name, rows[model][moment], expected, self.moment_tolerance, relative=True))
+            yield Check(name, rows[model][moment], value, self.moment_tolerance, relative=True)
         # Distances of the scores from the PMI, compared with those of the optimal parameters.
         none = torch.zeros_like(gaussian.uv)
         optima = {"two-sided": (two_sided, none, none), "one-sided": (a, b, a * a / b), "joint": (joint, none, none)}
         for name, optimum in optima.items():
             quantity = f"error of the score from the PMI, {name}"
             _, error, _ = gaussian.agreement(score_form(*optimum))
-            checks.append(Check(quantity, rows[name]["mean_error"], error, self.moment_tolerance, relative=True))
-        checks.append(Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6))
+            yield Check(quantity, rows[name]["mean_error"], error, self.moment_tolerance, relative=True)
+        yield Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6)
 
         # The loss of the CLIP head in one dimension is -E S + log cosh 1 with E S = 2 P(same sign) - 1.
         head = ClipHead(1, 1, 1, temperature=1.0, max_scale=1.0, learnable_temperature=False)
@@ -143,11 +141,10 @@ class GaussianPlane(AdamStudy):
             for draw in range(self.sign_draws):
                 u, v = gaussian.sample(self.sign_samples, self.seed + draw)
                 batch = Batch(u, v, torch.arange(len(u)))
-                similarity = Model(Vectors(1, 1), head)(batch)
+                similarity = Model(vectors(1, 1), head)(batch)
                 losses.append(Conditional(1.0, 1.0)(similarity, batch, Progress(0, 1, len(u), len(u))).total)
-        expected = math.log(math.cosh(1)) - 2 / math.pi * math.asin(self.covariance / self.variance)
-        measured = float(torch.stack(losses).mean())
-        return [*checks, Check("loss of the normalised encoder", measured, expected, self.loss_tolerance)]
+        least = math.log(math.cosh(1)) - 2 / math.pi * math.asin(self.covariance / self.variance)
+        yield Check("loss of the normalised encoder", float(torch.stack(losses).mean()), least, self.loss_tolerance)
 
 
 def normal_density(gaussian: Gaussian) -> Tensor:
@@ -164,10 +161,8 @@ def _normalised(density: Tensor) -> Tensor:
 
 def _moments(density: Tensor) -> dict[str, float]:
     """Moments by integration over the grid, valid for non-Gaussian models too."""
-    moments = {
-        "variance_of_u": float((density.sum(1) * STEP**2 * GRID**2).sum()),
-        "variance_of_v": float((density.sum(0) * STEP**2 * GRID**2).sum()),
-    }
+    marginals = {"u": density.sum(1), "v": density.sum(0)}
+    moments = {f"variance_of_{name}": float((row * STEP**2 * GRID**2).sum()) for name, row in marginals.items()}
     for name, conditionals in (("u_given_v", density.mT), ("v_given_u", density)):
         # Conditional mean and variance at conditioning value 1; rows are conditioning values.
         weights = conditionals[ONE] / conditionals[ONE].sum()
@@ -183,9 +178,8 @@ def _draw_joint(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor])
     for axis, (name, density) in zip(axes, drawn_densities.items(), strict=True):
         image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
         axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
-        axis.set(
-            title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal", xticks=TICKS, yticks=TICKS
-        )
+        axis.set(title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal")
+        axis.set(xticks=TICKS, yticks=TICKS)
     figure.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS, format="%g")
     return figure, "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
 
@@ -214,7 +208,7 @@ def _draw_conditionals(truth: Tensor, densities: Mapping[str, Tensor]) -> Drawin
     return figure, caption
 
 
-def plane_claims(rows: Mapping[str, Mapping[str, float]]) -> list[Claim]:
+def plane_claims(rows: Mapping[str, Mapping[str, float]]) -> Iterator[Claim]:
     truth = rows["truth"]
 
     def off(model: str, moment: str) -> float:
@@ -222,37 +216,34 @@ def plane_claims(rows: Mapping[str, Mapping[str, float]]) -> list[Claim]:
 
     divergences = {name: rows[name]["kl_from_truth"] for name in rows if name != "truth"}
     two, one, joint, sign = (rows[name] for name in ("two-sided", "one-sided", "joint", "normalised"))
-    return [
-        Claim(
-            "Two-sided: both conditional means are right, both conditional variances too large (figure 2).",
-            f"mean {two['slope_of_u_given_v']:.3f} for {truth['slope_of_u_given_v']:.3f}, "
-            f"variance {two['variance_of_u_given_v']:.3f} for {truth['variance_of_u_given_v']:.3f}",
-            max(off("two-sided", "slope_of_u_given_v"), off("two-sided", "slope_of_v_given_u")) < 0.05
-            and two["variance_of_u_given_v"] > 1.2 * truth["variance_of_u_given_v"],
-        ),
-        Claim(
-            "One-sided: mean and variance of u given v are right, those of v given u are not (figure 3).",
-            f"variance of u given v {one['variance_of_u_given_v']:.3f}, of v given u "
-            f"{one['variance_of_v_given_u']:.3f}, for {truth['variance_of_u_given_v']:.3f}",
-            off("one-sided", "variance_of_u_given_v") < 0.05 < off("one-sided", "variance_of_v_given_u"),
-        ),
-        Claim(
-            "Joint: the marginal variances are nearer the truth than with the two-sided loss, conditional means are "
-            "biased (figure 4).",
-            f"variance of u {joint['variance_of_u']:.2f} against {two['variance_of_u']:.2f}, for "
-            f"{truth['variance_of_u']:.2f}; mean of u given v = 1: {joint['slope_of_u_given_v']:.3f}",
-            off("joint", "variance_of_u") < off("two-sided", "variance_of_u")
-            and off("joint", "slope_of_u_given_v") > 0.05,
-        ),
-        Claim(
-            "Of the three losses the joint one gives the nearest approximation of the target (figure 5).",
-            "KL from the truth: " + ", ".join(f"{name} {value:.3f}" for name, value in divergences.items()),
-            divergences["joint"] == min(divergences.values()),
-        ),
-        Claim(
-            "The normalised encoder captures the positive correlation and, in one dimension, both marginals exactly "
-            "(figure 6).",
-            f"marginal variance {sign['variance_of_u']:.4f} for {truth['variance_of_u']:.4f}",
-            off("normalised", "variance_of_u") < 1e-3 and sign["slope_of_u_given_v"] > 0,
-        ),
-    ]
+    yield Claim(
+        "Two-sided: both conditional means are right, both conditional variances too large (figure 2).",
+        f"mean {two['slope_of_u_given_v']:.3f} for {truth['slope_of_u_given_v']:.3f}, "
+        f"variance {two['variance_of_u_given_v']:.3f} for {truth['variance_of_u_given_v']:.3f}",
+        max(off("two-sided", "slope_of_u_given_v"), off("two-sided", "slope_of_v_given_u")) < 0.05
+        and two["variance_of_u_given_v"] > 1.2 * truth["variance_of_u_given_v"],
+    )
+    yield Claim(
+        "One-sided: mean and variance of u given v are right, those of v given u are not (figure 3).",
+        f"variance of u given v {one['variance_of_u_given_v']:.3f}, of v given u "
+        f"{one['variance_of_v_given_u']:.3f}, for {truth['variance_of_u_given_v']:.3f}",
+        off("one-sided", "variance_of_u_given_v") < 0.05 < off("one-sided", "variance_of_v_given_u"),
+    )
+    yield Claim(
+        "Joint: the marginal variances are nearer the truth than with the two-sided loss, conditional means are "
+        "biased (figure 4).",
+        f"variance of u {joint['variance_of_u']:.2f} against {two['variance_of_u']:.2f}, for "
+        f"{truth['variance_of_u']:.2f}; mean of u given v = 1: {joint['slope_of_u_given_v']:.3f}",
+        off("joint", "variance_of_u") < off("two-sided", "variance_of_u") and off("joint", "slope_of_u_given_v") > 0.05,
+    )
+    yield Claim(
+        "Of the three losses the joint one gives the nearest approximation of the target (figure 5).",
+        "KL from the truth: " + ", ".join(f"{name} {value:.3f}" for name, value in divergences.items()),
+        divergences["joint"] == min(divergences.values()),
+    )
+    yield Claim(
+        "The normalised encoder captures the positive correlation and, in one dimension, both marginals exactly "
+        "(figure 6).",
+        f"marginal variance {sign['variance_of_u']:.4f} for {truth['variance_of_u']:.4f}",
+        off("normalised", "variance_of_u") < 1e-3 and sign["slope_of_u_given_v"] > 0,
+    )

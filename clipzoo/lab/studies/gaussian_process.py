@@ -7,6 +7,7 @@ plus noise, v the first coefficients xi. All conditional distributions are Gauss
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import Vectors
+from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, SKY, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
 from clipzoo.lab.studies.gaussian_theorems import Gaussian, power
@@ -91,7 +92,7 @@ class GaussianProcess(AdamStudy):
             for row in by_width
             for key, mean in MEANS.items()
         ]
-        claims = self._claims(rows)
+        claims = list(self._claims(rows))
         best = select(by_width, width=self.coefficients)[-1]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
@@ -106,14 +107,14 @@ class GaussianProcess(AdamStudy):
         widths = world.places, world.coefficients
         # u in units of the noise suits the learning rate; this invertible map changes neither model.
         model = fit(
-            lambda: Vectors(*widths), lambda: InnerProductHead(*widths, width, temperature=1.0),
+            lambda: vectors(*widths), lambda: InnerProductHead(*widths, width, temperature=1.0),
             Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=batch, rate=self.rate,
             seed=seed,
         )  # fmt: skip
         g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
         return g @ h.mT / world.noise
 
-    def _claims(self, rows: list[Row]) -> list[Claim]:
+    def _claims(self, rows: list[Row]) -> Iterator[Claim]:
         of = {name: select(rows, varied=name) for name in SWEEPS}
         small = [row for row in of["width"] if row["width"] <= self.coefficients]
         full, largest = small[-1], of["width"][-1]
@@ -121,31 +122,28 @@ class GaussianProcess(AdamStudy):
         def said(row: Row) -> str:
             return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
 
-        return [
-            Claim(
-                f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
-                "; ".join(f"{row['width']}: {said(row)}" for row in small),
-                all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
-            ),
-            Claim(
-                "Larger widths do not improve them further.",
-                f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
-                all(largest[key] > 0.8 * full[key] for key in (U, V)),
-            ),
-            *(
-                Claim(
-                    f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
-                    f"from {said(of[name][0])} at {of[name][0][name]} to {said(of[name][-1])} at {of[name][-1][name]}",
-                    all(of[name][-1][key] < 0.5 * of[name][0][key] for key in (U, V)),
-                )
-                for name, number in (("batch", 9), ("samples", 10))
-            ),
-        ]
+        yield Claim(
+            f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
+            "; ".join(f"{row['width']}: {said(row)}" for row in small),
+            all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
+        )
+        yield Claim(
+            "Larger widths do not improve them further.",
+            f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
+            all(largest[key] > 0.8 * full[key] for key in (U, V)),
+        )
+        for name, number in (("batch", 9), ("samples", 10)):
+            first, last = of[name][0], of[name][-1]
+            yield Claim(
+                f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
+                f"from {said(first)} at {first[name]} to {said(last)} at {last[name]}",
+                all(last[key] < 0.5 * first[key] for key in (U, V)),
+            )
 
     def _draw_process(self, world: ProcessWorld) -> Drawing:
         gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
         x = torch.linspace(0, 1, 101, dtype=torch.float64)
-        generator = torch.Generator().manual_seed(self.seed + 2)
+        xi_generator, generator = (torch.Generator().manual_seed(self.seed + number) for number in (1, 2))
 
         def draws(mean: Tensor, covariance: Tensor) -> Tensor:
             noise = torch.randn(self.paths, len(mean), generator=generator, dtype=torch.float64)
@@ -156,9 +154,7 @@ class GaussianProcess(AdamStudy):
         u_mean, v_mean = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
         places, (u_given_v, v_given_u) = torch.arange(1, len(v) + 1), (gaussian.u_given_v, gaussian.v_given_u)
         # Realisations of w whose first coefficients are v.
-        xi = torch.randn(
-            self.paths, self.modes, generator=torch.Generator().manual_seed(self.seed + 1), dtype=torch.float64
-        )
+        xi = torch.randn(self.paths, self.modes, generator=xi_generator, dtype=torch.float64)
         xi[:, : self.coefficients] = v
         bands = {
             "w given v": (x, xi @ basis.mT, v_basis @ v, other_basis.square().sum(dim=1).sqrt()),
@@ -236,8 +232,7 @@ class ProcessWorld:
     def gaussian(self) -> Gaussian:
         """Distribution of (u, v)."""
         basis = self.basis(self.grid)
-        identity = torch.eye(self.places, dtype=torch.float64)
-        vv = torch.eye(self.coefficients, dtype=torch.float64)
+        identity, vv = (torch.eye(size, dtype=torch.float64) for size in (self.places, self.coefficients))
         return Gaussian(basis @ basis.mT + self.noise**2 * identity, basis[:, : self.coefficients], vv)
 
     def draw(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -245,8 +240,7 @@ class ProcessWorld:
         generator = torch.Generator().manual_seed(seed)
         xi = torch.randn(samples, self.modes, generator=generator, dtype=torch.float64)
         noise = torch.randn(samples, self.places, generator=generator, dtype=torch.float64)
-        u = xi @ self.basis(self.grid).mT + self.noise * noise
-        return u.float(), xi[:, : self.coefficients].float()
+        return (xi @ self.basis(self.grid).mT + self.noise * noise).float(), xi[:, : self.coefficients].float()
 
 
 def conditional_errors(gaussian: Gaussian, a: Tensor) -> tuple[float, float]:

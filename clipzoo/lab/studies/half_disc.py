@@ -7,6 +7,7 @@ All in float64; energies E_ij = x_i . y_j.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from clipzoo.config.vocabulary import Count, NonNegative, Probability, Scale, Se
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.heads.vector import InnerProductHead
-from clipzoo.lab.studies.encoders import Vectors
+from clipzoo.lab.studies.encoders import vectors
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, select
 from clipzoo.model import Model
@@ -80,7 +81,7 @@ class HalfDisc(Study):
             tolerance = self.risk_tolerance * float(losses.std()) / self.risk_samples**0.5
             name = f"true risk, τ = {tau:g}, from {self.risk_samples} samples"
             checks.append(Check(name, float(losses.mean()), true_risk(tau), tolerance))
-        claims = self._claims(rows, popularity)
+        claims = list(self._claims(rows, popularity))
         last = select(rows, temperature=main)[-1]
         verdict = (
             f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
@@ -101,13 +102,11 @@ class HalfDisc(Study):
                 "GCL": torch.full_like(exact, samples), "NUCLR": raw * exact.max() / raw.max(),
                 "NUCLR_scaled_by_mean": raw * exact.mean() / raw.mean(),
             }  # fmt: skip
-            for name, values in popularities.items():
-                # Empirical risk, eq. 5: the integral over y is a sum over y_j with weights 1 / popularity.
-                log_integral = (energies / temperature - values.log()).logsumexp(dim=1)
+            # Empirical risk, eq. 5: the integral over y is a sum over y_j with weights 1 / popularity.
+            inner = {name: (energies / temperature - q.log()).logsumexp(dim=1) for name, q in popularities.items()}
+            for name, log_integral in {**inner, "MLE": log_partition(x, temperature)}.items():
                 risk = float((temperature * log_integral - energies.diagonal()).mean())
                 means[name] += abs(risk - truth) / self.draws
-            exact_risk = float((temperature * log_partition(x, temperature) - energies.diagonal()).mean())
-            means["MLE"] += abs(exact_risk - truth) / self.draws
             for name in ("GCL", "NUCLR"):
                 # The term of theorem 1 that an approximate popularity costs.
                 difference = (1 / popularities[name] - 1 / exact).abs()
@@ -145,7 +144,7 @@ class HalfDisc(Study):
             Check("log popularity by NUCLR's own steps, largest error", distance, 0.0, self.zeta_tolerance),
         ]
 
-    def _claims(self, rows: list[Row], popularity: list[Row]) -> list[Claim]:
+    def _claims(self, rows: list[Row], popularity: list[Row]) -> Iterator[Claim]:
         (long, short), first, last = self.temperatures[:2], self.sizes[0], self.sizes[-1]
         by = {(row["temperature"], row["n"]): row for row in rows}
         ends = {name: (by[long, first][name], by[long, last][name]) for name in METHODS}
@@ -156,38 +155,35 @@ class HalfDisc(Study):
             for key in ("", "_term")
         }
         not_smaller = [f"n = {row['n']}, τ = {row['temperature']:g}" for row in rows if row["NUCLR"] >= row["GCL"]]
-        return [
-            Claim(
-                "The optimum of problem (8) finds the true popularity up to a constant factor.",
-                "correlation of the logarithms: "
-                + ", ".join(f"{row['correlation_of_logs']:.3f} {row['found_by']}" for row in popularity),
-                popularity[0]["correlation_of_logs"] > 0.9,
-            ),
-            Claim(
-                "The uniform popularity of GCL leaves an error that does not diminish with n; NUCLR's is significantly "
-                "smaller and almost matches MLE as n grows.",
-                f"from n = {first} to {last}: "
-                + ", ".join(f"{name} {before:.4f} to {after:.4f}" for name, (before, after) in ends.items()),
-                ends["GCL"][1] > 0.5 * ends["GCL"][0]
-                and ends["NUCLR"][1] < min(0.5 * ends["GCL"][1], 2 * ends["MLE"][1]),
-            ),
-            Claim(
-                f"GCL's generalisation error and error term are worse in the long-tailed world (τ = {long:g}) than at "
-                f"τ = {short:g}.",
-                f"at n = {last}: {long_tail[0]:.1f} times the error and {long_tail[1]:.2f} times the term",
-                min(long_tail) > 1,
-            ),
-            Claim(
-                "NUCLR reduces both, in both worlds.",
-                f"at n = {last}: "
-                + ", ".join(
-                    f"{'term' if key else 'error'} times {ratio:.2f} at τ = {tau:g}"
-                    for (tau, key), ratio in reduced.items()
-                )
-                + (f"; error not smaller than GCL's at {' and '.join(not_smaller)}" if not_smaller else ""),
-                max(reduced.values()) < 1,
-            ),
-        ]
+        yield Claim(
+            "The optimum of problem (8) finds the true popularity up to a constant factor.",
+            "correlation of the logarithms: "
+            + ", ".join(f"{row['correlation_of_logs']:.3f} {row['found_by']}" for row in popularity),
+            popularity[0]["correlation_of_logs"] > 0.9,
+        )
+        yield Claim(
+            "The uniform popularity of GCL leaves an error that does not diminish with n; NUCLR's is significantly "
+            "smaller and almost matches MLE as n grows.",
+            f"from n = {first} to {last}: "
+            + ", ".join(f"{name} {before:.4f} to {after:.4f}" for name, (before, after) in ends.items()),
+            ends["GCL"][1] > 0.5 * ends["GCL"][0] and ends["NUCLR"][1] < min(0.5 * ends["GCL"][1], 2 * ends["MLE"][1]),
+        )
+        yield Claim(
+            f"GCL's generalisation error and error term are worse in the long-tailed world (τ = {long:g}) than at "
+            f"τ = {short:g}.",
+            f"at n = {last}: {long_tail[0]:.1f} times the error and {long_tail[1]:.2f} times the term",
+            min(long_tail) > 1,
+        )
+        yield Claim(
+            "NUCLR reduces both, in both worlds.",
+            f"at n = {last}: "
+            + ", ".join(
+                f"{'term' if key else 'error'} times {ratio:.2f} at τ = {tau:g}"
+                for (tau, key), ratio in reduced.items()
+            )
+            + (f"; error not smaller than GCL's at {' and '.join(not_smaller)}" if not_smaller else ""),
+            max(reduced.values()) < 1,
+        )
 
     def _draw_popularity(self) -> Drawing:
         figure, axes = panels(1, 2 + len(self.temperatures))
@@ -198,9 +194,7 @@ class HalfDisc(Study):
             estimate = raw * exact.max() / raw.max()
             if index == 0:
                 for axis, values, name in zip(axes, (exact, estimate), ("true", "found"), strict=False):
-                    dots = axis.scatter(
-                        y[:, 0], y[:, 1], c=values, cmap="viridis", s=28, vmin=0.0, vmax=float(exact.max())
-                    )
+                    dots = axis.scatter(*y.mT, c=values, cmap="viridis", s=28, vmin=0.0, vmax=float(exact.max()))
                     axis.set(title=f"{name} popularity", xlabel="y₁", ylabel="y₂", aspect="equal")
                 figure.colorbar(dots, ax=axes[:2], shrink=0.8)
             axis = axes[2 + index]
@@ -221,7 +215,7 @@ def learned_log_popularity(
     )  # fmt: skip
     objective.double()
     objective.allocate(len(x))
-    model = Model(Vectors(2, 2), InnerProductHead(2, 2, embed_width=None, temperature=1.0))
+    model = Model(vectors(2, 2), InnerProductHead(2, 2, embed_width=None, temperature=1.0))
     batches = InMemoryDataset(x, y).batches(
         seed=0, global_batch=batch, world=World(), start_step=0, stop_step=steps, trim_text=False
     )

@@ -7,7 +7,7 @@ vectors; a tracer follows the velocity J grad psi, J = [[0, -1], [1, 0]].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -121,7 +121,7 @@ class Lagrangian(Study):
             seed=self.seed, precision=self.precision, device=self.device, watch=watch,
         )  # fmt: skip
         last = rows[-1]
-        claims = _claims(rows, self.test_samples)
+        claims = list(_claims(rows, self.test_samples))
         verdict = (
             f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
             f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
@@ -144,16 +144,12 @@ class Lagrangian(Study):
             / np.sqrt((np.abs(own) ** 2).sum() / 2)
             for own, path in zip(sample, steady.trajectories(sample), strict=True)
         ]
+        solver = f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end"
+        change = "change of the potential along a path when the flow is steady, in deviations of the potential"
         return [
-            Check(
-                f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end",
-                float(distance), 0.0, self.solver_tolerance,
-            ),
-            Check(
-                "change of the potential along a path when the flow is steady, in deviations of the potential",
-                float(max(changes)), 0.0, self.conserved_tolerance,
-            ),
-        ]  # fmt: skip
+            Check(solver, float(distance), 0.0, self.solver_tolerance),
+            Check(change, float(max(changes)), 0.0, self.conserved_tolerance),
+        ]
 
     def _draw_flows(self, coefficients: np.ndarray) -> Drawing:
         figure, axes = panels(1, 2, 3.4, 3.0)
@@ -183,15 +179,11 @@ class Lagrangian(Study):
         )
 
     def _draw_path(self, axis: Axes, flow: np.ndarray, own: np.ndarray) -> None:
-        """Draw the potential of a flow and the densely sampled path of the tracer of another one, `own`.
-
-        The path is wrapped to the unit square without lines across it.
-        """
+        """Draw the potential of a flow and the path of the tracer of the flow `own`, wrapped to the unit square."""
         grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
         axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(flow, grid, 0.0), 12, cmap="viridis")
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
-        closely = replace(self.flows, observations=2000)
-        wrapped = np.concatenate([[START], closely.trajectories(own[None])[0]]) % 1.0
+        wrapped = np.concatenate([[START], replace(self.flows, observations=2000).trajectories(own[None])[0]]) % 1.0
         jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
         wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
         axis.plot(*wrapped.T, color="white", linewidth=1.5)
@@ -217,7 +209,7 @@ def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, fl
     }
 
 
-def _claims(rows: list[Row], candidates: int) -> list[Claim]:
+def _claims(rows: list[Row], candidates: int) -> Iterator[Claim]:
     test = select(rows, split="test")
     first, last, train_first, train_last = test[0], test[-1], rows[0], rows[-2]
     keys = [f"{direction}_at_{depth}" for direction in DIRECTIONS.values() for depth in (1, 5)]
@@ -225,23 +217,21 @@ def _claims(rows: list[Row], candidates: int) -> list[Claim]:
     def said(row: Row, depth: int) -> str:
         return " and ".join(f"{100 * row[f'{direction}_at_{depth}']:.1f} %" for direction in DIRECTIONS.values())
 
-    return [
-        Claim(
-            "Retrieval improves in both directions during training, on training and test data (figure 14).",
-            f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {candidates}",
-            all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
-        ),
-        Claim(
-            "R@5 approaches 100 %.",
-            f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
-            all(last[key] > 0.95 for key in keys if key.endswith("5")),
-        ),
-        Claim(
-            "Accuracy is generally higher for trajectories from potentials than for potentials from trajectories.",
-            f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
-            all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
-        ),
-    ]
+    yield Claim(
+        "Retrieval improves in both directions during training, on training and test data (figure 14).",
+        f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {candidates}",
+        all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
+    )
+    yield Claim(
+        "R@5 approaches 100 %.",
+        f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
+        all(last[key] > 0.95 for key in keys if key.endswith("5")),
+    )
+    yield Claim(
+        "Accuracy is generally higher for trajectories from potentials than for potentials from trajectories.",
+        f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
+        all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
+    )
 
 
 def _draw_retrieval(rows: list[Row]) -> Drawing:
@@ -288,8 +278,7 @@ class Flows(Part):
 
     def draw(self, count: int, seed: int) -> Complex:
         """Draw coefficients [n, K]: independent complex normals, scaled to `speed`."""
-        generator = np.random.default_rng(seed)
-        parts = generator.standard_normal((2, count, len(self.waves)))
+        parts = np.random.default_rng(seed).standard_normal((2, count, len(self.waves)))
         # Re c exp(i phase) has variance |c|^2 / 2, its gradient along k that times (2 pi |k|)^2.
         variance = (2 * math.pi) ** 2 * (self.waves**2).sum()
         return self.speed / math.sqrt(variance) * (parts[0] + 1j * parts[1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import torch
@@ -16,7 +16,7 @@ from clipzoo.heads.base import Head
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.lab.methods.judge import pair_weights
-from clipzoo.lab.studies.encoders import Lookup
+from clipzoo.lab.studies.encoders import lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, CYCLE, VERMILION, Drawing, line, panels, ticks_at
 from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, all_scores, fit, pmi_agreement, select
 from clipzoo.objectives.infonce import InfoNCE
@@ -114,7 +114,7 @@ class Mixture(AdamStudy):
         worlds = [World(classes) for classes in self.classes]
         exact = [agreement_with_pmi(world.pmi.nan_to_num(neginf=-40.0), world) for world in worlds]
         checks.append(Check("error of the PMI itself as a score", max(e["mean_error"] for e in exact), 0.0, 1e-9))
-        claims = self._claims(rows, built)
+        claims = list(self._claims(rows, built))
         gaps = {(row["head"], row["width"]): row["gap"] for row in select(rows, classes=most)}
         verdict = (
             f"With r = {most} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
@@ -131,13 +131,11 @@ class Mixture(AdamStudy):
         world = World(classes)
         items, wide = len(world.pmi), self.item_width
 
-        def head() -> Head:
-            if kind == CLIP:
-                return ClipHead(wide, wide, width, self.temperature, self.max_scale, True)
-            return KmeHead(wide, wide, width, self.gamma, None, "all")
-
+        head: Callable[[], Head] = partial(KmeHead, wide, wide, width, self.gamma, None, "all")
+        if kind == CLIP:
+            head = partial(ClipHead, wide, wide, width, self.temperature, self.max_scale, True)
         model = fit(
-            lambda: Lookup(items, 2 if kind == KME else 1, wide), head,
+            lambda: lookup(items, 2 if kind == KME else 1, wide), head,
             InfoNCE(image_to_text=0.5, text_to_image=0.5), *world.draw(self.samples, self.seed), steps=self.steps,
             batch=self.batch, rate=self.rate, seed=self.seed,
         )  # fmt: skip
@@ -167,7 +165,7 @@ class Mixture(AdamStudy):
             scores = head.score(head.embed_image(features), head.embed_text(features))
         return float((scores.exp() - World(classes).pmi.exp()).abs().max())
 
-    def _claims(self, rows: list[Row], built: list[float]) -> list[Claim]:
+    def _claims(self, rows: list[Row], built: list[float]) -> Iterator[Claim]:
         few, many, narrow, wide = min(self.classes), max(self.classes), min(self.widths), max(self.widths)
         clip, kme = ({(row["classes"], row["width"]): row for row in select(rows, head=kind)} for kind in (CLIP, KME))
         nearer = {
@@ -175,47 +173,45 @@ class Mixture(AdamStudy):
             for measure, key in (("loss", "gap"), ("exp PMI", "error_of_exp"), ("finite PMI", "error"))
         }
         agreements = {CLIP: clip[many, wide], KME: kme[many, wide]}
-        return [
-            Claim(
-                "CLIP's similarity has difficulty in expressing the PMI when r is large; it needs more dimensions with "
-                "more classes (theorem 6).",
-                f"loss above the least at d = {narrow}: {clip[few, narrow]['gap']:.3f} for r = {few}, "
-                f"{clip[many, narrow]['gap']:.3f} for r = {many}; at d = {wide} and r = {many}: "
-                f"{clip[many, wide]['gap']:.3f}",
-                clip[many, narrow]["gap"] > max(clip[few, narrow]["gap"], clip[many, wide]["gap"]),
+        yield Claim(
+            "CLIP's similarity has difficulty in expressing the PMI when r is large; it needs more dimensions with "
+            "more classes (theorem 6).",
+            f"loss above the least at d = {narrow}: {clip[few, narrow]['gap']:.3f} for r = {few}, "
+            f"{clip[many, narrow]['gap']:.3f} for r = {many}; at d = {wide} and r = {many}: "
+            f"{clip[many, wide]['gap']:.3f}",
+            clip[many, narrow]["gap"] > max(clip[few, narrow]["gap"], clip[many, wide]["gap"]),
+        )
+        yield Claim(
+            "KME-CLIP holds it with two points an item in two dimensions for any number of classes (theorem 7).",
+            "largest error of exp PMI of the theorem's points: "
+            + ", ".join(f"{error:.1g} for r = {r}" for r, error in zip(self.classes, built, strict=True)),
+            max(built) <= self.built_error,
+        )
+        yield Claim(
+            f"(Not in the paper.) Training finds such points with d = {narrow}.",
+            f"trained at d = {narrow}: {kme[many, narrow]['gap']:.3f} above the least for r = {many}",
+            kme[many, narrow]["gap"] < 0.1,
+        )
+        yield Claim(
+            "(Not in the paper.) Trained KME-CLIP is nearer to the PMI than CLIP for every r and d, by loss and by "
+            "its largest errors.",
+            "nearer by "
+            + ", by ".join(f"{measure} in {count}" for measure, count in nearer.items())
+            + f" of {len(kme)} pairs of r and d",
+            all(count == len(kme) for count in nearer.values()),
+        )
+        # With one training each: no interval, and no statement about other seeds.
+        yield Claim(
+            f"(Not in the paper.) KME-CLIP's score follows the PMI more closely than CLIP's: higher rank "
+            f"correlation and lower error for r = {many}, d = {wide}, in one training each.",
+            "; ".join(
+                f"{name} rank correlation {row['rank_correlation']:.3f}, slope {row['slope']:.2f}, error "
+                f"{row['mean_error']:.2f} nats"
+                for name, row in agreements.items()
             ),
-            Claim(
-                "KME-CLIP holds it with two points an item in two dimensions for any number of classes (theorem 7).",
-                "largest error of exp PMI of the theorem's points: "
-                + ", ".join(f"{error:.1g} for r = {r}" for r, error in zip(self.classes, built, strict=True)),
-                max(built) <= self.built_error,
-            ),
-            Claim(
-                f"(Not in the paper.) Training finds such points with d = {narrow}.",
-                f"trained at d = {narrow}: {kme[many, narrow]['gap']:.3f} above the least for r = {many}",
-                kme[many, narrow]["gap"] < 0.1,
-            ),
-            Claim(
-                "(Not in the paper.) Trained KME-CLIP is nearer to the PMI than CLIP for every r and d, by loss and by "
-                "its largest errors.",
-                "nearer by "
-                + ", by ".join(f"{measure} in {count}" for measure, count in nearer.items())
-                + f" of {len(kme)} pairs of r and d",
-                all(count == len(kme) for count in nearer.values()),
-            ),
-            # With one training each: no interval, and no statement about other seeds.
-            Claim(
-                f"(Not in the paper.) KME-CLIP's score follows the PMI more closely than CLIP's: higher rank "
-                f"correlation and lower error for r = {many}, d = {wide}, in one training each.",
-                "; ".join(
-                    f"{name} rank correlation {row['rank_correlation']:.3f}, slope {row['slope']:.2f}, error "
-                    f"{row['mean_error']:.2f} nats"
-                    for name, row in agreements.items()
-                ),
-                agreements[KME]["rank_correlation"] > agreements[CLIP]["rank_correlation"]
-                and agreements[KME]["mean_error"] < agreements[CLIP]["mean_error"],
-            ),
-        ]
+            agreements[KME]["rank_correlation"] > agreements[CLIP]["rank_correlation"]
+            and agreements[KME]["mean_error"] < agreements[CLIP]["mean_error"],
+        )
 
     def _draw(self, rows: list[Row], measures: Mapping[str, tuple[str, float | None]], caption: str) -> Drawing:
         """Draw measures over the embedding width, on logarithmic axes where the PMI itself has no value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,7 +15,7 @@ from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale,
 from clipzoo.heads.base import Head
 from clipzoo.heads.vector import InnerProductHead
 from clipzoo.heads.wpse import GaussianKernel, WpseHead
-from clipzoo.lab.studies.encoders import Lookup
+from clipzoo.lab.studies.encoders import lookup
 from clipzoo.lab.studies.figures import BLACK, BLUE, GREEN, PURPLE, VERMILION, Drawing, line, panels
 from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study, all_scores, fit, select
 from clipzoo.model import Model
@@ -106,7 +106,7 @@ class Rank(Study):
                   self.tolerance, relative=True)
             for row in select(rows, head=INNER)
         ]  # fmt: skip
-        claims = self._claims(planted, rows)
+        claims = list(self._claims(planted, rows))
         least = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= best["error"])
         verdict = (
             f"WPSE with {best['points']} points in {best['width']} dimensions fits the planted matrix to "
@@ -120,7 +120,7 @@ class Rank(Study):
         """Fit with all items in one batch, so that a step covers the whole matrix."""
         all_items = torch.arange(self.items)
         return fit(
-            lambda: Lookup(self.items, points, self.item_width), head, MatrixFit(planted), all_items,
+            lambda: lookup(self.items, points, self.item_width), head, MatrixFit(planted), all_items,
             all_items, steps=self.steps, batch=self.items, rate=rate, seed=self.seed,
         )  # fmt: skip
 
@@ -132,7 +132,7 @@ class Rank(Study):
             temperature=0.07, min_scale=1.0, max_scale=100.0, seed=self.seed,
         )  # fmt: skip
 
-    def _claims(self, planted: Tensor, rows: list[Row]) -> list[Claim]:
+    def _claims(self, planted: Tensor, rows: list[Row]) -> Iterator[Claim]:
         inner = {row["width"]: row for row in select(rows, head=INNER)}
         sets = select(rows, head=WPSE)
         best = {width: min(row["error"] for row in select(sets, width=width)) for width in self.wpse_widths}
@@ -142,25 +142,23 @@ class Rank(Study):
         equal = [(row, least_error(planted, min(row["numbers"], self.items))) for row in sets]
         nearer = [row["error"] < bound for row, bound in equal]
         best_set, best_bound = min(equal, key=lambda pair: pair[0]["error"])
-        return [
-            Claim(
-                "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
-                f"largest share of its bound that a trained one undercuts: {undercut:.4f}",
-                all(row["error"] >= 0.999 * row["bound"] for row in inner.values()),
-            ),
-            Claim(
-                "Weighted point sets approximate it better than the inner product of the same dimension can.",
-                ", ".join(f"d = {width}: {best[width]:.3f} for {inner[width]['bound']:.3f}" for width in same_width),
-                all(best[width] < inner[width]["bound"] for width in same_width),
-            ),
-            Claim(
-                "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
-                f"nearer than the inner product's closed form in {sum(nearer)} of {len(equal)} settings; "
-                f"{best_set['points']} points, d = {best_set['width']}, {best_set['numbers']} numbers: "
-                f"{best_set['error']:.3f}, closed form {best_bound:.3g}",
-                all(nearer),
-            ),
-        ]
+        yield Claim(
+            "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
+            f"largest share of its bound that a trained one undercuts: {undercut:.4f}",
+            all(row["error"] >= 0.999 * row["bound"] for row in inner.values()),
+        )
+        yield Claim(
+            "Weighted point sets approximate it better than the inner product of the same dimension can.",
+            ", ".join(f"d = {width}: {best[width]:.3f} for {inner[width]['bound']:.3f}" for width in same_width),
+            all(best[width] < inner[width]["bound"] for width in same_width),
+        )
+        yield Claim(
+            "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
+            f"nearer than the inner product's closed form in {sum(nearer)} of {len(equal)} settings; "
+            f"{best_set['points']} points, d = {best_set['width']}, {best_set['numbers']} numbers: "
+            f"{best_set['error']:.3f}, closed form {best_bound:.3g}",
+            all(nearer),
+        )
 
     def _draw(self, planted: Tensor, rows: list[Row], by_features: list[Row]) -> Drawing:
         figure, (picture, errors, features) = panels(1, 3, 3.6, 3)
@@ -205,8 +203,7 @@ def planted_pmi(items: int, sharpness: float, floor: float) -> Tensor:
     """log p(x, y) / (p(x) p(y)) for items on a circle, [N, N] float64; the marginals are uniform by symmetry."""
     angle = 2 * math.pi * torch.arange(items, dtype=torch.float64) / items
     bump = (sharpness * (torch.cos(angle[:, None] - angle) - 1)).exp()
-    ratio = floor + (1 - floor) * bump / bump.mean()
-    return ratio.log()
+    return (floor + (1 - floor) * bump / bump.mean()).log()
 
 
 def least_error(planted: Tensor, width: int) -> float:

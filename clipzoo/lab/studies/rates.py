@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -56,12 +57,12 @@ class Rates(Study):
     )
 
     def run(self) -> Findings:
-        points = self._point_errors()
+        points = list(self._point_errors())
         kernels = {
             "Gaussian": GaussianKernel(self.kernel_width),
             "inverse multiquadric": InverseMultiquadricKernel(self.kernel_width),
         }
-        features = {name: self._feature_errors(name, kernel) for name, kernel in kernels.items()}
+        features = {name: list(self._feature_errors(name, kernel)) for name, kernel in kernels.items()}
         checks = [
             Check("points: slope of log error over log M", _slope(points, "M"), -0.5, self.rate_tolerance),
             *(
@@ -88,7 +89,7 @@ class Rates(Study):
         tables = {"points": points, "features": [row for rows in features.values() for row in rows]}
         return Findings(verdict, checks, [claim], tables, {"rates": self._draw(points, features)})
 
-    def _point_errors(self) -> list[Row]:
+    def _point_errors(self) -> Iterator[Row]:
         """Root mean square of |f - f_M| over the draws, from <f, f'> = exp(score) of the KME head."""
         generator = torch.Generator().manual_seed(self.seed)
         head = KmeHead(1, 1, self.dimensions, self.gamma, None, "all").double()
@@ -103,17 +104,15 @@ class Rates(Study):
 
         norm = float(inner(whole, whole))
         expected = float((2 * log_weights).exp().mean()) - norm
-        rows: list[Row] = []
         for count in self.points:
             chosen = torch.randint(self.population, (self.point_draws, count), generator=generator)
             drawn = PointSet(points[chosen], log_weights[chosen] - math.log(count))
             sets = map(PointSet, drawn.points.split(1), drawn.log_weights.split(1))
             squares = torch.cat([inner(one, one) for one in sets]).flatten()
             error = float((norm - 2 * inner(drawn, whole).flatten() + squares).mean()) ** 0.5
-            rows.append({"M": count, "error": error, "expected": (expected / count) ** 0.5})
-        return rows
+            yield {"M": count, "error": error, "expected": (expected / count) ** 0.5}
 
-    def _feature_errors(self, name: str, kernel: Kernel) -> list[Row]:
+    def _feature_errors(self, name: str, kernel: Kernel) -> Iterator[Row]:
         """Root mean square of the WPSE head's score minus the kernel, over draws and cosines."""
         cosines, width = torch.tensor(self.cosines), self.dimensions + 1
         first = torch.zeros(len(cosines), 1, width)
@@ -124,7 +123,6 @@ class Rates(Study):
         squared = 2 - 2 * cosines
         exact = kernel.value(squared)
         variance = float((1 + kernel.value(4 * squared) / 2 - exact**2).mean())
-        rows: list[Row] = []
         for count in self.features:
             head = WpseHead(
                 width, width, self.dimensions, alpha=(0.0, 1.0), kernel=kernel, features=count,
@@ -143,8 +141,7 @@ class Rates(Study):
                     left, right = (head.embed_image(Features(view[:, 0], view)) for view in (first, second))
                     errors.append((left * right).sum(dim=1) - exact)
             error = float(torch.stack(errors).square().mean()) ** 0.5
-            rows.append({"kernel": name, "D": count, "error": error, "expected": (variance / count) ** 0.5})
-        return rows
+            yield {"kernel": name, "D": count, "error": error, "expected": (variance / count) ** 0.5}
 
     def _draw(self, points: list[Row], features: dict[str, list[Row]]) -> Drawing:
         figure, (left, right) = panels(1, 2, 4, 3)

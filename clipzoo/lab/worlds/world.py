@@ -25,8 +25,9 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated
 
@@ -42,23 +43,8 @@ from clipzoo.evaluation.datasets import tar
 from clipzoo.evaluation.datasets.dataset import Example
 from clipzoo.evaluation.datasets.tar import write_choice, write_classification, write_retrieval
 from clipzoo.io import digest_of, ensure_folder
-from clipzoo.lab.worlds.scenes import (
-    COLOURS,
-    CONTRASTS,
-    COUNTS,
-    SHAPES,
-    TEXTURES,
-    Scene,
-    encode_jpeg,
-    named,
-    render,
-    sample_contrast,
-    sample_quadrants,
-    sample_scene,
-    write_caption,
-    write_captions,
-    write_hard_negatives,
-)
+from clipzoo.lab.worlds import scenes
+from clipzoo.lab.worlds.scenes import COLOURS, CONTRASTS, COUNTS, SHAPES, TEXTURES, Scene, encode_jpeg, named, render
 
 IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
 WORLD_COUNT = Annotated[int, Range(at_least=1, at_most=10**8)]
@@ -73,7 +59,6 @@ WORLD_OPTIONS = (
     ("composition", 100, "pairs of captions in each of five categories of the compositional dataset"),
 )
 """Fields of `WorldParameters`, their defaults and meanings."""
-RECORD = "world.json"
 CAPTIONS_PER_SCENE = 5
 HARD_NEGATIVES_PER_SCENE = 3
 # Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
@@ -99,26 +84,20 @@ OPENINGS = ("{}", "a picture of {}", "an image of {}", "this picture shows {}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root", type=output_folder, default=Path("data/demo"), help="output folder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--processes", type=number_in(Processes), default=os.cpu_count() or 1, help="default: all cores"
-    )
+    add, shown = parser.add_argument, "(default: %(default)s)"
+    add("--root", type=output_folder, default=Path("data/demo"), help=f"output folder {shown}")
+    add("--processes", type=number_in(Processes), default=os.cpu_count() or 1, help="default: all cores")
     for name, default, meaning in WORLD_OPTIONS:
         kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, WORLD_COUNT))
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
-    captions_help = "content of the captions (default: %(default)s)"
-    parser.add_argument("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=captions_help)
+        add(f"--{name}", type=kind, default=default, help=f"{meaning} {shown}")
+    add("--captions", choices=(NATURAL, *VARIANTS), default=NATURAL, help=f"content of the captions {shown}")
     views_help = "the .json of a training sample also has captions, hard, boxes and group (data=views)"
-    parser.add_argument("--views", action="store_true", help=views_help)
+    add("--views", action="store_true", help=views_help)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
-    arguments = {name: getattr(options, name) for name in names}
-    parameters = WorldParameters(**arguments, captions=options.captions, views=options.views)
+    parameters = WorldParameters(**{field.name: getattr(options, field.name) for field in fields(WorldParameters)})
     progress = Progress("demo dataset", "images")
     generated = ensure_world(options.root, parameters, options.processes, progress)
     outcome = f"generated in {progress.seconds:.0f} s" if generated else "exists already"
@@ -132,11 +111,10 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
     ConfigError if `root` has other content.
     """
-    starts = range(0, parameters.train, parameters.shard)
-    # The longest first.
+    # Each writes a file or folder and returns its number of images; the longest first.
     writers: list[Callable[[Path], int]] = [
         *(partial(_write_classification, parameters, name) for name in CLASSIFICATION),
-        *(partial(_write_shard, parameters, number) for number in range(len(starts))),
+        *(partial(_write_shard, parameters, number) for number in range(-(-parameters.train // parameters.shard))),
         partial(_write_scenes, parameters),
         *[partial(_write_composition, parameters)] * bool(parameters.composition),
     ]
@@ -144,15 +122,15 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     total += parameters.composition * (2 * len(CONTRASTS) - 1)
 
     def write(folder: Path) -> None:
-        done, task = 0, partial(_write, folder)
-        for images in map(task, writers) if processes <= 1 else map_in_children(task, writers, processes, 1):
+        done, task = 0, methodcaller("__call__", folder)
+        for images in map_in_children(task, writers, processes, 1):
             done += images
             progress(done, total)
 
     # The code of the package decides the bytes, too.
     sources = [Path(__file__).with_name("scenes.py"), Path(__file__), Path(tar.__file__)]
     recipe = {"parameters": asdict(parameters), "code": digest_of(*sources)}
-    return ensure_folder(root, RECORD, recipe, write, "a generated world")
+    return ensure_folder(root, "world.json", recipe, write, "a generated world")
 
 
 @dataclass(frozen=True)
@@ -181,11 +159,6 @@ class WorldParameters:
             raise ConfigError(f"--views needs --captions natural, not {self.captions}")
 
 
-def _write(folder: Path, writer: Callable[[Path], int]) -> int:
-    """Write a file or folder of a world below `folder`; return its number of images, as all writers do."""
-    return writer(folder)
-
-
 def _write_shard(parameters: WorldParameters, number: int, folder: Path) -> int:
     from webdataset.writer import TarWriter  # imports torch
 
@@ -202,8 +175,8 @@ def training_sample(parameters: WorldParameters, shard: int, position: int) -> d
     """Return the members of a sample of a training shard."""
     random = _random(parameters, "train", shard * parameters.shard + position)
     if parameters.captions == NATURAL:
-        scene = sample_scene(random)
-        caption = write_caption(scene, random, detail=1.0)
+        scene = scenes.sample_scene(random)
+        caption = scenes.write_caption(scene, random, detail=1.0)
     else:
         world = _enumerated(parameters.captions)
         place, column = world.draw(random)
@@ -213,10 +186,10 @@ def training_sample(parameters: WorldParameters, shard: int, position: int) -> d
     image = encode_jpeg(render(scene, size, random))
     if parameters.views:
         # Drawn last: the images and first captions are those of a world without views.
-        captions = dict.fromkeys([caption, *write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)])
+        captions = dict.fromkeys([caption, *scenes.write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)])
         names = [named(thing.shape, thing.colour) for thing in scene.things]
         facts["captions"] = list(captions)[:CAPTIONS_PER_SCENE]
-        facts["hard"] = write_hard_negatives(scene, random, HARD_NEGATIVES_PER_SCENE)
+        facts["hard"] = scenes.write_hard_negatives(scene, random, HARD_NEGATIVES_PER_SCENE)
         facts["boxes"] = [[name, *thing.box] for name, thing in zip(names, scene.things, strict=True)]
         facts["group"] = " and ".join(sorted(set(names)))
     return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
@@ -230,7 +203,7 @@ def _write_classification(parameters: WorldParameters, name: str, folder: Path) 
         for index in range(count):
             label = index % len(values)
             random = _random(parameters, f"{name}/{split}", index)
-            scene = sample_scene(random, kind, **{attribute: values[label]})
+            scene = scenes.sample_scene(random, kind, **{attribute: values[label]})
             yield encode_jpeg(render(scene, parameters.image_size, random)), label
 
     write_classification(
@@ -252,17 +225,15 @@ def _write_scenes(parameters: WorldParameters, folder: Path) -> int:
 
 def _write_composition(parameters: WorldParameters, folder: Path) -> int:
     """Write each contrast as examples of one image, and as a group of both images and captions if it has two."""
-    images: list[tuple[Scene, int]] = []
-    captions: list[str] = []
-    examples: list[Example] = []
+    images, captions, examples = list[tuple[Scene, int]](), list[str](), list[Example]()
     for number in range(parameters.composition * len(CONTRASTS)):
         category = CONTRASTS[number % len(CONTRASTS)]
-        scenes, texts = sample_contrast(_random(parameters, "composition", 2 * number), category)
-        rows, columns = tuple(range(len(images), len(images) + len(scenes))), (len(captions), len(captions) + 1)
+        drawn, texts = scenes.sample_contrast(_random(parameters, "composition", 2 * number), category)
+        rows, columns = tuple(range(len(images), len(images) + len(drawn))), (len(captions), len(captions) + 1)
         examples += [Example((row,), columns, frozenset({(0, place)}), category) for place, row in enumerate(rows)]
         if len(rows) == 2:
             examples.append(Example(rows, columns, frozenset({(0, 0), (1, 1)}), f"{category}_group"))
-        images += [(scene, number) for scene in scenes]
+        images += [(scene, number) for scene in drawn]
         captions += texts
 
     def encoded(index: int) -> bytes:
@@ -279,8 +250,8 @@ def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, l
     """Return the image and the captions of a scene of the retrieval split."""
     random = _random(parameters, "scenes", index)
     if parameters.captions == NATURAL:
-        scene = sample_scene(random)
-        captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
+        scene = scenes.sample_scene(random)
+        captions = scenes.write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
     else:
         world = _enumerated(parameters.captions)
         place, _ = world.draw(random)
@@ -292,7 +263,6 @@ def retrieval_example(parameters: WorldParameters, index: int) -> tuple[bytes, l
 
 @cache
 def _enumerated(variant: str) -> EnumeratedWorld:
-    """Return the world of a variant with all shapes and colours."""
     return EnumeratedWorld(len(SHAPES), len(COLOURS), VARIANTS[variant])
 
 
@@ -401,21 +371,15 @@ class EnumeratedWorld:
 
     def draw(self, random: np.random.Generator, scene: int | None = None) -> tuple[int, int]:
         """Draw a scene, unless it is given, and a caption of it; return their indices."""
-        place = self._draw_scene(random) if scene is None else scene
-        described = self._draw_scene(random) if random.random() < self.settings.unmatched else place
+        numbers, share = len(self.scenes), self.scene_probability
+        place = int(random.choice(numbers, p=share)) if scene is None else scene
+        described = int(random.choice(numbers, p=share)) if random.random() < self.settings.unmatched else place
         captions, probabilities = zip(*self.matched[described].items(), strict=True)
         return place, self._caption_places[captions[random.choice(len(captions), p=probabilities)]]
 
     def picture(self, scene: int, random: np.random.Generator) -> Scene:
         """Draw the places and tilts of the objects of a scene; its render draws everything else."""
-        return sample_quadrants(random, self.scenes[scene])
-
-    def _draw_scene(self, random: np.random.Generator) -> int:
-        return int(np.searchsorted(self._cumulative, random.random() * self._cumulative[-1], side="right"))
-
-    @cached_property
-    def _cumulative(self) -> Floats:
-        return np.cumsum(self.scene_probability)
+        return scenes.sample_quadrants(random, self.scenes[scene])
 
     @cached_property
     def _caption_places(self) -> dict[str, int]:

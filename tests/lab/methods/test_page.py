@@ -155,4 +155,6 @@ def test_the_revisions_that_trained_the_winners_are_read_from_their_records(fold
     for seed, name in ((1, "abc"), (2, "abc"), (3, "def+")):
         path = folder / "CLIP" / f"seed-{seed}" / "results.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "revision": name}))
-    assert {record.revision for record in read_lab(folder).records} == {None, "abc", "def+"}
+    (compared,) = read_lab(folder).comparisons
+    revisions = {seed.record.revision for method in compared.methods for seed in method.seeds}
+    assert revisions == {None, "abc", "def+"}

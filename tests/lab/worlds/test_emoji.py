@@ -70,7 +70,7 @@ def dataset(tmp_path_factory) -> Path:
 def test_emoji_have_unicodes_order_names_with_of_for_countries_and_no_skin_tones():
     names = json.dumps(NAMES).encode()
     emoji = read_emoji(json.dumps(ENTRIES).encode(), names)
-    assert [(one.name, one.group, one.picture) for one in emoji] == [
+    assert [(one["name"], one["group"], one["picture"]) for one in emoji] == [
         ("red heart", "Smileys & Emotion", "2764-fe0f.png"),
         ("pizza", "Food & Drink", "1f355.png"),
         ("flag of France", "Flags", "1f1eb-1f1f7.png"),
