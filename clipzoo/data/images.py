@@ -16,10 +16,10 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class ImageTransform:
                 for first, last, size in ((top, bottom, image.height), (left, right, image.width))
             )
             box = random_crop(rows.stop - rows.start, columns.stop - columns.start, self.crop_scale, draw)
-            boxes.append((replace(box, top=box.top + rows.start, left=box.left + columns.start), draw))
+            boxes.append((box._replace(top=box.top + rows.start, left=box.left + columns.start), draw))
         decode = cache(lambda reduction: EncodedImage(encoded).decode(reduction)) if further else image.decode
         for box, draw in boxes:
             reduction = 1
@@ -110,7 +110,7 @@ class ImageTransform:
             pixels = decode(reduction)
             # The crop starts on the grid of the reduced pixels; off the grid, its difference from the exactly decoded
             # crop would be several times larger.
-            top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
+            top, left, height, width = (edge // reduction for edge in box)
             resized = torch.nn.functional.interpolate(
                 torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
                 (self.image_size, self.image_size),
@@ -126,8 +126,7 @@ class ImageTransform:
         return torch.stack(crops) if further else resized, image.conversions, key
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A crop in pixels."""
 
     top: int
@@ -199,9 +198,6 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
             turn = sign * 30 * level
     bilinear, mid_grey = InterpolationMode.BILINEAR, [128.0, 128.0, 128.0]
     return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=mid_grey)
-
-
-# Decoding.
 
 
 def read_image_file(path: Path) -> bytes:

@@ -9,10 +9,9 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -70,8 +69,7 @@ def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(NamedTuple):
     """A worker's error, which takes the place of an item and is raised in the parent."""
 
     error: ConfigError | TrainingError | ExceptionWrapper

@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, TextIO
+from typing import IO, Annotated, Any, NamedTuple, TextIO
 
 from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Range
@@ -53,8 +52,7 @@ eval "$1"
 """Runs its argument. When standard input ends, because the parent has ended, all processes of the script are killed."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Shards that are shuffled together. weight: how often a sample occurs, relative to other sources."""
 
     shards: tuple[str, ...]
@@ -233,17 +231,14 @@ def _version(facts: Mapping[str, Any]) -> str:
     return "".join(str(facts[name]) for name in names if name in facts)
 
 
-# Local copies of remote shards.
-#
-# A shard is opened while its lock is held, and an open file stays readable after its deletion. The bytes that are read
-# therefore never depend on the size of the cache, however many processes share it.
-
-
 class ShardCache:
     """Opens shards. Remote shards are copied whole into a folder of limited size.
 
-    All processes of a machine share the cache. folder: None for a folder of this user in the temporary folder.
-    gigabytes: limit of the cache; the least recently used shards are deleted first.
+    All processes of a machine share the cache. A shard is opened while its lock is held, and an open file stays
+    readable after its deletion, so the bytes that are read never depend on the size of the cache.
+
+    folder: None for a folder of this user in the temporary folder. gigabytes: limit of the cache; the least recently
+    used shards are deleted first.
     """
 
     def __init__(self, folder: str | None, gigabytes: float) -> None:

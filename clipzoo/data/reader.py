@@ -43,11 +43,8 @@ class ShardReader:
         """Return a sample, which is read on access. Raises BadSampleError."""
         record = index.records[index.starts[shard] + position]
         opened = self._opened(index.locations[shard], index.shards[shard])
-        sample: StoredSample
-        if self._tables is None:
-            sample = TarSample(opened, record)
-        else:
-            sample = TableSample(opened, int(record["image_offset"]) - 1)
+        is_tar, row = self._tables is None, int(record["image_offset"]) - 1
+        sample: StoredSample = TarSample(opened, record) if is_tar else TableSample(opened, row)
         if self._joined is not None:
             sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
         return sample

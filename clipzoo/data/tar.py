@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +97,7 @@ def scan_file(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
     return Scan(flaw, records, [key for key, _ in samples], size)
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A regular file in the archive: bytes [offset, offset + size) of the archive."""
 
     name: str
