@@ -29,7 +29,6 @@ from clipzoo.errors import ConfigError, first_line, number_of
 from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_table, whole, write_json
 from clipzoo.io.text import save_figure, wrap
 
-ALL_LINES = "all"
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
 _PAIRS_A_PROCESS = 100
@@ -69,7 +68,7 @@ class Pair:
         lines, line = text.splitlines(), self.caption_line
         if line is None:
             return [text], sum(bool(entry.strip()) for entry in lines) > 1
-        if line == ALL_LINES:
+        if line == "all":
             return lines, False
         if line.isdecimal():
             captions = lines[int(line) - 1 : int(line)]
@@ -287,9 +286,6 @@ def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> Prepared
     return "jpg", stream.getvalue(), captions, joined
 
 
-# Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
-
-
 @dataclass(frozen=True)
 class Inspection:
     """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers."""
@@ -302,7 +298,7 @@ class Inspection:
 
 @dataclass
 class SampleStatistics:
-    """Statistics of samples. usable: width, height, bytes and words of each usable sample.
+    """Statistics of samples. usable: width, height, bytes and words of each sample that training could use.
 
     bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
     tiles: images with captions, by sample id.
@@ -331,12 +327,11 @@ def sample_statistics(
     parts = map_in_children(partial(_read, index, rules, tile_samples), chunks, min(processes, len(chunks)), chunk=1)
     statistics, done = SampleStatistics(), 0
     for chunk, part in zip(chunks, parts, strict=True):
-        for name, values in vars(part).items():
-            total = getattr(statistics, name)
-            if isinstance(values, list):
-                total.extend(values)
-            else:
-                total.update(values)
+        statistics.usable += part.usable
+        statistics.bad += part.bad
+        statistics.converted += part.converted
+        statistics.examples += part.examples
+        statistics.tiles |= part.tiles
         done += len(chunk)
         progress(done, len(sample_ids))
     return statistics

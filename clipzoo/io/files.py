@@ -46,8 +46,6 @@ MOST_CHARACTERS = 1_000_000
 LONGEST_NAME = 150
 """Largest number of bytes of a name; file systems allow 255, and temporary files have longer names."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-"""Errors of file systems that cannot flush a folder."""
 _VALID_NAME = re.compile(r"\w[\w .,:=+@%()-]*(?<![ .])")
 _TYPES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", type(None): "nothing"}
 NUMBER = (int, float)
@@ -81,9 +79,6 @@ class WriteError(TrainingError):
     """A file cannot be written. The message names the file, the cause, the free space and the remedy."""
 
     exit_code = os.EX_IOERR
-
-
-# Names
 
 
 def folder_name(name: str, key: str) -> str:
@@ -155,9 +150,6 @@ def shortened(value: object, most: int = 40) -> str:
     """Return the repr of a value, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-# Reading
 
 
 @contextmanager
@@ -359,9 +351,6 @@ class DamageLog:
             return default
 
 
-# Writing
-
-
 def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically and durably; see `whole`."""
     with whole(path) as file:
@@ -451,9 +440,6 @@ def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
         raise WriteError(f"could not write {path}: {cause}{free}. {remedy}") from error
 
 
-# Folders
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents, unless it exists. Raises WriteError."""
     with explained(folder):
@@ -491,7 +477,7 @@ def _flush_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in NO_DIRECTORY_SYNC:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # file systems that cannot flush a folder
             raise
     finally:
         os.close(descriptor)
