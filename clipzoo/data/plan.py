@@ -83,10 +83,7 @@ class Plan:
             parts.append(stream.rows(start, stop))
             times.append((2 * np.arange(start, stop) + 1) / self.mixture.shares[source])
         arrangement = np.argsort(np.concatenate(times), kind="stable")
-        return Rows(
-            np.concatenate([part.sample_id for part in parts])[arrangement],
-            np.concatenate([part.epoch for part in parts])[arrangement],
-        )
+        return Rows(*(np.concatenate(columns)[arrangement] for columns in zip(*parts, strict=True)))
 
     def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
         """Return (source, shard) of the windows in which the step ends, and of the windows after them."""

@@ -36,8 +36,7 @@ def select(
 ) -> ShardIndex:
     """Return the index of the selected samples, in which `dropped` counts the others by setting.
 
-    tables, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or for a condition that cannot be
-    applied.
+    tables, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or the condition cannot be applied.
     """
     name = selection.name(index)
     selected = load(name, index.locations, folders)
