@@ -48,10 +48,7 @@ class CaptionCounts:
 
     @classmethod
     def of(cls, digests: np.ndarray) -> CaptionCounts:
-        """Count digests, [n] uint64, except NO_CAPTION.
-
-        Needs at most 3 GiB: more than _SORTED_AT_ONCE digests are read several times, once for each remainder.
-        """
+        """Count digests, [n] uint64, except NO_CAPTION. Needs at most 3 GiB: many are read once for each remainder."""
         rounds = 1 + len(digests) // _SORTED_AT_ONCE
         occurrences: Counter[int] = Counter()
         for remainder in range(rounds):
@@ -123,8 +120,7 @@ class StoredSample(ABC):
     """A sample of an open shard: image, captions, hard negatives, regions, and group.
 
     All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the name of the
-    setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key. joined: returns the value of
-    another table under a key.
+    setting: "missing_hard" for data.hard_key. joined: returns the value of another table under a key.
     """
 
     joined: Callable[[str], Any] | None = None

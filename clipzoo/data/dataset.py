@@ -313,10 +313,7 @@ class ShardDataset(Part, Dataset):
         return [" ".join(_name(*self._locate(sample_id))) for sample_id in sample_ids]
 
     def read(self, seed: int, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
-        """Return a sample, or another one if it is not usable; see `_first_usable`.
-
-        A pure function of (seed, epoch, sample id) and the shards. stored_key: see `ImageTransform`.
-        """
+        """Return a sample or its replacement: a pure function of the arguments. stored_key: see `ImageTransform`."""
         views = self.views
         # Random choices depend on `sample_id`, also if another sample is read in its place.
         random = partial(generator, seed=seed, epoch=epoch, index=sample_id)

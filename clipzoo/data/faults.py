@@ -25,10 +25,7 @@ class BadSampleError(Exception):
 
 
 class Fault(NamedTuple):
-    """One line of bad_samples.rank<r>.jsonl.
-
-    sample_id: -1 for a whole shard. replaced_by: shard and key of the sample used instead; None if there is none.
-    """
+    """A line of bad_samples.rank<r>.jsonl. sample_id: -1 for a shard. replaced_by: shard and key used instead."""
 
     sample_id: int
     shard: str
@@ -41,8 +38,7 @@ class Fault(NamedTuple):
 class FaultLog:
     """Count faults, write each one to a file once, and stop the run above `max_bad_fraction`.
 
-    The fraction is relative to the samples seen, and to at least min(samples, 1000): one bad sample in the first
-    batch does not count as a large fraction.
+    The fraction is relative to the samples seen, and to at least min(samples, 1000), to tolerate one bad sample early.
     """
 
     def __init__(self, samples: int, max_bad_fraction: float) -> None:

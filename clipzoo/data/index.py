@@ -71,8 +71,7 @@ class Shard:
 class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    captions: how often the captions repeat; a sample with several captions counts with its first one. dropped: numbers
-    of samples that a selection left out, by setting.
+    captions: how often the first captions of the samples repeat. dropped: numbers of samples left out, by setting.
     """
 
     shards: Sequence[Shard]
@@ -303,10 +302,7 @@ def write_index(
 
 
 def load(name: str, locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
-    """Return the index with this name from the first of the folders that has one; the shards are not checked.
-
-    A damaged index is logged and skipped.
-    """
+    """Return the first intact index of this name in the folders, or None. Damage is logged; shards are not checked."""
     for folder in folders:
         path = folder / f"{name}.json"
         if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations), None)) is not None:
@@ -467,10 +463,7 @@ def fingerprint(
 
 
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
-    """Return the fingerprint of the dataset of a `data` node, from its stored index; None without an up-to-date one.
-
-    run: run directory, which may hold the index.
-    """
+    """Return the fingerprint of a `data` node's dataset from its index, which `run` may hold; None if outdated."""
     if data["_target_"] != DATASET:
         return None
     tables: TableRules | None = None

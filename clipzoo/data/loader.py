@@ -36,9 +36,8 @@ def iterate(
     The workers start at once. They end when the generator ends or is closed, or when this process ends for any reason.
     With 0 workers the items are computed in this process.
 
-    timeout: seconds without an item after which the workers count as hanging. key: the configuration key that holds
-    `workers`, for messages. Raises TrainingError if a worker was killed, hangs, or cannot pass an item through shared
-    memory.
+    timeout: seconds without an item after which the workers count as hanging. key: configuration key of `workers`, for
+    messages. Raises TrainingError if a worker was killed, hangs, or cannot pass an item through shared memory.
     """
     loader: DataLoader = DataLoader(
         steps,  # type: ignore[arg-type]

@@ -25,8 +25,7 @@ _DOWNLOAD_THREADS = 4
 class ShardReader:
     """Reads samples at random; the most recently used shards stay open.
 
-    tables: how the rows of tables are read; None for tars. joined: a table with further values by uid. uid_key: as in
-    ShardDataset.
+    tables: how tables are read; None for tars. joined: a table with further values by uid. uid_key: as in ShardDataset.
     """
 
     def __init__(
@@ -50,17 +49,14 @@ class ShardReader:
         return sample
 
     def open(self, location: str, shard: Shard) -> Any:
-        """Return a table, or a tar's file, which is closed with its last sample. A copy is made if needed.
-
-        Raises BadSampleError if it is missing or has changed since it was indexed.
-        """
+        """Return an open table or tar, from a copy if needed. Raises BadSampleError if it is missing or has changed."""
         if self._tables is not None:
             return self._tables.open(self._cache, location, shard.state)
         try:
             file = os.fdopen(self._cache.open(location, size=shard.bytes), "rb")
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
-        # A shard that is truncated according to the index is read up to its end.
+        # Closed with its last sample. A shard that is truncated according to the index is read up to its end.
         if (size := os.fstat(file.fileno()).st_size) not in (shard.bytes, shard.state[0]):
             file.close()
             raise BadSampleError("shard_changed", f"{location} has {size} bytes, {shard.bytes} when it was indexed")
@@ -72,10 +68,7 @@ class ShardReader:
 
 
 class Prefetcher:
-    """Makes local copies of the shards of the current window and of the next one. Call `advance` after every step.
-
-    Remote shards are downloaded; tables that need a copy are decoded.
-    """
+    """Makes local copies of the shards of the current window and of the next one. Call `advance` after every step."""
 
     def __init__(self, plan: Plan, indexes: Sequence[ShardIndex], reader: ShardReader) -> None:
         self._plan, self._indexes, self._reader = plan, indexes, reader

@@ -50,8 +50,7 @@ def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
     """List the samples of a shard by reading its headers and captions. caption_key: as in ShardDataset.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
-    shard. A repeated member begins a second sample with its key. A key without image and caption is not a
-    sample.
+    shard. A repeated member begins a second sample. A key without image and caption is not a sample.
     """
     try:
         with readable(Path(path), ANY_SIZE) as file:

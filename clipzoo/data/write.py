@@ -82,8 +82,7 @@ class Pair:
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
     """Return the images below the folder that have a caption file (same name, .txt) next to them, and all other files.
 
-    Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE. Raises ConfigError if
-    there is no pair.
+    Images without a caption have the kind "missing_caption", other files NO_IMAGE_FILE. Raises ConfigError for no pair.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     images = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
@@ -107,10 +106,7 @@ def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[li
 
 
 def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: Sequence[str] = ()) -> list[Pair]:
-    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair.
-
-    kept: columns that the .json keeps, from the first row of an image.
-    """
+    """Return one pair for every image of a CSV or TSV, which paths are relative to. kept: columns of its first row."""
     captions: dict[str, list[str]] = {}
     facts: dict[str, dict[str, str]] = {}
     for row in read_table(table, (image_column, caption_column, *kept)):
@@ -147,9 +143,8 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
     """Split pairs into training and held-out pairs, which have no caption in common.
 
     Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
-    an order that depends only on the seed and their captions, as long as they fit into `share` of the pairs; a larger
-    group stays in training. Pairs whose captions cannot be read stay in training too. Raises ConfigError if fewer than
-    two pairs are held out.
+    an order that depends only on the seed and their captions, as long as they fit into `share` of the pairs. Other
+    groups, and pairs without readable captions, stay in training. Raises ConfigError if fewer than two are held out.
     """
     # scipy takes a second to import.
     from scipy.sparse import coo_array
@@ -189,10 +184,7 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
 
 @dataclass
 class Written:
-    """Result of `write_shards`. joined: samples whose caption was joined from several lines.
-
-    captions: how often the first captions repeat.
-    """
+    """Result of `write_shards`. joined: samples whose caption was several lines. captions: counts of first captions."""
 
     samples: int = 0
     shards: int = 0
@@ -218,10 +210,9 @@ def write_shards(
 ) -> Written:
     """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
 
-    shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
-    order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger
-    images are left out. progress: called with the number of pairs read, and the total. Raises ConfigError if the
-    folder has shards already.
+    shuffle_seed: None for the given order, although a shard of one class or album makes poor batches. shortest_side:
+    scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger images are left out.
+    progress: called with the number of pairs read, and the total. Raises ConfigError if the folder has shards already.
     """
     make_folder(folder)
     if any(folder.glob("*.tar")):
