@@ -160,7 +160,7 @@ def random_crop(height: int, width: int, scale: tuple[float, float], random: np.
 def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.random.Generator) -> Tensor:
     """Apply up to `operations` random operations to an image, uint8 [3, S, S] -> uint8 [3, S, S].
 
-    Operations are drawn from OPERATIONS with replacement, applied with probability 1/2 at `magnitude` of 10 and a sign.
+    They are drawn from OPERATIONS with replacement, each applied with probability 1/2, random sign and magnitude / 10.
 
     Source: RandAugment as in ALBEF and the vision-language code bases that follow it.
     """

@@ -106,7 +106,10 @@ def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[li
 
 
 def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: Sequence[str] = ()) -> list[Pair]:
-    """Return one pair for every image of a CSV or TSV, which paths are relative to. kept: columns of its first row."""
+    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair.
+
+    kept: columns that the .json keeps, from the first row of an image.
+    """
     captions: dict[str, list[str]] = {}
     facts: dict[str, dict[str, str]] = {}
     for row in read_table(table, (image_column, caption_column, *kept)):

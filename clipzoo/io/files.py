@@ -378,7 +378,7 @@ def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
 
 
 class JsonLines:
-    """Appends mappings to a file as lines of JSON; ends a line that a killed process has left. Raises WriteError."""
+    """Appends mappings to a file as lines of JSON; ends an unfinished line of a killed process. Raises WriteError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -278,7 +278,7 @@ def tensors_in(content: object) -> list[Any]:
 def from_hub(name: str, what: str, remedy: str = "") -> Iterator[None]:
     """Like `one_message`, for a block that reads `name` from the hub, unless there is a file or folder of this name.
 
-    Where the hub accepts no connection, the block reads only its cache: the libraries would retry in silence for long.
+    Where the hub accepts no connection, only its cache is read: the libraries would retry silently for about a minute.
     """
     from huggingface_hub import constants
 

@@ -351,7 +351,10 @@ class JoinedTable:
 
 
 def scan_table(rules: TableRules, cache: ShardCache, state: State | None, location: str) -> Scan:
-    """List a table's samples; the offset of an image is its row + 1. Raises ConfigError without columns or images."""
+    """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
+
+    Raises ConfigError if a column is missing, or if none of the first image files can be read.
+    """
     if state is not None and state[0] <= 0:
         return Scan("empty" if state[0] == 0 else "missing")
     try:
