@@ -62,8 +62,8 @@ class Dataset(Protocol):
         return False
 
     def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
-        """Skip decoding of images whose features are cached. stored_keys: sample ids [b] -> digests of these images,
-        [b] int64; 0 for other samples."""
+        """Do not decode images whose features are cached: they are black, and batches have `image_key`. stored_keys:
+        called in loader processes, sample ids [b] -> digests of these images, [b] int64; 0 for other samples."""
         return None
 
     def shards(self) -> Sequence[tuple[str, str, int]]:

@@ -48,10 +48,7 @@ class CaptionCounts:
 
     @classmethod
     def of(cls, digests: np.ndarray) -> CaptionCounts:
-        """Count digests, [n] uint64, except NO_CAPTION.
-
-        Needs at most 3 GiB: more than _SORTED_AT_ONCE digests are read several times, once for each remainder.
-        """
+        """Count digests, [n] uint64, except NO_CAPTION. Needs at most 3 GiB: many are read once for each remainder."""
         rounds = 1 + len(digests) // _SORTED_AT_ONCE
         occurrences: Counter[int] = Counter()
         for remainder in range(rounds):
@@ -94,9 +91,8 @@ class CaptionCounts:
             with np.errstate(divide="ignore"):
                 log_none = np.concatenate([[0.0], np.log(np.maximum(factors, 0)).cumsum()])
             counts = self.occurrences.items()
-            equal = float(
-                batch / pairs * sum(size * captions * -np.expm1(log_none[size - 1]) for size, captions in counts)
-            )
+            expected = sum(size * captions * -np.expm1(log_none[size - 1]) for size, captions in counts)
+            equal = float(batch / pairs * expected)
         return {
             "pairs": pairs, "distinct": distinct, "recall_bound": 100 * distinct / pairs if pairs else 0.0,
             "batch": batch, "equal_in_batch": equal,
@@ -124,8 +120,7 @@ class StoredSample(ABC):
     """A sample of an open shard: image, captions, hard negatives, regions, and group.
 
     All methods raise BadSampleError, also if there is nothing under the key. Its kind ends with the name of the
-    setting: "missing_caption" for data.caption_key, "missing_hard" for data.hard_key. joined: returns the value of
-    another table under a key.
+    setting: "missing_hard" for data.hard_key. joined: returns the value of another table under a key.
     """
 
     joined: Callable[[str], Any] | None = None
@@ -160,8 +155,7 @@ class StoredSample(ABC):
         value = self._text() if key is None else self._value(key, setting)
         texts = value if isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
-            reason = f"{key} is {value!r:.80}, neither a text nor a list of texts"
-            raise BadSampleError(f"bad_{setting}", reason)
+            raise BadSampleError(f"bad_{setting}", f"{key} is {value!r:.80}, neither a text nor a list of texts")
         texts = [text for text in texts if has_text(text)]
         if not texts:
             raise BadSampleError(f"empty_{setting}", f"{key or 'the caption'} has no letter or digit")
@@ -195,12 +189,11 @@ class StoredSample(ABC):
                 if not isinstance(text, str):
                     text, edges = self._value("caption", "box")[int(row[0]) : int(row[1])], row[2:6]
                 left, top, right, bottom = (min(max(float(edge), 0.0), 1.0) for edge in edges)
-                is_usable = has_text(text) and left < right and top < bottom
+                if not (has_text(text) and left < right and top < bottom):
+                    raise ValueError
             except (TypeError, ValueError, LookupError, OverflowError):
-                is_usable = False
-            if not is_usable:
                 reason = f"{key} has {row!r:.80}, not [caption, left, top, right, bottom] with shares of the image"
-                raise BadSampleError("bad_box", reason)
+                raise BadSampleError("bad_box", reason) from None
             regions.append((text, (left, top, right, bottom)))
         if not regions:
             raise BadSampleError("empty_box", f"{key} has no region")
@@ -214,7 +207,6 @@ class StoredSample(ABC):
         return digest(str(value))
 
     def _value(self, key: str, setting: Setting) -> Any:
-        """Return the value under a key of the .json."""
         value = self.value(key)
         if value is None:
             entry = self._entry

@@ -23,10 +23,8 @@ Result = TypeVar("Result")
 
 
 def bind_to_parent() -> None:
-    """Call first in a child process: the kernel kills it as soon as its parent ends for any reason.
-
-    Schedulers signal every process of a job: only the parent reacts to these signals.
-    """
+    """Call first in a child process: the kernel kills it as soon as its parent ends for any reason."""
+    # Schedulers signal every process of a job: only the parent reacts.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -41,8 +39,7 @@ def map_in_children(
     """Yield `function(argument)` in order, computed by child processes, which end with the generator.
 
     processes: with fewer than two, this process computes the results. chunk: arguments that a process takes at a time.
-    At most AHEAD chunks per process are computed ahead of the results that are taken, which bounds their memory. Raises
-    TrainingError if a process was killed.
+    At most AHEAD chunks per process are computed ahead, to bound memory. Raises TrainingError if a process was killed.
     """
     if processes < 2:
         yield from map(function, arguments)
@@ -58,7 +55,8 @@ def map_in_children(
         try:
             remaining, pending = iter(arguments), deque[Future[list[Result]]]()
             while part := list(islice(remaining, chunk)):
-                pending.append(pool.submit(_apply, function, part))
+                # The child evaluates the map.
+                pending.append(pool.submit(list, map(function, part)))
                 if len(pending) > AHEAD * processes:
                     yield from pending.popleft().result()
             while pending:
@@ -70,7 +68,3 @@ def map_in_children(
             if isinstance(error, BrokenProcessPool):
                 raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
             raise
-
-
-def _apply(function: Callable[[Argument], Result], arguments: list[Argument]) -> list[Result]:
-    return [function(argument) for argument in arguments]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -46,8 +46,6 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, Part, Views, World
 
 Locations = str | list[str] | list[dict[str, str | float | list[str]]]
-StoredKeys = Callable[[Tensor], Tensor]
-"""Sample ids [b] -> digests of the images whose features are stored, [b] int64; 0 where there are none."""
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
 Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
 _MOST_CANDIDATES = 64
@@ -163,7 +161,7 @@ class ShardDataset(Part, Dataset):
         self._selection = Selection.of({**facts, "selection_seed": selection_seed, "uid_key": uid_key})
         self._caption_table, self._uid_key, self._long_captions = caption_table, uid_key, long_captions
         self._joined: JoinedTable | None = None
-        self._stored_keys: StoredKeys | None = None
+        self._stored_keys: Callable[[Tensor], Tensor] | None = None
         self.samples = 0
 
     def open(self, cache: Path | None, world: World) -> None:
@@ -217,11 +215,7 @@ class ShardDataset(Part, Dataset):
         is_fixed = transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
         return is_fixed and self.views.images == 1
 
-    def leave_out_images(self, stored_keys: StoredKeys) -> None:
-        """Do not decode images whose features are stored: batches have `image_key`, and such images are black.
-
-        stored_keys: called in the loader processes.
-        """
+    def leave_out_images(self, stored_keys: Callable[[Tensor], Tensor]) -> None:
         self._stored_keys = stored_keys
 
     def shards(self) -> list[tuple[str, str, int]]:
@@ -267,16 +261,13 @@ class ShardDataset(Part, Dataset):
     def _rank_batch(
         self, plan: Plan, read: Callable[..., Sample], rows: slice, trim_text: bool, step: int
     ) -> tuple[Batch, list[Fault]]:
-        """Return this rank's share of a step, the rows `rows` of the global batch, and its faults.
-
-        An image whose features are stored is not decoded: it is black. A batch without decoded images takes no memory
-        for them.
-        """
+        """Return this rank's share of a step, the rows `rows` of the global batch, and its faults."""
         global_rows = plan.rows(step)
         ids, epochs = torch.from_numpy(global_rows.sample_id[rows].copy()), global_rows.epoch[rows].tolist()
         stored_keys = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
         size, views = self._transform.image_size, self.views
         shape = (len(ids), *([views.images] if views.crops else []), 3, size, size)
+        # A batch whose images are all black, because their features are stored, takes no memory for them.
         images = torch.zeros(1, dtype=torch.uint8).expand(shape)
         samples, faults = list[Sample](), list[Fault]()
         for position, request in enumerate(zip(ids.tolist(), epochs, stored_keys, strict=True)):
@@ -322,10 +313,7 @@ class ShardDataset(Part, Dataset):
         return [" ".join(_name(*self._locate(sample_id))) for sample_id in sample_ids]
 
     def read(self, seed: int, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
-        """Return a sample, or another one if it is not usable; see `_first_usable`.
-
-        A pure function of (seed, epoch, sample id) and the shards. stored_key: see `ImageTransform`.
-        """
+        """Return a sample or its replacement: a pure function of the arguments. stored_key: see `ImageTransform`."""
         views = self.views
         # Random choices depend on `sample_id`, also if another sample is read in its place.
         random = partial(generator, seed=seed, epoch=epoch, index=sample_id)
@@ -368,16 +356,21 @@ class ShardDataset(Part, Dataset):
         Returns also index, shard and position of the sample that was loaded, and the fault of the one that was asked
         for. Raises ConfigError if none of the candidates is usable.
         """
-        index, *address = self._locate(sample_id)
+        index, shard, position = self._locate(sample_id)
+        counts = index.counts
         failure: BadSampleError | None = None
-        for candidate in _candidates(index, *address):
+        in_shard = ((shard, (position + step) % counts[shard]) for step in range(min(counts[shard], _MOST_CANDIDATES)))
+        # In other shards the position stays the same, so that the samples of a lost shard have different replacements.
+        others = ((shard + step) % len(counts) for step in range(1, min(len(counts), _MOST_CANDIDATES)))
+        in_others = ((other, position % counts[other]) for other in others if counts[other])
+        for candidate in chain(in_shard, in_others):
             try:
                 return load(self._reader.sample(index, *candidate)), (index, *candidate), failure
             except BadSampleError as error:
                 failure = failure or error
         assert failure is not None
         raise ConfigError(
-            f"{' '.join(_name(index, *address))} cannot be used ({failure.reason}), nor any of the samples that follow "
+            f"{self.names([sample_id])[0]} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
 
@@ -424,21 +417,6 @@ class Sample(NamedTuple):
     texts: list[str]
     group: int
     faults: list[Fault]
-
-
-def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:
-    """Yield (shard, position): first the sample itself, then its possible replacements.
-
-    In other shards the position stays the same, so that the samples of a lost shard have different replacements.
-    """
-    count = index.counts[shard]
-    for step in range(min(count, _MOST_CANDIDATES)):
-        yield shard, (position + step) % count
-    shards = len(index.counts)
-    for step in range(1, min(shards, _MOST_CANDIDATES)):
-        next_shard = (shard + step) % shards
-        if index.counts[next_shard]:
-            yield next_shard, position % index.counts[next_shard]
 
 
 def _name(index: ShardIndex, shard: int, position: int) -> tuple[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clipzoo import io
 from clipzoo.errors import ConfigError, masked, number_of
@@ -24,12 +24,8 @@ class BadSampleError(Exception):
         self.kind, self.reason = kind, reason
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One line of bad_samples.rank<r>.jsonl.
-
-    sample_id: -1 for a whole shard. replaced_by: shard and key of the sample used instead; None if there is none.
-    """
+class Fault(NamedTuple):
+    """A line of bad_samples.rank<r>.jsonl. sample_id: -1 for a shard. replaced_by: shard and key used instead."""
 
     sample_id: int
     shard: str
@@ -42,8 +38,7 @@ class Fault:
 class FaultLog:
     """Count faults, write each one to a file once, and stop the run above `max_bad_fraction`.
 
-    The fraction is relative to the samples seen, and to at least min(samples, 1000): one bad sample in the first
-    batch does not count as a large fraction.
+    The fraction is relative to the samples seen, and to at least min(samples, 1000), to tolerate one bad sample early.
     """
 
     def __init__(self, samples: int, max_bad_fraction: float) -> None:
@@ -77,7 +72,7 @@ class FaultLog:
             named, place = self._named.setdefault(fault.kind, set()), (fault.sample_id, masked(fault.shard))
             if self._file is not None and place not in named and len(named) < _NAMED_PER_KIND:
                 named.add(place)
-                self._file.append(masked(asdict(fault)))
+                self._file.append(masked(fault._asdict()))
         if self._bad > self._limit * max(self._seen, self._floor):
             kinds = ", ".join(f"{kind} {count}" for kind, count in self.counts.most_common())
             all_faults = f" {self._file.path} lists all." if self._file else ""
@@ -88,8 +83,7 @@ class FaultLog:
             )
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A file that is not in the dataset. kind: the counter's name; reason: a sentence."""
 
     path: Path

@@ -16,10 +16,10 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class ImageTransform:
                 for first, last, size in ((top, bottom, image.height), (left, right, image.width))
             )
             box = random_crop(rows.stop - rows.start, columns.stop - columns.start, self.crop_scale, draw)
-            boxes.append((replace(box, top=box.top + rows.start, left=box.left + columns.start), draw))
+            boxes.append((box._replace(top=box.top + rows.start, left=box.left + columns.start), draw))
         decode = cache(lambda reduction: EncodedImage(encoded).decode(reduction)) if further else image.decode
         for box, draw in boxes:
             reduction = 1
@@ -110,7 +110,7 @@ class ImageTransform:
             pixels = decode(reduction)
             # The crop starts on the grid of the reduced pixels; off the grid, its difference from the exactly decoded
             # crop would be several times larger.
-            top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
+            top, left, height, width = (edge // reduction for edge in box)
             resized = torch.nn.functional.interpolate(
                 torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
                 (self.image_size, self.image_size),
@@ -126,8 +126,7 @@ class ImageTransform:
         return torch.stack(crops) if further else resized, image.conversions, key
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A crop in pixels."""
 
     top: int
@@ -161,8 +160,7 @@ def random_crop(height: int, width: int, scale: tuple[float, float], random: np.
 def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.random.Generator) -> Tensor:
     """Apply up to `operations` random operations to an image, uint8 [3, S, S] -> uint8 [3, S, S].
 
-    Each operation is drawn from OPERATIONS with replacement, applied with probability 1/2 at `magnitude` of 10, and has
-    a random sign.
+    They are drawn from OPERATIONS with replacement, each applied with probability 1/2, random sign and magnitude / 10.
 
     Source: RandAugment as in ALBEF and the vision-language code bases that follow it.
     """
@@ -183,14 +181,10 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
     match operation:
         case "identity":
             return image
-        case "autocontrast":
-            return functional.autocontrast(image)
-        case "equalize":
-            return functional.equalize(image)
-        case "brightness":
-            return functional.adjust_brightness(image, 0.1 + 1.8 * level)
-        case "sharpness":
-            return functional.adjust_sharpness(image, 0.1 + 1.8 * level)
+        case "autocontrast" | "equalize":
+            return getattr(functional, operation)(image)
+        case "brightness" | "sharpness":
+            return getattr(functional, f"adjust_{operation}")(image, 0.1 + 1.8 * level)
         case "shear x" | "shear y":
             shear["xy".index(operation[-1])] = math.degrees(math.atan(sign * 0.3 * level))
         case "shift x" | "shift y":
@@ -199,9 +193,6 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
             turn = sign * 30 * level
     bilinear, mid_grey = InterpolationMode.BILINEAR, [128.0, 128.0, 128.0]
     return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=mid_grey)
-
-
-# Decoding.
 
 
 def read_image_file(path: Path) -> bytes:
@@ -215,10 +206,7 @@ def read_image_file(path: Path) -> bytes:
 
 
 def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
-    """Read the header of an image. Raises BadSampleError if it is not an image or exceeds `max_pixels`.
-
-    max_pixels: data.max_pixels; None for the limit of PIL, 2 * PIL.Image.MAX_IMAGE_PIXELS.
-    """
+    """Read the header of an image. Raises BadSampleError for other files and above max_pixels (None: PIL's limit)."""
     image = EncodedImage(encoded)
     key, limit = "data.max_pixels", max_pixels
     if limit is None:
@@ -234,10 +222,7 @@ def decode(encoded: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert the current frame of a PIL image of any mode to RGB; an RGB image is returned unchanged.
-
-    Raises BadSampleError for floating-point pixels, and for integers that exceed 16 bits.
-    """
+    """Return the current frame of a PIL image in RGB. Raises BadSampleError for floats and integers beyond 16 bits."""
     if image.mode == "F":
         raise BadSampleError("undecodable_image", "floating-point pixels have no stated range")
     if image.mode.startswith("I"):
@@ -260,8 +245,7 @@ class EncodedImage:
     """An encoded image whose header has been read. Raises BadSampleError.
 
     extension: file extension of its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size.
-    conversions: kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty
-    for a plain RGB or grey image.
+    conversions: kinds of conversion to RGB that are counted; empty for a plain RGB or grey image.
     """
 
     height: int

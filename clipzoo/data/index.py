@@ -37,9 +37,6 @@ FOLDER = "clipzoo_index"
 VERSION = 2
 DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
-MAX_SHARD_BYTES = 2**44
-"""Upper bound of a shard's samples and key bytes: sums over a hundred thousand shards fit into 64 bits."""
-_CACHED_SHARDS = 8
 SHARDS_PER_PROCESS = 8
 _SHOWN = 3
 _VERIFIED_BYTES = 2**29
@@ -74,8 +71,7 @@ class Shard:
 class ShardIndex:
     """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    captions: how often the captions repeat; a sample with several captions counts with its first one. dropped: numbers
-    of samples that a selection left out, by setting.
+    captions: how often the first captions of the samples repeat. dropped: numbers of samples left out, by setting.
     """
 
     shards: Sequence[Shard]
@@ -88,7 +84,7 @@ class ShardIndex:
         self.counts = np.array([shard.count for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
-        self.keys = lru_cache(_CACHED_SHARDS)(self._keys)
+        self.keys = lru_cache(8)(self._keys)
 
     @cached_property
     def records(self) -> np.ndarray:
@@ -150,9 +146,6 @@ class Selection:
         """Return the name of the index of the selected samples."""
         uids = None if self.uids is None else io.digest_of(Path(self.uids))
         return hashlib.sha256(repr((index.fingerprint, replace(self, uids=uids))).encode()).hexdigest()[:16]
-
-
-# Reading and writing.
 
 
 def load_or_build(
@@ -309,10 +302,7 @@ def write_index(
 
 
 def load(name: str, locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
-    """Return the index with this name from the first of the folders that has one; the shards are not checked.
-
-    A damaged index is logged and skipped.
-    """
+    """Return the first intact index of this name in the folders, or None. Damage is logged; shards are not checked."""
     for folder in folders:
         path = folder / f"{name}.json"
         if path.is_file() and (index := io.DamageLog().read(partial(_read, path, locations), None)) is not None:
@@ -367,7 +357,8 @@ def _is_row(row: object) -> bool:
         return False
     state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
     numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
-    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, MAX_SHARD_BYTES)] * 4
+    # Bounds of samples and key bytes whose sums over a hundred thousand shards fit into 64 bits.
+    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, 2**44)] * 4
     return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
         type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
     )
@@ -400,9 +391,6 @@ def index_folders(shards: Sequence[str], index_folder: str | None, run: Path | N
     # The index must not create the folder of missing shards.
     default_folders = [] if is_remote(shards[0]) or not shard_folder.is_dir() else [shard_folder / FOLDER]
     return default_folders + ([run / FOLDER] if run else [])
-
-
-# Shards that are missing, truncated, damaged or empty before training starts, and the samples lost with them.
 
 
 def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float, setting: str) -> list[Fault]:
@@ -466,9 +454,6 @@ def _stated_count(location: str, usual: int) -> int:
     return int(io.DamageLog().read(read, {"successes": usual})["successes"])
 
 
-# Fingerprints of datasets: digests of their content, independent of their folder.
-
-
 def fingerprint(
     indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int, joined: str | None = None
 ) -> str:
@@ -478,10 +463,7 @@ def fingerprint(
 
 
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
-    """Return the fingerprint of the dataset of a `data` node, from its stored index; None without an up-to-date one.
-
-    run: run directory, which may hold the index.
-    """
+    """Return the fingerprint of a `data` node's dataset from its index, which `run` may hold; None if outdated."""
     if data["_target_"] != DATASET:
         return None
     tables: TableRules | None = None

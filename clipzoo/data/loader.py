@@ -9,10 +9,9 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -37,9 +36,8 @@ def iterate(
     The workers start at once. They end when the generator ends or is closed, or when this process ends for any reason.
     With 0 workers the items are computed in this process.
 
-    timeout: seconds without an item after which the workers count as hanging. key: the configuration key that holds
-    `workers`, for messages. Raises TrainingError if a worker was killed, hangs, or cannot pass an item through shared
-    memory.
+    timeout: seconds without an item after which the workers count as hanging. key: configuration key of `workers`, for
+    messages. Raises TrainingError if a worker was killed, hangs, or cannot pass an item through shared memory.
     """
     loader: DataLoader = DataLoader(
         steps,  # type: ignore[arg-type]
@@ -70,8 +68,7 @@ def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(NamedTuple):
     """A worker's error, which takes the place of an item and is raised in the parent."""
 
     error: ConfigError | TrainingError | ExceptionWrapper

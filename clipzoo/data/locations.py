@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, TextIO
+from typing import IO, Annotated, Any, NamedTuple, TextIO
 
 from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Range
@@ -53,8 +52,7 @@ eval "$1"
 """Runs its argument. When standard input ends, because the parent has ended, all processes of the script are killed."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Shards that are shuffled together. weight: how often a sample occurs, relative to other sources."""
 
     shards: tuple[str, ...]
@@ -121,10 +119,10 @@ def _shards_of_index(path: str) -> list[str] | None:
     file = Path(path).expanduser().absolute()
     if file.suffix != ".json" or not file.is_file():
         return None
-    content = read_json(file, 64 * MB)
-    if not isinstance(content, dict) or not isinstance(content.get("shardlist"), list):
+    entries = read_json(file, 64 * MB).get("shardlist")
+    if not isinstance(entries, list):
         return None
-    urls = [str(entry.get("url")) for entry in content["shardlist"] if isinstance(entry, dict)]
+    urls = [str(entry.get("url")) for entry in entries if isinstance(entry, dict)]
     return [url if is_url(url) else str(below(file.parent, url, links=True)) for url in urls]
 
 
@@ -233,17 +231,14 @@ def _version(facts: Mapping[str, Any]) -> str:
     return "".join(str(facts[name]) for name in names if name in facts)
 
 
-# Local copies of remote shards.
-#
-# A shard is opened while its lock is held, and an open file stays readable after its deletion. The bytes that are read
-# therefore never depend on the size of the cache, however many processes share it.
-
-
 class ShardCache:
     """Opens shards. Remote shards are copied whole into a folder of limited size.
 
-    All processes of a machine share the cache. folder: None for a folder of this user in the temporary folder.
-    gigabytes: limit of the cache; the least recently used shards are deleted first.
+    All processes of a machine share the cache. A shard is opened while its lock is held, and an open file stays
+    readable after its deletion, so the bytes that are read never depend on the size of the cache.
+
+    folder: None for a folder of this user in the temporary folder. gigabytes: limit of the cache; the least recently
+    used shards are deleted first.
     """
 
     def __init__(self, folder: str | None, gigabytes: float) -> None:
@@ -254,8 +249,7 @@ class ShardCache:
     def open(self, location: str, *, size: int | None = None) -> int:
         """Return a file descriptor of the shard, which the caller closes; download the shard if needed.
 
-        size: a cached copy of that many bytes is reused; None: always download. Raises OSError if the shard cannot be
-        read, ConfigError if the cache cannot be written.
+        size: of a cached copy to reuse; None: always download. Raises OSError for the shard, ConfigError for the cache.
         """
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
@@ -312,17 +306,14 @@ class ShardCache:
 
     @contextmanager
     def _explained(self, full_disk_only: bool = False) -> Iterator[None]:
-        """Turn errors of the cache's own files into ConfigError: they must not count as unusable samples.
-
-        full_disk_only: other errors come from the shard's source.
-        """
+        """Turn errors of the cache's own files into ConfigError: they must not count as unusable samples."""
         try:
             yield
         except OSError as error:
             # A command whose output does not fit reports a full disk in its own words.
             full = error.errno in NO_SPACE or (self._folder.exists() and os.statvfs(self._folder).f_bavail == 0)
             if full_disk_only and not full:
-                raise
+                raise  # The shard's source has failed.
             cause = "the disk is full" if full else error.strerror or error
             raise ConfigError(
                 f"the cache of remote shards {self._folder} cannot be written: {cause}; free some space, or set "
@@ -343,10 +334,7 @@ def _held(file: TextIO) -> Iterator[None]:
 
 
 def copy_location(location: str, target: IO[bytes], key: str = KEY) -> None:
-    """Copy a remote file into an open file. Raises OSError; TrainingError if its server does not answer.
-
-    key: configuration key for the message.
-    """
+    """Copy a remote file into an open file. Raises OSError; TrainingError, which names `key`, if no server answers."""
     if location.startswith("pipe:"):
         return copy_output(location.removeprefix("pipe:"), target)
     filesystem, path = open_filesystem(location, key)
@@ -368,10 +356,7 @@ def copy_location(location: str, target: IO[bytes], key: str = KEY) -> None:
 
 
 def copy_output(command: str, target: IO[bytes]) -> None:
-    """Write the output of a command to an open file.
-
-    Raises OSError if the command failed, TrainingError if it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
-    """
+    """Write a command's output to an open file. Raises OSError if it fails, TrainingError if it is silent too long."""
     shell = shutil.which("bash")
     # With pipefail, a pipeline fails when any of its commands fails.
     words = [shell, "-o", "pipefail", "-c"] if shell else ["/bin/sh", "-c"]

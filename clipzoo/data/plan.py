@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -19,16 +19,11 @@ from numpy.typing import NDArray
 from clipzoo.errors import ConfigError, number_of
 
 Ids = NDArray[np.int64]
-_PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4, "hard": 5, "box": 6}
+Purpose = Literal["shards", "window", "augment", "caption", "hard", "box"]
+_PURPOSES = {purpose: number for number, purpose in enumerate(get_args(Purpose), start=1)}
 
 
-def generator(
-    purpose: Literal["shards", "window", "augment", "caption", "hard", "box"],
-    seed: int,
-    epoch: int,
-    index: int,
-    draw: int = 0,
-) -> np.random.Generator:
+def generator(purpose: Purpose, seed: int, epoch: int, index: int, draw: int = 0) -> np.random.Generator:
     """Return a generator for (purpose, seed, epoch, index, draw): the same numbers on every rank, worker and resume."""
     key = np.array([seed % 2**64, _PURPOSES[purpose]], dtype=np.uint64)
     counter = np.array([0, draw, index, epoch], dtype=np.uint64)
@@ -45,8 +40,7 @@ class _Key(ISeedSequence):
         return self._key
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Consecutive rows of a run. sample_id, epoch: [k] each; epoch counts the completed passes over the source."""
 
     sample_id: Ids
@@ -89,10 +83,7 @@ class Plan:
             parts.append(stream.rows(start, stop))
             times.append((2 * np.arange(start, stop) + 1) / self.mixture.shares[source])
         arrangement = np.argsort(np.concatenate(times), kind="stable")
-        return Rows(
-            np.concatenate([part.sample_id for part in parts])[arrangement],
-            np.concatenate([part.epoch for part in parts])[arrangement],
-        )
+        return Rows(*(np.concatenate(columns)[arrangement] for columns in zip(*parts, strict=True)))
 
     def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
         """Return (source, shard) of the windows in which the step ends, and of the windows after them."""
@@ -186,13 +177,12 @@ class Stream:
             # The order of a small source is computed from the previous order.
             if self._small is None or self._small[0] > epoch:
                 self._small = 0, self._shuffled(0, 0, n)
-            current_epoch, order = self._small
-            while current_epoch < epoch:
-                current_epoch += 1
+            last_epoch, order = self._small
+            for current_epoch in range(last_epoch + 1, epoch + 1):
                 tail, head = self._boundary(current_epoch)
                 permutation = self._shuffled(current_epoch, 0, n)
                 order = _without_repeats(permutation, order[n - tail :], head) if tail else permutation
-            self._small = current_epoch, order
+            self._small = epoch, order
             return order[start:stop]
         tail, head = self._boundary(epoch)
         zone = tail + head

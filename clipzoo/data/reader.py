@@ -25,8 +25,7 @@ _DOWNLOAD_THREADS = 4
 class ShardReader:
     """Reads samples at random; the most recently used shards stay open.
 
-    tables: how the rows of tables are read; None for tars. joined: a table with further values by uid. uid_key: as in
-    ShardDataset.
+    tables: how tables are read; None for tars. joined: a table with further values by uid. uid_key: as in ShardDataset.
     """
 
     def __init__(
@@ -43,27 +42,21 @@ class ShardReader:
         """Return a sample, which is read on access. Raises BadSampleError."""
         record = index.records[index.starts[shard] + position]
         opened = self._opened(index.locations[shard], index.shards[shard])
-        sample: StoredSample
-        if self._tables is None:
-            sample = TarSample(opened, record)
-        else:
-            sample = TableSample(opened, int(record["image_offset"]) - 1)
+        is_tar, row = self._tables is None, int(record["image_offset"]) - 1
+        sample: StoredSample = TarSample(opened, record) if is_tar else TableSample(opened, row)
         if self._joined is not None:
             sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
         return sample
 
     def open(self, location: str, shard: Shard) -> Any:
-        """Return a table, or a tar's file, which is closed with its last sample. A copy is made if needed.
-
-        Raises BadSampleError if it is missing or has changed since it was indexed.
-        """
+        """Return an open table or tar, from a copy if needed. Raises BadSampleError if it is missing or has changed."""
         if self._tables is not None:
             return self._tables.open(self._cache, location, shard.state)
         try:
             file = os.fdopen(self._cache.open(location, size=shard.bytes), "rb")
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
-        # A shard that is truncated according to the index is read up to its end.
+        # Closed with its last sample. A shard that is truncated according to the index is read up to its end.
         if (size := os.fstat(file.fileno()).st_size) not in (shard.bytes, shard.state[0]):
             file.close()
             raise BadSampleError("shard_changed", f"{location} has {size} bytes, {shard.bytes} when it was indexed")
@@ -75,10 +68,7 @@ class ShardReader:
 
 
 class Prefetcher:
-    """Makes local copies of the shards of the current window and of the next one. Call `advance` after every step.
-
-    Remote shards are downloaded; tables that need a copy are decoded.
-    """
+    """Makes local copies of the shards of the current window and of the next one. Call `advance` after every step."""
 
     def __init__(self, plan: Plan, indexes: Sequence[ShardIndex], reader: ShardReader) -> None:
         self._plan, self._indexes, self._reader = plan, indexes, reader

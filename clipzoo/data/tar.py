@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +50,7 @@ def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
     """List the samples of a shard by reading its headers and captions. caption_key: as in ShardDataset.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
-    shard. A repeated member begins a second sample with its key. A key without image and caption is not a
-    sample.
+    shard. A repeated member begins a second sample. A key without image and caption is not a sample.
     """
     try:
         with readable(Path(path), ANY_SIZE) as file:
@@ -97,8 +96,7 @@ def scan_file(file: IO[bytes], caption_key: CaptionKeys | None = None) -> Scan:
     return Scan(flaw, records, [key for key, _ in samples], size)
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A regular file in the archive: bytes [offset, offset + size) of the archive."""
 
     name: str

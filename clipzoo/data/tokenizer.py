@@ -96,10 +96,8 @@ def caption_lengths(ids: Tensor, end_token: int) -> Tensor:
 
 
 def trim_padding(ids: Tensor, end_token: int) -> Tensor:
-    """Cut the columns that are padding in all rows: [b, L] -> [b, L'], where L' is a multiple of 8 or equals L.
-
-    Multiples of 8 keep the number of different shapes small.
-    """
+    """Cut the columns that are padding in all rows: [b, L] -> [b, L'], where L' is a multiple of 8 or equals L."""
+    # Multiples of 8 keep the number of different shapes small.
     longest = int(caption_lengths(ids, end_token).max())
     return ids[:, : min(-(-longest // 8) * 8, ids.shape[1])].contiguous()
 

@@ -29,7 +29,6 @@ from clipzoo.errors import ConfigError, first_line, number_of
 from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_table, whole, write_json
 from clipzoo.io.text import save_figure, wrap
 
-ALL_LINES = "all"
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
 _PAIRS_A_PROCESS = 100
@@ -69,7 +68,7 @@ class Pair:
         lines, line = text.splitlines(), self.caption_line
         if line is None:
             return [text], sum(bool(entry.strip()) for entry in lines) > 1
-        if line == ALL_LINES:
+        if line == "all":
             return lines, False
         if line.isdecimal():
             captions = lines[int(line) - 1 : int(line)]
@@ -83,8 +82,7 @@ class Pair:
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
     """Return the images below the folder that have a caption file (same name, .txt) next to them, and all other files.
 
-    Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE. Raises ConfigError if
-    there is no pair.
+    Images without a caption have the kind "missing_caption", other files NO_IMAGE_FILE. Raises ConfigError for no pair.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     images = [path for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS]
@@ -148,9 +146,8 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
     """Split pairs into training and held-out pairs, which have no caption in common.
 
     Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
-    an order that depends only on the seed and their captions, as long as they fit into `share` of the pairs; a larger
-    group stays in training. Pairs whose captions cannot be read stay in training too. Raises ConfigError if fewer than
-    two pairs are held out.
+    an order that depends only on the seed and their captions, as long as they fit into `share` of the pairs. Other
+    groups, and pairs without readable captions, stay in training. Raises ConfigError if fewer than two are held out.
     """
     # scipy takes a second to import.
     from scipy.sparse import coo_array
@@ -190,10 +187,7 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
 
 @dataclass
 class Written:
-    """Result of `write_shards`. joined: samples whose caption was joined from several lines.
-
-    captions: how often the first captions repeat.
-    """
+    """Result of `write_shards`. joined: samples whose caption was several lines. captions: counts of first captions."""
 
     samples: int = 0
     shards: int = 0
@@ -219,10 +213,9 @@ def write_shards(
 ) -> Written:
     """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
 
-    shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
-    order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger
-    images are left out. progress: called with the number of pairs read, and the total. Raises ConfigError if the
-    folder has shards already.
+    shuffle_seed: None for the given order, although a shard of one class or album makes poor batches. shortest_side:
+    scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger images are left out.
+    progress: called with the number of pairs read, and the total. Raises ConfigError if the folder has shards already.
     """
     make_folder(folder)
     if any(folder.glob("*.tar")):
@@ -287,9 +280,6 @@ def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> Prepared
     return "jpg", stream.getvalue(), captions, joined
 
 
-# Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
-
-
 @dataclass(frozen=True)
 class Inspection:
     """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers."""
@@ -302,7 +292,7 @@ class Inspection:
 
 @dataclass
 class SampleStatistics:
-    """Statistics of samples. usable: width, height, bytes and words of each usable sample.
+    """Statistics of samples. usable: width, height, bytes and words of each sample that training could use.
 
     bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
     tiles: images with captions, by sample id.
@@ -331,12 +321,11 @@ def sample_statistics(
     parts = map_in_children(partial(_read, index, rules, tile_samples), chunks, min(processes, len(chunks)), chunk=1)
     statistics, done = SampleStatistics(), 0
     for chunk, part in zip(chunks, parts, strict=True):
-        for name, values in vars(part).items():
-            total = getattr(statistics, name)
-            if isinstance(values, list):
-                total.extend(values)
-            else:
-                total.update(values)
+        statistics.usable += part.usable
+        statistics.bad += part.bad
+        statistics.converted += part.converted
+        statistics.examples += part.examples
+        statistics.tiles |= part.tiles
         done += len(chunk)
         progress(done, len(sample_ids))
     return statistics

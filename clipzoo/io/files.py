@@ -1,7 +1,6 @@
 """Files: names, reading, writing, folders that appear complete, and tables. Needs neither torch nor numpy.
 
-Every reader opens only regular files and states the largest size that it reads. A written file appears complete
-or not at all.
+Every reader opens only regular files up to a stated size. A written file appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ MOST_CHARACTERS = 1_000_000
 LONGEST_NAME = 150
 """Largest number of bytes of a name; file systems allow 255, and temporary files have longer names."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-"""Errors of file systems that cannot flush a folder."""
 _VALID_NAME = re.compile(r"\w[\w .,:=+@%()-]*(?<![ .])")
 _TYPES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", type(None): "nothing"}
 NUMBER = (int, float)
@@ -81,9 +78,6 @@ class WriteError(TrainingError):
     """A file cannot be written. The message names the file, the cause, the free space and the remedy."""
 
     exit_code = os.EX_IOERR
-
-
-# Names
 
 
 def folder_name(name: str, key: str) -> str:
@@ -133,10 +127,7 @@ def below(folder: Path, name: object, links: bool = False) -> Path:
 
 
 def require_no_links(folder: Path, *others: Path) -> None:
-    """Raise DamagedFileError if a link below `folder`, such as a run directory, leads out of it and of `others`.
-
-    Links in W&B's folder are ignored: nothing in it is read.
-    """
+    """Raise DamagedFileError if a link below a run directory, except in W&B's folder, leads out of it and `others`."""
     roots = [os.path.realpath(place) for place in (folder, *others)]
     pending = [str(folder)] if folder.is_dir() else []
     while pending:
@@ -147,7 +138,7 @@ def require_no_links(folder: Path, *others: Path) -> None:
                     if not any(target.is_relative_to(root) for root in roots):
                         fault = f"is a link to {target}, outside the directory"
                         raise DamagedFileError(Path(entry.path), fault, "replace it with a copy if you trust it")
-                elif entry.is_dir() and entry.path != os.path.join(folder, "wandb"):
+                elif entry.is_dir() and entry.path != os.path.join(folder, "wandb"):  # nothing in it is read
                     pending.append(entry.path)
 
 
@@ -157,16 +148,12 @@ def shortened(value: object, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-# Reading
-
-
 @contextmanager
 def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedReader]:
     """Open a regular file to read bytes.
 
-    most: largest size of the file in bytes. remedy: for the message, what to do about a damaged file. Raises
-    DamagedFileError if opening the file or reading it in the block fails, it is a pipe, a device or another endless
-    stream, or it is larger than `most`.
+    most: largest size in bytes. remedy: for the message, what to do about a damaged file. Raises DamagedFileError if
+    the file is larger, cannot be opened or read in the block, or is a pipe, a device or another endless stream.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -278,8 +265,7 @@ def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
 def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
     """Return the mappings in a file with a JSON value on every line; none if the file does not exist.
 
-    An unfinished last line, left by a killed process, is skipped. Other lines that are not mappings are skipped with a
-    warning. Raises DamagedFileError.
+    Skips an unfinished last line, of a killed process, and with a warning other damaged ones. Raises DamagedFileError.
     """
     if not path.exists():
         return []
@@ -359,9 +345,6 @@ class DamageLog:
             return default
 
 
-# Writing
-
-
 def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically and durably; see `whole`."""
     with whole(path) as file:
@@ -395,10 +378,7 @@ def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
 
 
 class JsonLines:
-    """Appends mappings to a file, one line of JSON for each. A line that a killed process left unfinished is ended.
-
-    Raises WriteError.
-    """
+    """Appends mappings to a file as lines of JSON; ends an unfinished line of a killed process. Raises WriteError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -425,15 +405,12 @@ class JsonLines:
 
 @contextmanager
 def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
-    """Turn an error of the operating system while `path` is written into a WriteError.
-
-    only_full_disks: leave other errors as they are, because the block reads files too.
-    """
+    """Turn an OSError of the block, which writes `path`, into a WriteError. only_full_disks: only of a full disk."""
     try:
         yield
     except OSError as error:
         if only_full_disks and error.errno not in NO_SPACE:
-            raise
+            raise  # The block reads files too.
         free, cause = "", error.strerror or str(error)
         remedy = "Make the folder writable, or choose another one"
         if error.errno in NO_SPACE:
@@ -451,9 +428,6 @@ def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
         raise WriteError(f"could not write {path}: {cause}{free}. {remedy}") from error
 
 
-# Folders
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents, unless it exists. Raises WriteError."""
     with explained(folder):
@@ -464,8 +438,7 @@ def make_folder(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which takes the name `folder` at the end, or is removed after an error.
 
-    `folder` must not exist then, or be empty. Leftovers of a killed process are removed first. Raises WriteError if the
-    disk is full, or the folder cannot be made.
+    `folder` must not exist then, or be empty. Leftovers of a killed process are removed first. Raises WriteError.
     """
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -491,7 +464,7 @@ def _flush_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in NO_DIRECTORY_SYNC:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # file systems that cannot flush a folder
             raise
     finally:
         os.close(descriptor)

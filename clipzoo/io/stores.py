@@ -52,10 +52,7 @@ def is_url(location: str) -> bool:
 
 
 def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
-    """Return the fsspec file system of a URL and the path in it. key: configuration key for the message.
-
-    Raises ConfigError if there is no such file system, or its package is not installed.
-    """
+    """Return the fsspec file system of a URL and the path in it. Raises ConfigError, which names `key`, without one."""
     import fsspec
 
     # These libraries log where they find credentials, and every request.

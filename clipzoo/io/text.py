@@ -67,10 +67,7 @@ def latex_text(text: str) -> str:
 
 
 def shorten(text: str, columns: int, placeholder: str = "…") -> str:
-    """Return the text on one line of at most `columns`; East Asian characters are two columns wide.
-
-    A longer one ends with `placeholder`, after a whole word if one fits.
-    """
+    """Return the text on one line, cut to `columns` (East Asian characters take two) with `placeholder` at its end."""
     text = _with_columns(" ".join(text.split()))
     cut = textwrap.shorten(text, columns, placeholder=placeholder)
     if cut == placeholder.strip() != text:
@@ -86,8 +83,7 @@ def wrap(text: str, columns: int, lines: int, placeholder: str = " ...") -> str:
 
 def _with_columns(text: str) -> str:
     """Return the text with one character for every column."""
-    wide = (unicodedata.east_asian_width(character) in "WF" for character in text)
-    return "".join(character + _SECOND * second for character, second in zip(text, wide, strict=True))
+    return "".join(character + _SECOND * (unicodedata.east_asian_width(character) in "WF") for character in text)
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
@@ -115,11 +111,8 @@ def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
         for axis in figure.findobj(Axis):
             # matplotlib writes numbers at ticks as formulas; labels given as text have one of these two formatters.
             numbers.add(axis.get_offset_text())
-            for ticks, formatter in (
-                (axis.get_major_ticks(), axis.get_major_formatter()),
-                (axis.get_minor_ticks(), axis.get_minor_formatter()),
-            ):
-                if not isinstance(formatter, FixedFormatter | FuncFormatter):
+            for ticks, ticker in ((axis.get_major_ticks(), axis.major), (axis.get_minor_ticks(), axis.minor)):
+                if not isinstance(ticker.formatter, FixedFormatter | FuncFormatter):
                     numbers.update(label for tick in ticks for label in (tick.label1, tick.label2))
             if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
                 # The formatter writes the labels again at every drawing.
@@ -143,10 +136,7 @@ def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
 
 
 def _fitted(text: Text, missing: set[str]) -> str:
-    """Set the fonts of a text, and return it with the names of scripts in place of characters that no font has.
-
-    The names are added to `missing`.
-    """
+    """Set a text's fonts; return it with names of scripts, added to `missing`, for characters that no font has."""
     string = text.get_text()
     if string.isascii():
         return string
@@ -197,14 +187,11 @@ def _family_with(character: str) -> str | None:
 
 @cache
 def _installed() -> dict[str, frozenset[int]]:
-    """Return the characters of each family of fonts, plain ones without serifs first.
-
-    Fonts that were installed after matplotlib wrote its list of fonts are added to the list.
-    """
+    """Return the characters of each family of fonts, plain ones without serifs first."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
-    listed = {font.fname for font in fontManager.ttflist}
-    for path in sorted(set(findSystemFonts()) - listed):
+    # Add fonts that were installed after matplotlib wrote its list.
+    for path in sorted(set(findSystemFonts()) - {font.fname for font in fontManager.ttflist}):
         with suppress(Exception):  # damaged, or of a kind that matplotlib does not draw
             fontManager.addfont(path)
     families: dict[str, frozenset[int]] = {}

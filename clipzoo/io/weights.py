@@ -108,10 +108,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return True for a checkpoint: its file or folder, or a missing path with a checkpoint's name.
-
-    A run may have any name, also "x.pt": its directory has a config.yaml.
-    """
+    """Return True for a checkpoint: its file or folder, or a missing path with a checkpoint's name; False for a run."""
     if path.is_dir():
         return is_sharded(path)
     return _NAME.fullmatch(path.name) is not None or (path.suffix == ".pt" and path.is_file())
@@ -227,11 +224,8 @@ class _Directory(io.BufferedReader):
 
 
 def _require_plain(pickled: bytes) -> None:
-    """Raise _BoundError if a pickle names other classes than torch.save does, or repeats its values too often.
-
-    Counts the values with all references written out, as the YAML reader does with aliases.
-    """
-    # The number of values that each item represents; None for a mark.
+    """Raise _BoundError if a pickle names other classes than torch.save does, or repeats its values too often."""
+    # The number of values that each item represents, with all references written out; None for a mark.
     stack: list[list[int] | None] = []
     memo: dict[Any, list[int] | None] = {}
     copied = 0
@@ -284,8 +278,7 @@ def tensors_in(content: object) -> list[Any]:
 def from_hub(name: str, what: str, remedy: str = "") -> Iterator[None]:
     """Like `one_message`, for a block that reads `name` from the hub, unless there is a file or folder of this name.
 
-    Where the hub accepts no connection, the block reads only the hub's cache: the libraries would otherwise retry
-    each request silently for most of a minute.
+    Where the hub accepts no connection, only its cache is read: the libraries would retry silently for about a minute.
     """
     from huggingface_hub import constants
 
@@ -331,10 +324,7 @@ class DeferredPackage(ModuleType):
 
 
 def import_alone(name: str) -> Any:
-    """Import the module PACKAGE.MODULE without running the package's `__init__` first.
-
-    `import PACKAGE` works as always, before and after: its `__init__` runs when a name of it is first read.
-    """
+    """Import PACKAGE.MODULE without the package's `__init__`, which runs when a name of the package is first read."""
     package = name.partition(".")[0]
     if package not in sys.modules:
         spec = find_spec(package)

@@ -58,8 +58,7 @@ class TableRules:
     """How the rows of tables are read.
 
     format: None to find it from the file. image_key, caption_key, uid_key: names of columns; None for the first one
-    with a usual name. image_folder: folder of relative paths; None for that of the table. further_keys: other columns
-    that samples or the selection need.
+    with a usual name. image_folder: of relative paths; None for the table's. further_keys: other columns to keep.
     """
 
     format: TableFormat | None = None
@@ -116,8 +115,7 @@ class TableRules:
     def open(self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()) -> OpenTable:
         """Return an open table, from its copy unless it is an Arrow file. Raises BadSampleError if it is damaged.
 
-        state: of the file when it was indexed. columns: further names; images' bytes are then left out, and Parquet
-        files are read without a copy.
+        state: of the file when it was indexed. columns: further names; then without images' bytes or copies of Parquet.
         """
         form = self.format_of(location)
         try:
@@ -282,9 +280,8 @@ class TableSample(StoredSample):
         if not isinstance(image, str) or not image:
             raise BadSampleError("missing_image", f"{table.names.image} is {image!r:.80}, neither bytes nor a path")
         try:
-            return read_image_file(
-                io.below(table.folder, image.removeprefix(f"{table.folder}".rstrip("/") + "/"), links=True)
-            )
+            name = image.removeprefix(f"{table.folder}".rstrip("/") + "/")
+            return read_image_file(io.below(table.folder, name, links=True))
         except io.DamagedFileError as error:
             raise BadSampleError("unsafe_path", f"{error.fault}; see data.image_folder") from None
 

@@ -36,8 +36,7 @@ def select(
 ) -> ShardIndex:
     """Return the index of the selected samples, in which `dropped` counts the others by setting.
 
-    tables, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or for a condition that cannot be
-    applied.
+    tables, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or the condition cannot be applied.
     """
     name = selection.name(index)
     selected = load(name, index.locations, folders)
@@ -105,7 +104,12 @@ def _examine(
                     content += index.records_of(number)["caption"][position].tobytes()
                 images[position] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     if uids is not None and count:
-        listed = _are_in(keys, uids)
+        values = np.array(keys, str)
+        if uids.dtype == _PAIRS:
+            # A key that is not 32 hexadecimal digits becomes 0, which DataComp does not use as a uid.
+            digits = [key if len(key) == 32 and set(key) <= set("0123456789abcdef") else "0" for key in keys]
+            values = np.array([divmod(int(digit, 16), 2**64) for digit in digits], _PAIRS)
+        listed = uids[np.minimum(np.searchsorted(uids, values), len(uids) - 1)] == values
     return passing, listed, images, order
 
 
@@ -154,13 +158,3 @@ def _read_uids(path: Path) -> np.ndarray:
     except (ValueError, EOFError) as error:
         raise ConfigError(f"data.uids={path}: {first_line(error)}") from None
     return np.sort(uids.astype(str) if uids.dtype.kind == "S" else uids)
-
-
-def _are_in(keys: Sequence[str], uids: np.ndarray) -> np.ndarray:
-    """Return which keys are among sorted uids, [n] bool."""
-    values = np.array(keys, str)
-    if uids.dtype == _PAIRS:
-        # A key that is not 32 hexadecimal digits becomes 0, which DataComp does not use as a uid.
-        digits = [key if len(key) == 32 and set(key) <= set("0123456789abcdef") else "0" for key in keys]
-        values = np.array([divmod(int(digit, 16), 2**64) for digit in digits], _PAIRS)
-    return uids[np.minimum(np.searchsorted(uids, values), len(uids) - 1)] == values
