@@ -386,9 +386,7 @@ def result_tables(metrics: Metrics) -> list[Table]:
         for key, way in ways.items():
             side, column = (way, ("", key.metric)) if is_long else ("", (way, key.metric))
             cells.setdefault((key.dataset + PAIRED * key.paired, side), {})[column] = _measurement(metrics, key)
-        columns = sorted(
-            dict.fromkeys(chain(*cells.values())), key=lambda column: [*frames.ACCURACIES, column[1]].index(column[1])
-        )
+        columns = sorted(dict.fromkeys(chain(*cells.values())), key=lambda column: column[1] not in frames.ACCURACIES)
         labels = [", ".join(frames.title_of(part) for part in (name, way) if part) for way, name in columns]
         rows = [
             [dataset, *[frames.title_of(side)] * is_long, *(row.get(column, "") for column in columns)]
