@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import product, starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 from clipzoo.errors import number_of
 
 
-class Gpu(NamedTuple):
-    """Data sheet: bytes of memory, dense FLOP/s, bytes/s of its memory and from GPUs of its node (within_node)."""
+@dataclass(frozen=True)
+class Gpu:
+    """Data sheet of a GPU.
+
+    memory: bytes. bf16, tf32: dense FLOP/s. bandwidth: of its memory, bytes/s. within_node: bytes/s that it receives
+    from GPUs of its node.
+    """
 
     memory: float
     bf16: float
@@ -30,7 +36,8 @@ GPUS = {
 """From the vendor's data sheets."""
 
 
-class Cluster(NamedTuple):
+@dataclass(frozen=True)
+class Cluster:
     """Equal GPUs in equal nodes, one rank each.
 
     between_nodes: bytes/s that one GPU receives from other nodes. reached: share of the peak FLOP/s that a training
@@ -53,7 +60,8 @@ class Cluster(NamedTuple):
         return self.gpu.within_node if ranks <= self.per_node else self.between_nodes
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True)
+class Setting:
     """How ranks share weights, and how they compute.
 
     shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
@@ -73,7 +81,10 @@ class Setting(NamedTuple):
         return ", ".join(words)
 
     def overrides(self, ranks: int, local: int, switches: Iterable[str], recomputed_now: bool) -> list[str]:
-        """Return this setting's overrides. switches: keys of activation checkpointing, which are `recomputed_now`."""
+        """Return the overrides of a training with this setting.
+
+        switches: keys of activation checkpointing. recomputed_now: of the configuration.
+        """
         lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
         if 1 < self.shards < ranks:
             lines.append(f"trainer.fsdp.shard_group={self.shards}")
@@ -97,6 +108,7 @@ def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Sett
 
 
 def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
+    """Return the setting of a configuration."""
     trainer = plain["trainer"]
     shards = 1
     if trainer.get("parallel", "ddp") == "fsdp":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,8 @@ SAMPLES = 2, 4
 """Batches of which the encoders' activations are counted: the memory is linear in the number of samples."""
 
 
-class Activations(NamedTuple):
+@dataclass(frozen=True)
+class Activations:
     """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`, of which `per_image`.
 
     fixed: copies of the weights in the precision of the encoders, of which `fixed_images` of the image tower.
@@ -99,16 +100,24 @@ class Activations(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Parameters of the blocks of a tower: of the largest one and of all."""
+
+    largest: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Counts:
     """Sizes and operations of a step of one configuration, independent of the ranks.
 
     encoder, others: parameters of the encoder, and of head and objective; trained_encoder, trained_others: those that
-    train. outside: parameters of the encoder outside of its blocks. image_blocks, text_blocks: of each block of the
-    towers; both of the whole encoder if it has no towers. largest_of_text: parameters of the largest tensor of the text
-    tower that trains. optimizer: bytes of its state for a trained parameter. state: bytes of the per-sample state.
-    buffers: bytes of other buffers. forward_flops: of the encoders for a pair; step_flops: with the backward pass.
-    sample: bytes of an image and its caption. activations: without and with recomputation. head, objective: on the meta
-    device, for their costs.
+    train. outside: parameters of the encoder outside of its blocks. image_blocks, text_blocks: of the towers; both of
+    the whole encoder if it has no towers. largest_of_text: parameters of the largest tensor of the text tower that
+    trains. optimizer: bytes of its state for a trained parameter.
+    state: bytes of the per-sample state. buffers: bytes of other buffers. forward_flops: of the encoders for a pair;
+    step_flops: with the backward pass. sample: bytes of an image and its caption. activations: without and with
+    recomputation. head, objective: on the meta device, for their costs.
     """
 
     head: Head
@@ -118,8 +127,8 @@ class Counts:
     trained_encoder: int
     trained_others: int
     outside: int
-    image_blocks: Sequence[int]
-    text_blocks: Sequence[int]
+    image_blocks: Blocks
+    text_blocks: Blocks
     largest_of_text: int
     optimizer: float
     state: int
@@ -171,7 +180,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         others=parameters_of(model.head) + parameters_of(objective),
         trained_encoder=_trained(encoder),
         trained_others=_trained(model.head) + _trained(objective),
-        outside=parameters_of(encoder) - sum(_blocks(encoder, blocks)),
+        outside=parameters_of(encoder) - _blocks(encoder, blocks).total,
         image_blocks=_blocks(image_tower, blocks),
         text_blocks=_blocks(text_tower, blocks),
         largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
@@ -181,10 +190,20 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         forward_flops=sum(flops),
         step_flops=sum(count * number for count, number in zip(flops, passes, strict=True)),
         sample=batch.image.nbytes + batch.text.nbytes,
-        activations={on: _activations(plain, on, autocast, trust) for on in (False, True)},
+        activations={on: _activations(with_recomputation(plain, on), autocast, trust) for on in (False, True)},
         image_points=points[0],
         text_points=points[1],
     )
+
+
+def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, Any]:
+    """Return the configuration with activation checkpointing off, or on: of all towers unless it is on for some."""
+    changed, switches = copy.deepcopy(dict(plain)), recomputation(plain)
+    if not (recomputed and any(switches.values())):
+        for key in switches:
+            *path, name = key.split(".")
+            reduce(getitem, path, changed)[name] = recomputed
+    return changed
 
 
 def recomputation(plain: Mapping[str, Any]) -> dict[str, bool]:
@@ -206,18 +225,8 @@ def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Bat
     )
 
 
-def _activations(
-    config: Mapping[str, Any], recomputed: bool, autocast: torch.dtype | None, trust: Collection[str]
-) -> Activations:
-    """Count the activations kept for two batch sizes, and fit a line through both.
-
-    recomputed: activation checkpointing, of all towers unless it is on for some.
-    """
-    plain, switches = copy.deepcopy(dict(config)), recomputation(config)
-    if not (recomputed and any(switches.values())):
-        for key in switches:
-            *path, name = key.split(".")
-            reduce(getitem, path, plain)[name] = recomputed
+def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: Collection[str]) -> Activations:
+    """Count the activations kept for two batch sizes, and fit a line through both."""
     with torch.device("meta"):
         parts = build_parts(plain, trust)
         model = build_model(plain, parts.head, trust)
@@ -239,9 +248,10 @@ def _activations(
     return Activations(kept[0] - SAMPLES[0] * slope, slope, of_images, images[0] - SAMPLES[0] * of_images)
 
 
-def _blocks(tower: nn.Module, all_blocks: list[nn.Module]) -> list[int]:
+def _blocks(tower: nn.Module, all_blocks: list[nn.Module]) -> Blocks:
     modules = set(tower.modules())
-    return [parameters_of(block) for block in all_blocks if block in modules]
+    sizes = [parameters_of(block) for block in all_blocks if block in modules]
+    return Blocks(max(sizes, default=0), sum(sizes))
 
 
 def _trained(module: nn.Module) -> int:

@@ -11,22 +11,27 @@ GPUs; times are predictions: counts divided by the GPU's data sheet and the shar
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Annotated
 
 from clipzoo.cli.arguments import Parser, number_in, refuse
 from clipzoo.config.compose import compose
 from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
-from clipzoo.config.vocabulary import Machines, Range, Samples, Share
+from clipzoo.config.vocabulary import Machines, Range, Samples
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.plan.cluster import GPUS, Cluster, configured
 
 SAMPLES = 12_000_000
 """Size of the dataset unless --samples gives it: that of CC12M."""
+Figure = Annotated[float, Range(at_least=1e-3, at_most=1e6)]
+"""A number of a data sheet, in GB, GB/s or TFLOP/s."""
+SHOWN = 8
+"""Settings in the table."""
 
 
 def main(arguments: list[str]) -> None:
-    number, size = number_in(Annotated[float, Range(at_least=1e-3, at_most=1e6)]), number_in(Machines)
+    number, size = number_in(Figure), number_in(Machines)
     parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
@@ -36,7 +41,8 @@ def main(arguments: list[str]) -> None:
     add("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
     add("--within", type=number, help="GB/s that a GPU receives within its node")
     add("--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)")
-    add("--reached", type=number_in(Share), default=0.4, help="reached share of the peak (default: %(default)s)")
+    share = number_in(Annotated[float, Range(above=0, at_most=1)])
+    add("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
     add("--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
     options = parser.parse_intermixed_args(arguments)
@@ -51,11 +57,11 @@ def main(arguments: list[str]) -> None:
         refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
     gpu = GPUS[options.gpu]
     if options.memory:
-        gpu = gpu._replace(memory=options.memory * 1e9)
+        gpu = replace(gpu, memory=options.memory * 1e9)
     if options.peak:
-        gpu = gpu._replace(bf16=options.peak * 1e12, tf32=options.peak * 5e11)
+        gpu = replace(gpu, bf16=options.peak * 1e12, tf32=options.peak * 5e11)
     if options.within:
-        gpu = gpu._replace(within_node=options.within * 1e9)
+        gpu = replace(gpu, within_node=options.within * 1e9)
     cluster = Cluster(gpu, options.gpus, options.per_node, options.between * 1e9, options.reached)
     if (batch := plain["trainer"]["global_batch"]) % cluster.gpus:
         raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")
@@ -96,7 +102,7 @@ def main(arguments: list[str]) -> None:
         "the larger of two with equal times.\n"
     )
     print("| setting | memory, GB | received, GB | step, ms | |\n| --- | ---: | ---: | ---: | --- |")
-    for item in [best, *others][:8]:
+    for item in [best, *others][:SHOWN]:
         sizes = f"{_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | {_milliseconds(item.step)}"
         fit = "" if item.fits(cluster) else "does not fit"
         print(f"| {item.setting.name(shape.ranks, shape.local)} | {sizes} | {fit} |")

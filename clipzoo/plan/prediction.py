@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clipzoo.heads.base import FLOAT, Shape
@@ -15,7 +16,8 @@ TOLERATED_SLOWDOWN = 0.03
 """Share by which a simpler setting may be slower than the fastest one."""
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True)
+class Prediction:
     """Prediction of a step under one setting. seconds: of encoders, head, optimizer and exposed transfers."""
 
     setting: Setting
@@ -130,6 +132,7 @@ class Memory(NamedTuple):
 
 
 def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> Memory:
+    """Return the memory at its largest."""
     shards = setting.shards
     trained = counts.trained_encoder / shards + counts.trained_others
     samples = min(setting.micro_batch, shape.local)
@@ -166,7 +169,7 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
         after_forward = kept.per_sample * samples
         if setting.recomputed:
             # One block's activations and casts exist again while its gradient is computed.
-            largest = max((*counts.image_blocks, *counts.text_blocks), default=counts.encoder)
+            largest = max(counts.image_blocks.largest, counts.text_blocks.largest) or counts.encoder
             block = largest / counts.encoder * (whole.of(samples) - kept.of(samples))
             after_forward += max(0.0, block - (whole.fixed - kept.fixed))
         # Later the activations of the captions are freed, and the gradient of a large token embedding takes their
@@ -180,7 +183,7 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     # the previous block's gradients being sent.
     is_divided = samples < shape.local
     outside, image, text = (
-        FLOAT * max(sizes, default=0) for sizes in ([counts.outside], counts.image_blocks, counts.text_blocks)
+        FLOAT * n for n in (counts.outside, counts.image_blocks.largest, counts.text_blocks.largest)
     )
     trains, gradients = counts.trained_encoder / counts.encoder, FLOAT * counts.trained_encoder / setting.shards
     both, images = kept.per_sample * samples, kept.per_image * samples
@@ -188,12 +191,12 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
     text_freed = whole.of(samples) - kept.of(samples) - image_freed
     # Bytes that one block computes again, of those that activation checkpointing frees in all blocks.
     image_again, text_again = (
-        freed * max(blocks) / sum(blocks) if blocks else freed
+        freed * blocks.largest / blocks.total if blocks.total else freed
         for blocks, freed in ((counts.image_blocks, image_freed), (counts.text_blocks, text_freed))
     )
     # The last gradients of a micro-batch stay until the next one has computed others.
     left, before = (trains * outside, gradients) if is_divided else (0.0, 0.0)
-    of_captions = gradients if is_divided else gradients * sum(counts.text_blocks) / counts.encoder
+    of_captions = gradients if is_divided else gradients * counts.text_blocks.total / counts.encoder
     forward = outside + left + max(2 * text, outside)
     # Gradients of a block appear while its activations are freed.
     text_gradients, image_gradients = max(0.0, trains * text - text_again), max(0.0, trains * image - image_again)
@@ -214,7 +217,8 @@ def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> li
 # 2 (n - 1) / n m, an all-to-all (n - 1) / n of the bytes that a rank holds.
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True)
+class Transfer:
     """received: bytes. ranks: neighbours that take part. hidden: travels while the encoders compute."""
 
     cause: str
@@ -224,6 +228,7 @@ class Transfer(NamedTuple):
 
 
 def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> list[Transfer]:
+    """Return the transfers of a step."""
     ranks = shape.ranks
     if ranks == 1:
         return []
