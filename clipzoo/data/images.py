@@ -182,10 +182,14 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
     match operation:
         case "identity":
             return image
-        case "autocontrast" | "equalize":
-            return getattr(functional, operation)(image)
-        case "brightness" | "sharpness":
-            return getattr(functional, f"adjust_{operation}")(image, 0.1 + 1.8 * level)
+        case "autocontrast":
+            return functional.autocontrast(image)
+        case "equalize":
+            return functional.equalize(image)
+        case "brightness":
+            return functional.adjust_brightness(image, 0.1 + 1.8 * level)
+        case "sharpness":
+            return functional.adjust_sharpness(image, 0.1 + 1.8 * level)
         case "shear x" | "shear y":
             shear["xy".index(operation[-1])] = math.degrees(math.atan(sign * 0.3 * level))
         case "shift x" | "shift y":
