@@ -55,8 +55,7 @@ def map_in_children(
         try:
             remaining, pending = iter(arguments), deque[Future[list[Result]]]()
             while part := list(islice(remaining, chunk)):
-                # The child evaluates the map.
-                pending.append(pool.submit(list, map(function, part)))
+                pending.append(pool.submit(_apply, function, part))
                 if len(pending) > AHEAD * processes:
                     yield from pending.popleft().result()
             while pending:
@@ -68,3 +67,7 @@ def map_in_children(
             if isinstance(error, BrokenProcessPool):
                 raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
             raise
+
+
+def _apply(function: Callable[[Argument], Result], arguments: list[Argument]) -> list[Result]:
+    return [function(argument) for argument in arguments]

@@ -16,10 +16,10 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class ImageTransform:
                 for first, last, size in ((top, bottom, image.height), (left, right, image.width))
             )
             box = random_crop(rows.stop - rows.start, columns.stop - columns.start, self.crop_scale, draw)
-            boxes.append((box._replace(top=box.top + rows.start, left=box.left + columns.start), draw))
+            boxes.append((replace(box, top=box.top + rows.start, left=box.left + columns.start), draw))
         decode = cache(lambda reduction: EncodedImage(encoded).decode(reduction)) if further else image.decode
         for box, draw in boxes:
             reduction = 1
@@ -110,7 +110,7 @@ class ImageTransform:
             pixels = decode(reduction)
             # The crop starts on the grid of the reduced pixels; off the grid, its difference from the exactly decoded
             # crop would be several times larger.
-            top, left, height, width = (edge // reduction for edge in box)
+            top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
             resized = torch.nn.functional.interpolate(
                 torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
                 (self.image_size, self.image_size),
@@ -126,7 +126,8 @@ class ImageTransform:
         return torch.stack(crops) if further else resized, image.conversions, key
 
 
-class Box(NamedTuple):
+@dataclass(frozen=True)
+class Box:
     """A crop in pixels."""
 
     top: int
@@ -181,10 +182,14 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
     match operation:
         case "identity":
             return image
-        case "autocontrast" | "equalize":
-            return getattr(functional, operation)(image)
-        case "brightness" | "sharpness":
-            return getattr(functional, f"adjust_{operation}")(image, 0.1 + 1.8 * level)
+        case "autocontrast":
+            return functional.autocontrast(image)
+        case "equalize":
+            return functional.equalize(image)
+        case "brightness":
+            return functional.adjust_brightness(image, 0.1 + 1.8 * level)
+        case "sharpness":
+            return functional.adjust_sharpness(image, 0.1 + 1.8 * level)
         case "shear x" | "shear y":
             shear["xy".index(operation[-1])] = math.degrees(math.atan(sign * 0.3 * level))
         case "shift x" | "shift y":

@@ -111,8 +111,11 @@ def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
         for axis in figure.findobj(Axis):
             # matplotlib writes numbers at ticks as formulas; labels given as text have one of these two formatters.
             numbers.add(axis.get_offset_text())
-            for ticks, ticker in ((axis.get_major_ticks(), axis.major), (axis.get_minor_ticks(), axis.minor)):
-                if not isinstance(ticker.formatter, FixedFormatter | FuncFormatter):
+            for ticks, formatter in (
+                (axis.get_major_ticks(), axis.get_major_formatter()),
+                (axis.get_minor_ticks(), axis.get_minor_formatter()),
+            ):
+                if not isinstance(formatter, FixedFormatter | FuncFormatter):
                     numbers.update(label for tick in ticks for label in (tick.label1, tick.label2))
             if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
                 # The formatter writes the labels again at every drawing.
