@@ -334,8 +334,9 @@ def write_pages(
         *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
-    commit = f", revision {commit}" if (commit := revision()) else ""
-    sections.append(Section(notes=[f"Made by clipzoo {version('clipzoo')}{commit}."], formats=["html"]))
+    commit = revision()
+    version_note = f"Made by clipzoo {version('clipzoo')}{f', revision {commit}' if commit else ''}."
+    sections.append(Section(notes=[version_note], formats=["html"]))
     cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
