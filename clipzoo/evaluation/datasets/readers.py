@@ -76,7 +76,7 @@ def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
     paths = {
         split: [path for path in sorted(existing(folder, part).glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS]
         for split, part in facts["splits"].items()
-        if split != "train" or (folder / part).exists()
+        if split != "train" or below(folder, part, links=True).exists()
     }
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
