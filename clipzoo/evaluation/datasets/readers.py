@@ -72,11 +72,11 @@ def torchvision(folder: Path, facts: Benchmark) -> ClassificationSource:
 
 
 def class_folders(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """Read splits of one folder per class, in the order of their names; that of "train" may be absent: for probes."""
+    """Read splits of one folder per class, in the order of their names; "train" may be absent: only probes need it."""
     paths = {
         split: [path for path in sorted(existing(folder, part).glob("*/*")) if path.suffix.lower() in FOLDER_EXTENSIONS]
         for split, part in facts["splits"].items()
-        if split != "train" or (folder / part).exists()
+        if split != "train" or below(folder, part, links=True).exists()
     }
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
@@ -252,7 +252,7 @@ def pairs(folder: Path, facts: Benchmark) -> RetrievalSource:
 
 
 def cut(folder: Path, facts: Benchmark) -> ClassificationSource:
-    """Splits of each class's files in the order of their names: first and end, as shares if they have a point."""
+    """Cut each class's files, in the order of their names, from first to end; numbers with a point are shares."""
     names, whole = (torchvision if "class" in facts else class_folders)(folder, facts)
     parts: dict[str, list[tuple[Path, int]]] = {}
     samples = sorted(_samples(whole["all"]), key=lambda sample: (sample[1], sample[0].name))
