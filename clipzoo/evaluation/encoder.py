@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL.Image import Image, open as open_image
 from torch import Tensor
+from torch.nn import functional
 
 from clipzoo.data.images import LARGEST_FILE, to_rgb
 from clipzoo.data.loader import iterate
@@ -22,7 +24,7 @@ from clipzoo.evaluation.datasets.dataset import Images
 from clipzoo.evaluation.scoring import embed_draws, exact_products
 from clipzoo.io import readable
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, concatenate, gather_embedding
+from clipzoo.types import Embedding, Features, concatenate, gather_embedding, map_embedding
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "squash", "longest"]
@@ -113,12 +115,15 @@ def gathered_batches(
     rows_done = 0
     for batch in _local_batches(count, size, world):
         rows = min(size * world.size, count - rows_done)
-        results = compute(batch)
-        if len(batch) < size:  # the padding is cut below
-            results = [result[torch.arange(size) % len(batch)] for result in results]
-        gathered = [gather_embedding(result, world) for result in results]  # type: ignore[type-var]
+        padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
+        gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
         yield [result[:rows] for result in gathered]
         rows_done += rows
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    missing = size - len(tensor)
+    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
 
 
 def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:

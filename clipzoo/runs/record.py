@@ -338,7 +338,7 @@ def stored_arrays(
     folder: Path, task: str, names: Iterable[str], damage: io.DamageLog
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Yield the datasets of a task that a run was evaluated on, with their arrays; see `read_arrays`."""
-    for path in sorted((folder / "evaluation" / task).glob("*.npz")):
+    for path in sorted(io.below(folder, f"evaluation/{task}", links=True).glob("*.npz")):
         if arrays := damage.read(partial(read_arrays, path, names), dict[str, "np.ndarray"]()):
             yield path.stem, arrays
 

@@ -10,6 +10,7 @@ from itertools import product
 
 import pytest
 import torch
+import yaml
 
 from clipzoo.build import build_head, build_model, build_objective
 from clipzoo.config.compose import compose
@@ -79,7 +80,8 @@ def test_an_experiment_composes_and_fits_the_schema(name):
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "cc12m" not in name and "yfcc" not in name])
 def test_an_experiment_has_three_sizes(name, scale):
     # As the experiment's title says: the demo's encoder has 16 tokens.
-    points = re.findall(rf"with scale={scale} add ([\w.=]+)", EXPERIMENTS[name].title)
+    about = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())["about"]
+    points = re.findall(rf"with scale={scale} add ([\w.=]+)", about["title"])
     plain, full = composed(name, f"scale={scale}", *points), composed(name)
     assert plain["encoder"] == composed("wpse/cc3m_clip", f"scale={scale}")["encoder"]
     assert plain["optim"] == composed("wpse/cc3m_clip", f"scale={scale}")["optim"]

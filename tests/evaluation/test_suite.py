@@ -13,7 +13,7 @@ import torch
 from clipzoo.build import build_part
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets import benchmarks
+from clipzoo.evaluation.datasets import tar
 from clipzoo.evaluation.datasets.dataset import Images, LabelledSplit
 from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import gathered_batches
@@ -112,7 +112,7 @@ class Counting(Images):
 @pytest.fixture
 def counted(monkeypatch):
     Counting.reads = 0
-    plain = benchmarks.open_tar_dataset
+    plain = tar.open_tar_dataset
 
     def open_counting(root, name, *column):
         dataset = plain(root, name, *column)
@@ -121,7 +121,7 @@ def counted(monkeypatch):
         splits = {split: LabelledSplit(Counting(part.images), part.labels) for split, part in dataset.splits.items()}
         return replace(dataset, splits=splits)
 
-    monkeypatch.setattr(benchmarks, "open_tar_dataset", open_counting)
+    monkeypatch.setattr(tar, "open_tar_dataset", open_counting)
     return Counting
 
 
