@@ -147,7 +147,7 @@ def _neighbourhoods(image: Tensor, text: Tensor, world: World) -> tuple[list[flo
         for way, queries, vectors in zip(WAYS, (image, text), (text, image), strict=True):
             occurrences[way] += neighbours(queries[rows] @ vectors.mT).sum(dim=0)
     uniformity = (world.sum(sums).sum(dim=1) / (count * (count - 1))).log().tolist()
-    summed = {way: world.sum(counts).numpy(force=True) for way, counts in occurrences.items()}
+    summed = {way: world.sum(counts).cpu().numpy() for way, counts in occurrences.items()}
     return uniformity, summed, int(world.sum(shared)) / (count * nearest)
 
 
