@@ -108,9 +108,14 @@ class ClipKD(Distillation):
     name = "clip_kd"
 
     def __init__(
-        self, width: Count, teacher_width: Count, relations: NonNegative, features: NonNegative,
-        interactive: NonNegative, scale: Scale,
-    ) -> None:  # fmt: skip
+        self,
+        width: Count,
+        teacher_width: Count,
+        relations: NonNegative,
+        features: NonNegative,
+        interactive: NonNegative,
+        scale: Scale,
+    ) -> None:
         super().__init__()
         self._relations, self._features, self._interactive, self._scale = relations, features, interactive, scale
         self.image_map, self.text_map = (

@@ -123,9 +123,13 @@ class LoadedTeacher(FrozenTeacher):
     """
 
     def __init__(
-        self, library: Literal["clipzoo", "open_clip", "transformers"], path: str,
-        cache_gigabytes: Annotated[float, Range(at_least=0)], average: bool = False, digest: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        library: Literal["clipzoo", "open_clip", "transformers"],
+        path: str,
+        cache_gigabytes: Annotated[float, Range(at_least=0)],
+        average: bool = False,
+        digest: str | None = None,
+    ) -> None:
         name = path if library == "clipzoo" else f"{library}:{path}"
         super().__init__(lambda trust: load(name, trust=tuple(trust), average=average), cache_gigabytes)
 
@@ -246,9 +250,17 @@ class StoredTeacher(Teacher):
 
 @torch.no_grad()
 def write_features(
-    model: LoadedModel, source: str, dataset: ShardDataset, folder: Path, world: World = World(), *, batch: int = 256,
-    workers: int = 0, precision: Precision = "float32", report: Callable[[int, int], None] = lambda done, total: None,
-) -> int:  # fmt: skip
+    model: LoadedModel,
+    source: str,
+    dataset: ShardDataset,
+    folder: Path,
+    world: World = World(),
+    *,
+    batch: int = 256,
+    workers: int = 0,
+    precision: Precision = "float32",
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
     """Write the embeddings of all samples of an open dataset, and return the number of new files. Collective.
 
     Complete files are kept: after a kill the same call continues with the next shard. Ranks share the shards.

@@ -46,10 +46,16 @@ class HuggingFaceText(TextTower):
     left_out = ("pooler", "decoder")
 
     def __init__(
-        self, name: str, options: dict[str, Any], tokenizer: str | None = None,
-        pooling: Literal["auto", "first", "mean", "end"] = "auto", context_length: Count | None = None,
-        end_token: NonNegativeCount | None = None, checkpoint: bool = False, pretrained: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        options: dict[str, Any],
+        tokenizer: str | None = None,
+        pooling: Literal["auto", "first", "mean", "end"] = "auto",
+        context_length: Count | None = None,
+        end_token: NonNegativeCount | None = None,
+        checkpoint: bool = False,
+        pretrained: str | None = None,
+    ) -> None:
         super().__init__()
         require_transformers("a text tower of transformers")
         from transformers import CONFIG_MAPPING
@@ -130,9 +136,12 @@ class HuggingFaceTokenizer(Part):
     """
 
     def __init__(
-        self, name: str, context_length: Annotated[int, Range(at_least=3)],
-        clean: Literal["none", "whitespace", "lower", "canonicalize"] = "none", strip_end: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        context_length: Annotated[int, Range(at_least=3)],
+        clean: Literal["none", "whitespace", "lower", "canonicalize"] = "none",
+        strip_end: bool = False,
+    ) -> None:
         self.name, self.context_length, self.clean, self.strip_end = name, context_length, clean, strip_end
 
     @cached_property

@@ -194,9 +194,15 @@ class ClipViT(TrunkTower):
     derived = {"tokens": "(image_size // patch_size) ** 2 + 1"}
 
     def __init__(
-        self, image_size: Side, patch_size: Count, width: Count, layers: Layers, heads: Count, quick_gelu: bool,
+        self,
+        image_size: Side,
+        patch_size: Count,
+        width: Count,
+        layers: Layers,
+        heads: Count,
+        quick_gelu: bool,
         checkpoint: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         transformer = import_alone("open_clip.transformer")
         self.width = width
@@ -232,9 +238,13 @@ class ClipResNet(TrunkTower):
     derived = {"tokens": "(image_size // 32) ** 2", "width": "32 * stem_width"}
 
     def __init__(
-        self, image_size: Side, layers: tuple[Layers, Layers, Layers, Layers], stem_width: Count, heads: Count,
+        self,
+        image_size: Side,
+        layers: tuple[Layers, Layers, Layers, Layers],
+        stem_width: Count,
+        heads: Count,
         checkpoint: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.width = 32 * stem_width
         modified_resnet = import_alone("open_clip.modified_resnet")

@@ -36,10 +36,18 @@ class ClipTextTower(Tower):
     }
 
     def __init__(
-        self, context_length: Count, vocabulary: Count, width: Count, layers: Layers, heads: Count, quick_gelu: bool,
-        distinct_pads: bool, end_token: NonNegativeCount, norm_eps: Annotated[float, Range(at_least=1e-30, at_most=1)],
+        self,
+        context_length: Count,
+        vocabulary: Count,
+        width: Count,
+        layers: Layers,
+        heads: Count,
+        quick_gelu: bool,
+        distinct_pads: bool,
+        end_token: NonNegativeCount,
+        norm_eps: Annotated[float, Range(at_least=1e-30, at_most=1)],
         checkpoint: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         transformer = import_alone("open_clip.transformer")
         self.width, self.context_length, self.end_token = width, context_length, end_token

@@ -37,10 +37,17 @@ class TwoTowers(Encoder):
     }
 
     def __init__(
-        self, image_tower: nn.Module, text_tower: nn.Module, image_width: Count, text_width: Count, image_size: Side,
-        context_length: Count, tokenizer: Callable[[list[str]], Tensor],
-        mean: tuple[Probability, Probability, Probability], std: tuple[Scale, Scale, Scale],
-    ) -> None:  # fmt: skip
+        self,
+        image_tower: nn.Module,
+        text_tower: nn.Module,
+        image_width: Count,
+        text_width: Count,
+        image_size: Side,
+        context_length: Count,
+        tokenizer: Callable[[list[str]], Tensor],
+        mean: tuple[Probability, Probability, Probability],
+        std: tuple[Scale, Scale, Scale],
+    ) -> None:
         nn.Module.__init__(self)
         self.image_tower, self.text_tower = image_tower, text_tower
         self.image_width, self.text_width, self.image_size = image_width, text_width, image_size
@@ -89,13 +96,21 @@ class Towers(TwoTowers):
     relations = {"tokenizer.context_length == context_length": "both must be the same"}
 
     def __init__(
-        self, image: ImageTower, text: TextTower, name: str | None = None, image_width: Count | None = None,
-        text_width: Count | None = None, image_size: Side | None = None, context_length: Count | None = None,
+        self,
+        image: ImageTower,
+        text: TextTower,
+        name: str | None = None,
+        image_width: Count | None = None,
+        text_width: Count | None = None,
+        image_size: Side | None = None,
+        context_length: Count | None = None,
         tokenizer: Callable[[list[str]], Tensor] | None = None,
-        mean: tuple[Probability, Probability, Probability] | None = None, std: tuple[Scale, Scale, Scale] | None = None,
+        mean: tuple[Probability, Probability, Probability] | None = None,
+        std: tuple[Scale, Scale, Scale] | None = None,
         interpolation: Literal["bicubic", "bilinear"] | None = None,
-        resize_mode: Literal["shortest", "squash", "longest"] | None = None, embed_width: Count | None = None,
-    ) -> None:  # fmt: skip
+        resize_mode: Literal["shortest", "squash", "longest"] | None = None,
+        embed_width: Count | None = None,
+    ) -> None:
         nn.Module.__init__(self)
         sizes = {
             "image_width": (image_width, image.width), "text_width": (text_width, text.width),

@@ -196,7 +196,8 @@ def layer_indices(tower: nn.Module) -> dict[nn.Parameter, int]:
     block_indices = {parameter: index for index, block in enumerate(blocks, 1) for parameter in block.parameters()}
     parameters = list(tower.parameters())
     last = max((place for place, parameter in enumerate(parameters) if parameter in block_indices), default=-1)
-    indices, current = dict[nn.Parameter, int](), 0
+    indices: dict[nn.Parameter, int] = {}
+    current = 0
     for place, parameter in enumerate(parameters):
         current = block_indices.get(parameter, current)
         indices[parameter] = block_indices.get(parameter, current if place < last else len(blocks) + 1)

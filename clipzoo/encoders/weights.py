@@ -26,6 +26,7 @@ MOST_PREFIXES = 16
 """Largest number of class and register tokens before the grid of patches."""
 HINTS = {"image": ("image", "visual", "vision"), "text": ("text",)}
 """Parts of a prefix that decide if both towers have the same names."""
+Outcome = Literal["loaded", "resized", "kept", "left out"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Row:
     """How one tensor was initialised. kept: the tower keeps its value. left out: the tower has no such tensor."""
 
     part: str
-    outcome: Literal["loaded", "resized", "kept", "left out"]
+    outcome: Outcome
     tensor: str = ""
     shape: tuple[int, ...] = ()
     source: str = ""
@@ -54,7 +55,8 @@ def fill_tower(
             renamed = {re.sub(f"^{re.escape(ours)}", theirs, name): name for name in targets}
             elsewhere = _correspondence(renamed, source, HINTS[part])
             names = max(names, {renamed[name]: origin for name, origin in elsewhere.items()}, key=len)
-    values, rows, wrong = dict[str, Tensor](), list[Row](), list[str]()
+    values: dict[str, Tensor] = {}
+    rows, wrong = [], []
     for name, target in targets.items():
         if (origin := names.get(name)) is None:
             rows.append(Row(part, "kept", name, tuple(target.shape)))

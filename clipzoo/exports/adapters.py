@@ -41,7 +41,8 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
 
 def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> None:
     """Write the adapters of one tower. state: tensors of its trunk, for the shapes of the weights."""
-    tensors, targets = dict[str, Tensor](), list[str]()
+    tensors: dict[str, Tensor] = {}
+    targets: list[str] = []
     attentions = {weight.removesuffix(".in_proj_weight") for weight in adapters if weight.endswith(".in_proj_weight")}
     first = next(iter(adapters.values()))
     rank = len(first["lora_A"])

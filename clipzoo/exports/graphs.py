@@ -23,6 +23,7 @@ from clipzoo.types import Embedding, PointSet
 
 EXAMPLES = 3
 """Rows of the inputs with which a graph is traced; torch specialises on sizes 0 and 1."""
+OPSET = 20
 TOLERANCE = 1e-3
 """Relative and absolute difference of onnxruntime; larger than all observed rounding errors of float32."""
 
@@ -123,7 +124,7 @@ def write_onnx(model: Model, folder: Path) -> None:
                 input_names=list(graph.inputs),
                 output_names=graph.outputs,
                 dynamic_shapes=(tuple({0: graph.rows[name]} for name in graph.inputs),),
-                opset_version=20,
+                opset_version=OPSET,
                 verbose=False,
             )
         assert program is not None

@@ -54,9 +54,12 @@ not been tested for any use that affects people, and must not be used to identif
 
 
 def export(
-    model: LoadedModel, folder: str | Path, to: str = "open_clip", licence: str | None = None,
+    model: LoadedModel,
+    folder: str | Path,
+    to: str = "open_clip",
+    licence: str | None = None,
     data_licence: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a model to a folder in the format `to`.
 
     open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
@@ -246,6 +249,7 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
 
 
 def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
+    """Return the section of the recipe, the command and the versions."""
     lines = ["## Training", "", "| setting | value |", "| --- | --- |"]
     lines.append(f"| data | {markdown_code(str(masked(config['data'].get('shards', 'not stated'))), in_table=True)} |")
     settings = flat(config)

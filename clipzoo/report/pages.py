@@ -275,9 +275,15 @@ def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
 
 
 def write_pages(
-    folders: Sequence[Path], names: Sequence[str], output: Path, note: str | None = None, first: Sequence[Section] = (),
-    scaling: Sequence[str] = (), labels: Mapping[Path, str] | None = None, tested: bool = True,
-) -> Path:  # fmt: skip
+    folders: Sequence[Path],
+    names: Sequence[str],
+    output: Path,
+    note: str | None = None,
+    first: Sequence[Section] = (),
+    scaling: Sequence[str] = (),
+    labels: Mapping[Path, str] | None = None,
+    tested: bool = True,
+) -> Path:
     """Write index.html, tables.md, tables.csv and tables.tex for the runs below `folders`; return index.html.
 
     The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
@@ -479,6 +485,7 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     page = write_pages(
         folders, [], folder, first=trial_sections(page_trials, "The search"), labels=page_trials.labels, tested=False
     )
-    commands = {trial.number + 1: shlex.join(["clipzoo", "train", *trial.overrides]) for trial in page_trials.best[:3]}
-    best = [f"best: trial {number}: {command}" for number, command in commands.items()]
-    return "\n".join([table, *best, f"the page of the search: {page}"])
+    lines = [table]
+    for trial in page_trials.best[:3]:
+        lines.append(f"best: trial {trial.number + 1}: {shlex.join(['clipzoo', 'train', *trial.overrides])}")
+    return "\n".join([*lines, f"the page of the search: {page}"])

@@ -405,9 +405,13 @@ def compare(
 
 
 def seeds_difference(
-    metric: str, group: str, label: str, before: Sequence[float], after: Sequence[float],
+    metric: str,
+    group: str,
+    label: str,
+    before: Sequence[float],
+    after: Sequence[float],
     samples: Interval | None = None,
-) -> Difference:  # fmt: skip
+) -> Difference:
     """Return Welch's difference of results of several seeds, p not adjusted. Arguments as in `Difference`."""
     basis = f"{len(before)} and {number_of(len(after), 'seed')}"
     pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (before, after)])))
