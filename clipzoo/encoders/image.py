@@ -286,7 +286,7 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
             require_listed(arguments, OPTIONS, f"{place}/config.json: model_args.", f"timm's {name}")
         timm_config = None if source else timm.get_pretrained_cfg(name)
         takes_any_size = timm_config is not None and not timm_config.fixed_input_size
-        size = {} if image_size is None or takes_any_size else {"img_size": image_size}
+        size: dict[str, Any] = {} if image_size is None or takes_any_size else {"img_size": image_size}
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
 
 

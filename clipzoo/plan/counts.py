@@ -208,7 +208,7 @@ def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, 
 
 def recomputation(plain: Mapping[str, Any]) -> dict[str, bool]:
     """Return the keys of the configuration that switch activation checkpointing of towers, with their values."""
-    return {key: value for key, value in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint")}
+    return {key: bool(value) for key, value in values_of(plain["encoder"], "encoder") if key.endswith(".checkpoint")}
 
 
 def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:

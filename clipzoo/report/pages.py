@@ -78,7 +78,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
     log = damage.read(partial(TrainingLog.read, run), TrainingLog())
-    config = damage.read(partial(config_of, run), {}) if (run / "config.yaml").exists() else {}
+    config: dict[str, Any] = damage.read(partial(config_of, run), {}) if (run / "config.yaml").exists() else {}
     missing = {name: str(reason) for name, reason in _json(run / "evaluation" / "missing.json", damage).items()}
     # An unfinished run has the metrics of its newest evaluation.
     metrics = record.metrics if record else {}

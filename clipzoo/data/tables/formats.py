@@ -249,7 +249,7 @@ class OpenTable:
         self.names = find_names(rules, present, location)
         images = self.columns.get(self.names.image)
         self.has_paths = images is None or _is_text(images.type)
-        self.has_images = self.has_paths or not arrow().types.is_null(images.type)
+        self.has_images = images is None or self.has_paths or not arrow().types.is_null(images.type)
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)

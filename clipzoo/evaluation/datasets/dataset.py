@@ -332,17 +332,17 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     if benchmark["classes"] not in (None, classes):
         raise ConfigError(f"{name} has the wrong number of classes: {classes} (not {benchmark['classes']})")
     expected = {split: size for split, size in benchmark["samples"].items() if size is not None}
-    counts = {split: len(samples) for split, samples in dataset.splits.items()}
-    if "train" not in counts:
-        expected = {split: size for split, size in expected.items() if split in ("test", *counts)}
+    present = {split: len(samples) for split, samples in dataset.splits.items()}
+    if "train" not in present:
+        expected = {split: size for split, size in expected.items() if split in ("test", *present)}
     if benchmark.get("checked") == "total":
-        expected, counts = {"total": sum(expected.values())}, {"total": sum(counts.values())}
-    if "val" not in counts and "val" in expected:
+        expected, present = {"total": sum(expected.values())}, {"total": sum(present.values())}
+    if "val" not in present and "val" in expected:
         # Some copies have train and validation in one split.
         expected["train"] += expected.pop("val")
-    wrong = {split: size for split, size in expected.items() if counts.get(split) != size}
+    wrong = {split: size for split, size in expected.items() if present.get(split) != size}
     if wrong:
-        differences = ", ".join(f"{split} {counts.get(split, 0)} (not {size})" for split, size in wrong.items())
+        differences = ", ".join(f"{split} {present.get(split, 0)} (not {size})" for split, size in wrong.items())
         raise ConfigError(f"{name} has the wrong number of samples: {differences}")
 
 

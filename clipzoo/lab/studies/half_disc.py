@@ -194,7 +194,9 @@ class HalfDisc(Study):
             estimate = raw * exact.max() / raw.max()
             if index == 0:
                 for axis, values, name in zip(axes, (exact, estimate), ("true", "found"), strict=False):
-                    dots = axis.scatter(*y.mT, c=values, cmap="viridis", s=28, vmin=0.0, vmax=float(exact.max()))
+                    dots = axis.scatter(
+                        y[:, 0], y[:, 1], c=values, cmap="viridis", s=28, vmin=0.0, vmax=float(exact.max())
+                    )
                     axis.set(title=f"{name} popularity", xlabel="y₁", ylabel="y₂", aspect="equal")
                 figure.colorbar(dots, ax=axes[:2], shrink=0.8)
             axis = axes[2 + index]
