@@ -28,6 +28,8 @@ _SAMPLE_THREADS = 16
 _KNOWN_SIZES = 4096
 _GAP_BYTES = 2**20
 """Bytes between two members from which they are requested separately."""
+Span = tuple[ShardIndex, int, int, int, bool]
+"""Index, shard, first and end position of samples; whether they are this node's segment, which is kept in the cache."""
 
 
 class ShardReader:
@@ -49,22 +51,22 @@ class ShardReader:
         self._cache, self._tables, self._joined, self._uid_key = cache, tables, joined, uid_key
         self._nodes = nodes
         self._opened = lru_cache(_OPEN_SHARDS)(self.open)
-        self._opened_part = lru_cache(_OPEN_SHARDS)(self._open_part)
-        self._fetched: dict[tuple[Any, ...], tuple[IO[bytes], int]] = {}
+        self._opened_span = lru_cache(_OPEN_SHARDS)(self._open_span)
+        self._fetched: dict[Span, tuple[IO[bytes], int]] = {}
         self._size = lru_cache(_KNOWN_SIZES)(_remote_size)
 
     def sample(self, index: ShardIndex, shard: int, position: int) -> StoredSample:
         """Return a sample, which is read on access. Raises BadSampleError."""
         record = index.records[index.starts[shard] + position]
         sample: StoredSample
-        if self._divides(index.locations[shard]):
-            part = (index, shard, *self._part(index, shard, position))
-            file, first = self._fetched.get(part) or self._opened_part(*part)
+        if (span := self._span(index, shard, position)) is not None:
+            file, first = self._fetched.get(span) or self._opened_span(*span)
             sample = TarSample(file, record, first)
+        elif self._tables is None:
+            sample = TarSample(self._opened(index.locations[shard], index.shards[shard]), record)
         else:
             opened = self._opened(index.locations[shard], index.shards[shard])
-            is_tar = self._tables is None
-            sample = TarSample(opened, record) if is_tar else TableSample(opened, int(record["image_offset"]) - 1)
+            sample = TableSample(opened, int(record["image_offset"]) - 1)
         if self._joined is not None:
             sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
         return sample
@@ -92,42 +94,37 @@ class ShardReader:
 
     def copy(self, index: ShardIndex, shard: int) -> None:
         """Make the local copy of a shard, or of this node's segment. Raises as `open` does."""
-        if not self._divides(index.locations[shard]):
+        if self._nodes is None or not is_remote(index.locations[shard]):
             self.open(index.locations[shard], index.shards[shard])
-        elif self._nodes is not None:
-            first, end = self._nodes.segment(shard, int(index.counts[shard]))
-            if first < end:
-                self._open_part(index, shard, first, end, True)
+            return
+        first, end = self._nodes.segment(shard, int(index.counts[shard]))
+        if first < end:
+            self._open_span(index, shard, first, end, True)
 
     def fetch(self, samples: Iterable[tuple[ShardIndex, int, int]]) -> None:
         """Request those of the next samples that are in other nodes' segments, in parallel. `sample` reports errors."""
-        parts = [
-            (index, shard, *self._part(index, shard, position))
-            for index, shard, position in samples
-            if self._divides(index.locations[shard])
-        ]
         self._fetched = {}
 
-        def fetch(part: tuple[Any, ...]) -> None:
+        def request(span: Span) -> None:
             with contextlib.suppress(ConfigError, TrainingError, BadSampleError):
-                self._fetched[part] = self._open_part(*part)
+                self._fetched[span] = self._open_span(*span)
 
+        spans = (self._span(*sample) for sample in samples)
         with ThreadPoolExecutor(_SAMPLE_THREADS) as pool:
-            list(pool.map(fetch, [part for part in parts if not part[-1]]))
+            list(pool.map(request, [span for span in spans if span is not None and not span[-1]]))
 
-    def _divides(self, location: str) -> bool:
-        return self._nodes is not None and is_remote(location)
-
-    def _part(self, index: ShardIndex, shard: int, position: int) -> tuple[int, int, bool]:
-        """Return first position and end of what is read for a sample: this node's segment and True, or the sample."""
-        assert self._nodes is not None
+    def _span(self, index: ShardIndex, shard: int, position: int) -> Span | None:
+        """Return the part of a remote shard that is read for a sample; None if whole shards are read."""
+        if self._nodes is None or not is_remote(index.locations[shard]):
+            return None
         first, end = self._nodes.segment(shard, int(index.counts[shard]))
-        return (first, end, True) if first <= position < end else (position, position + 1, False)
+        is_own = first <= position < end
+        return (index, shard, first, end, True) if is_own else (index, shard, position, position + 1, False)
 
-    def _open_part(self, index: ShardIndex, shard: int, first: int, end: int, is_kept: bool) -> tuple[IO[bytes], int]:
+    def _open_span(self, index: ShardIndex, shard: int, first: int, end: int, is_kept: bool) -> tuple[IO[bytes], int]:
         """Return a file with samples first .. end - 1 of a remote shard, and its position in the shard.
 
-        is_kept: the file is a copy in the cache, not in memory. Raises as `open` does.
+        is_kept: the file is in the cache, not in memory. Raises as `open` does.
         """
         location, row = index.locations[shard], index.shards[shard]
         ranges = _ranges(index.records_of(shard)[first:end])

@@ -254,7 +254,7 @@ def test_a_server_without_ranges_is_named_with_the_key_to_change(tmp_path):
 # A training.
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_run_may_turn_locality_on_when_it_resumes_and_stays_the_same_within_rounding(
     tiny_shards, undisturbed, tmp_path
 ):
