@@ -216,21 +216,21 @@ class StoredSample(ABC):
 
 
 class TarSample(StoredSample):
-    """A sample of an open tar. record: a RECORD. Parses the .json once."""
+    """A sample of an open tar. record: a RECORD. first: position of the file in the tar. Parses the .json once."""
 
-    def __init__(self, file: IO[bytes], record: np.void) -> None:
-        self._file, self._record = file, record
+    def __init__(self, file: IO[bytes], record: np.void, first: int = 0) -> None:
+        self._file, self._record, self._first = file, record, first
 
     def image(self) -> bytes:
-        return read_member(self._file.fileno(), self._record, "image")
+        return read_member(self._file.fileno(), self._record, "image", self._first)
 
     def _text(self) -> str:
-        return decoded(read_member(self._file.fileno(), self._record, "txt"))
+        return decoded(read_member(self._file.fileno(), self._record, "txt", self._first))
 
     @cached_property
     def _entry(self) -> Any:
         try:
-            return json.loads(decoded(read_member(self._file.fileno(), self._record, "json")))
+            return json.loads(decoded(read_member(self._file.fileno(), self._record, "json", self._first)))
         except (ValueError, RecursionError) as error:
             raise BadSampleError("bad_json", f"json: {error}") from error
 
@@ -311,8 +311,8 @@ def has_text(caption: str) -> bool:
     return any(character.isalnum() for character in caption)
 
 
-def read_member(descriptor: int, record: np.void, role: str) -> bytes:
-    """Return the bytes of a member of a sample. Raises BadSampleError."""
+def read_member(descriptor: int, record: np.void, role: str, first: int = 0) -> bytes:
+    """Return the bytes of a member of a sample. first: position of the file in the tar. Raises BadSampleError."""
     offset, size = int(record[f"{role}_offset"]), int(record[f"{role}_size"])
     if size > (LARGEST_FILE if role == "image" else LARGEST_TEXT):
         raise BadSampleError("enormous_file", f"the {role} has {size:,} bytes")
@@ -321,7 +321,7 @@ def read_member(descriptor: int, record: np.void, role: str) -> bytes:
             raise BadSampleError("missing_image", "no image under this key")
         raise BadSampleError("missing_caption", f"no .{role} under this key")
     try:
-        data = os.pread(descriptor, size, offset)
+        data = os.pread(descriptor, size, offset - first)
     except OSError as error:
         raise BadSampleError("shard_unreadable", f"bytes {offset} to {offset + size}: {error.strerror}") from error
     if len(data) < size:

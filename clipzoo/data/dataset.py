@@ -36,7 +36,7 @@ from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import Selection, ShardIndex, check_shards, fingerprint, index_folders, load_or_build
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
-from clipzoo.data.plan import Plan, generator
+from clipzoo.data.plan import Ids, Nodes, Plan, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
 from clipzoo.data.tables.formats import JoinedTable, TableRules
 from clipzoo.data.tables.selection import names_in, select
@@ -85,6 +85,8 @@ class ShardDataset(Part, Dataset):
     where, uids, duplicates, fraction, selection_seed: samples that are left out before training; see `Selection`.
     caption_table: table whose columns are further keys, joined by uid. long_captions: see `captions.fitted`; None cuts
         captions that do not fit into the context, without counting them.
+    locality: "node" gives the rows of a batch to ranks such that a node reads only its part of every shard, see
+        `plan.Nodes`; "none" gives every rank consecutive rows.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class ShardDataset(Part, Dataset):
         selection_seed: int | None = None,
         caption_table: str | None = None,
         long_captions: Literal["truncate", "window", "sentences"] | None = None,
+        locality: Literal["none", "node"] = "none",
     ) -> None:
         if views.hard and hard_key is None:
             raise ConfigError(f"data.views.hard={views.hard} needs data.hard_key, the key of the hard negatives")
@@ -143,6 +146,12 @@ class ShardDataset(Part, Dataset):
             self._sources = self._tables.sources(path)
         else:
             raise ConfigError(f"data.shards is {shards} and data.path {path}: give one of them (tables: data=table)")
+        if locality == "node":
+            if self._tables is not None:
+                raise ConfigError("data.locality=node reads parts of tars, not of data.path: set data.locality=none")
+            if pipes := [name for source in self._sources for name in source.shards if name.startswith("pipe:")]:
+                reason = "the output of a command has no parts: set data.locality=none, or give URLs or files"
+                raise ConfigError(f"data.locality=node, but data.shards holds {pipes[0]}: {reason}")
         self._tokenizer = tokenizer
         # Plain tuples, because Hydra's lists are slow to index.
         scale = crop_scale[0], crop_scale[1]
@@ -161,6 +170,8 @@ class ShardDataset(Part, Dataset):
         self._selection = Selection.of({**facts, "selection_seed": selection_seed, "uid_key": uid_key})
         self._caption_table, self._uid_key, self._long_captions = caption_table, uid_key, long_captions
         self._joined: JoinedTable | None = None
+        self._divided = locality == "node"
+        self._nodes: Nodes | None = None
         self._stored_keys: Callable[[Tensor], Tensor] | None = None
         self.samples = 0
 
@@ -176,7 +187,9 @@ class ShardDataset(Part, Dataset):
             if self._tables is not None:
                 self._tables = replace(self._tables, joined=self._joined.columns)
 
-        self._reader = ShardReader(self._cache, self._tables, self._joined, self._uid_key)
+        nodes = Nodes(world.nodes(), world.rank) if self._divided else None
+        self._nodes = None if nodes is None or nodes.count == 1 else nodes
+        self._reader = ShardReader(self._cache, self._tables, self._joined, self._uid_key, self._nodes)
 
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
             folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
@@ -259,10 +272,13 @@ class ShardDataset(Part, Dataset):
             prefetcher.close()
 
     def _rank_batch(
-        self, plan: Plan, read: Callable[..., Sample], rows: slice, trim_text: bool, step: int
+        self, plan: Plan, read: Callable[..., Sample], rows: slice | Ids, trim_text: bool, step: int
     ) -> tuple[Batch, list[Fault]]:
         """Return this rank's share of a step, the rows `rows` of the global batch, and its faults."""
         global_rows = plan.rows(step)
+        if self._nodes is not None:
+            rows = self._nodes.rows(self._owners(self._nodes, global_rows.sample_id))
+            self._reader.fetch(map(self._locate, global_rows.sample_id[rows].tolist()))
         ids, epochs = torch.from_numpy(global_rows.sample_id[rows].copy()), global_rows.epoch[rows].tolist()
         stored_keys = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
         size, views = self._transform.image_size, self.views
@@ -379,6 +395,15 @@ class ShardDataset(Part, Dataset):
         source = bisect_right(self._first_ids, sample_id) - 1
         index = self._indexes[source]
         return index, *index.locate(sample_id - self._first_ids[source])
+
+    def _owners(self, nodes: Nodes, sample_ids: Ids) -> Ids:
+        """Return the nodes that own samples [k]."""
+        pairs = list(zip(self._first_ids, self._indexes, strict=True))
+        first_ids = np.concatenate([first_id + index.starts[:-1] for first_id, index in pairs])
+        counts = np.concatenate([index.counts for index in self._indexes])
+        numbers = np.concatenate([np.arange(len(index.shards)) for index in self._indexes])
+        shards = first_ids.searchsorted(sample_ids, side="right") - 1
+        return nodes.owners(numbers[shards], sample_ids - first_ids[shards], counts[shards])
 
     def _plan(self, seed: int, global_batch: int) -> Plan:
         counts = [index.counts.tolist() for index in self._indexes]

@@ -14,7 +14,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -38,6 +38,8 @@ SILENCE_TIMEOUT_SECONDS = 300.0
 Shards = str | Path | Sequence[str | Path] | Sequence[Mapping[str, str | float | Sequence[str]]]
 State = tuple[int, int]
 """Size of a shard in bytes, and its modification time or a hash of its version tag."""
+Ranges = Sequence[tuple[int, int]]
+"""First byte and end of parts of a file, in ascending order."""
 MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
@@ -231,6 +233,11 @@ def _version(facts: Mapping[str, Any]) -> str:
     return "".join(str(facts[name]) for name in names if name in facts)
 
 
+def _copy_name(location: str, content: str) -> str:
+    name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
+    return f"{hashlib.sha256(content.encode()).hexdigest()[:16]}-{name}"
+
+
 class ShardCache:
     """Opens shards. Remote shards are copied whole into a folder of limited size.
 
@@ -254,9 +261,19 @@ class ShardCache:
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
             return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
-        name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
-        name = f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
+        name = _copy_name(location, location)
         return self.copy(name, partial(copy_location, location), lambda found: found == size)
+
+    def open_ranges(self, location: str, ranges: Ranges, size: Callable[[], int], sizes: Collection[int]) -> int:
+        """Return a file descriptor of a copy of some bytes of a URL, as `copy_ranges` writes it.
+
+        size: returns the present size of the file, called before a download. sizes: a cached copy is reused if the file
+        had one of these sizes. Raises as `open` and `size` do.
+        """
+        first, end = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+        lengths = {max(0, min(end, size) - first) for size in sizes}
+        write = partial(copy_ranges, location, ranges, size)
+        return self.copy(_copy_name(location, repr((location, ranges))), write, lengths.__contains__)
 
     def copy(self, name: str, write: Callable[[IO[bytes]], None], is_current: Callable[[int], bool]) -> int:
         """Return a file descriptor of the copy with this name, which the caller closes; write the copy if needed.
@@ -353,6 +370,34 @@ def copy_location(location: str, target: IO[bytes], key: str = KEY) -> None:
             raise TruncatedError("the shard has changed while it was read")
 
     repeated(location, download, key)
+
+
+def copy_ranges(location: str, ranges: Ranges, size: Callable[[], int], target: IO[bytes]) -> None:
+    """Copy bytes of a URL into an open file, which starts with the first of them; gaps between ranges stay empty.
+
+    size: returns the size of the remote file. Raises as `copy_location` does, and ConfigError if the server ignores
+    ranges.
+    """
+    filesystem, path = open_filesystem(location, KEY)
+    # File systems without ranged requests read ahead by default.
+    options = {} if filesystem.async_impl else {"cache_type": "none"}
+    total = size()
+
+    def read(start: int, stop: int) -> bytes:
+        content: bytes = filesystem.cat_file(path, start=start, end=stop, **options)
+        if len(content) > stop - start:
+            raise ConfigError(
+                f"data.locality=node reads parts of shards, but the server of {location} sent {len(content):,} bytes "
+                f"in place of {stop - start:,}: it does not support ranges; set data.locality=none"
+            )
+        if len(content) < stop - start:
+            raise TruncatedError(f"{len(content)} bytes in place of {stop - start}")
+        return content
+
+    for first, end in ranges:
+        for start in range(first, min(end, total), RANGE_BYTES):
+            target.seek(start - ranges[0][0])
+            target.write(repeated(location, partial(read, start, min(start + RANGE_BYTES, end, total)), KEY))
 
 
 def copy_output(command: str, target: IO[bytes]) -> None:

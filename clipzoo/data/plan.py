@@ -227,6 +227,54 @@ class Stream:
         return generator("window", self._plan.seed, epoch, (self._source << 40) + window).permutation(ids)
 
 
+# Nodes that each read their part of every shard.
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Assigns the rows of a step to the nodes that read their bytes.
+
+    Every shard is cut into one segment of samples per node. A node owns the same segments in all epochs, so it reads
+    1 / nodes of the dataset, and the rows of a step are spread over nodes like a random draw. Surplus rows of a node,
+    about 0.4 sqrt(N / nodes) of them, go to nodes with too few; these read single samples of another segment.
+
+    of_ranks: the node of every rank, 0 .. nodes - 1. rank: this rank.
+    """
+
+    of_ranks: Sequence[int]
+    rank: int
+
+    @property
+    def count(self) -> int:
+        return max(self.of_ranks) + 1
+
+    def owners(self, shard: Ids, position: Ids, samples: Ids) -> Ids:
+        """Return the nodes that own samples. All [k]: number of the shard, position in the shard, and its samples."""
+        return (position * self.count // samples + shard) % self.count
+
+    def segment(self, shard: int, samples: int) -> tuple[int, int]:
+        """Return the first position and the end of this node's segment of a shard."""
+        piece = (self.of_ranks[self.rank] - shard) % self.count
+        return -(-piece * samples // self.count), -(-(piece + 1) * samples // self.count)
+
+    def rows(self, owners: Ids) -> Ids:
+        """Return this rank's rows [b] of a step in ascending order. owners: of the rows [N]; b = N / ranks."""
+        size, node = len(owners) // len(self.of_ranks), self.of_ranks[self.rank]
+        first = size * self.of_ranks[: self.rank].count(node)
+        return np.flatnonzero(self.readers(owners) == node)[first : first + size]
+
+    def readers(self, owners: Ids) -> Ids:
+        """Return the nodes [N] that read the rows of a step: their owners, except for surplus rows."""
+        size = len(owners) // len(self.of_ranks)
+        quotas, counts = np.bincount(self.of_ranks) * size, np.bincount(owners, minlength=self.count)
+        by_owner = np.argsort(owners, kind="stable")
+        turn = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        surplus = by_owner[turn >= np.repeat(quotas, counts)]
+        readers = owners.copy()
+        readers[np.sort(surplus)] = np.repeat(np.arange(self.count), np.maximum(quotas - counts, 0))
+        return readers
+
+
 def _without_repeats(order: Ids, tail: Ids, head: int) -> Ids:
     """Return `order` rearranged: its first `head` entries outside `tail`, the skipped entries, then the rest."""
     repeated = np.isin(order, tail)

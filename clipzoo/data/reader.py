@@ -6,26 +6,38 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from clipzoo.data.captions import StoredSample, TarSample
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import Shard, ShardIndex
-from clipzoo.data.locations import ShardCache, is_remote
-from clipzoo.data.plan import Plan
+from clipzoo.data.locations import Ranges, ShardCache, copy_ranges, is_remote, states
+from clipzoo.data.plan import Nodes, Plan
 from clipzoo.data.tables.formats import JoinedTable, TableRules, TableSample
+from clipzoo.data.tar import ROLES
 from clipzoo.errors import ConfigError, TrainingError
 
 _OPEN_SHARDS = 64
 _DOWNLOAD_THREADS = 4
+_SAMPLE_THREADS = 16
+_KNOWN_SIZES = 4096
+_GAP_BYTES = 2**20
+"""Bytes between two members from which they are requested separately."""
+Span = tuple[ShardIndex, int, int, int, bool]
+"""Index, shard, first and end position of samples; whether they are this node's segment, which is kept in the cache."""
 
 
 class ShardReader:
     """Reads samples at random; the most recently used shards stay open.
 
     tables: how tables are read; None for tars. joined: a table with further values by uid. uid_key: as in ShardDataset.
+    nodes: a remote shard is copied only in this node's segment, and samples outside it are requested singly; None
+    copies whole shards.
     """
 
     def __init__(
@@ -34,16 +46,27 @@ class ShardReader:
         tables: TableRules | None = None,
         joined: JoinedTable | None = None,
         uid_key: str | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         self._cache, self._tables, self._joined, self._uid_key = cache, tables, joined, uid_key
+        self._nodes = nodes
         self._opened = lru_cache(_OPEN_SHARDS)(self.open)
+        self._opened_span = lru_cache(_OPEN_SHARDS)(self._open_span)
+        self._fetched: dict[Span, tuple[IO[bytes], int]] = {}
+        self._size = lru_cache(_KNOWN_SIZES)(_remote_size)
 
     def sample(self, index: ShardIndex, shard: int, position: int) -> StoredSample:
         """Return a sample, which is read on access. Raises BadSampleError."""
         record = index.records[index.starts[shard] + position]
-        opened = self._opened(index.locations[shard], index.shards[shard])
-        is_tar, row = self._tables is None, int(record["image_offset"]) - 1
-        sample: StoredSample = TarSample(opened, record) if is_tar else TableSample(opened, row)
+        sample: StoredSample
+        if (span := self._span(index, shard, position)) is not None:
+            file, first = self._fetched.get(span) or self._opened_span(*span)
+            sample = TarSample(file, record, first)
+        elif self._tables is None:
+            sample = TarSample(self._opened(index.locations[shard], index.shards[shard]), record)
+        else:
+            opened = self._opened(index.locations[shard], index.shards[shard])
+            sample = TableSample(opened, int(record["image_offset"]) - 1)
         if self._joined is not None:
             sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
         return sample
@@ -66,6 +89,77 @@ class ShardReader:
         """Return True if `open` reads a local copy of the shard."""
         return is_remote(location) or (self._tables is not None and self._tables.format_of(location) != "arrow")
 
+    def copy(self, index: ShardIndex, shard: int) -> None:
+        """Make the local copy of a shard, or of this node's segment. Raises as `open` does."""
+        if self._nodes is None or not is_remote(index.locations[shard]):
+            self.open(index.locations[shard], index.shards[shard])
+            return
+        first, end = self._nodes.segment(shard, int(index.counts[shard]))
+        if first < end:
+            self._open_span(index, shard, first, end, True)
+
+    def fetch(self, samples: Iterable[tuple[ShardIndex, int, int]]) -> None:
+        """Request those of the next samples that are in other nodes' segments, in parallel. `sample` reports errors."""
+        self._fetched = {}
+
+        def request(span: Span) -> None:
+            with contextlib.suppress(ConfigError, TrainingError, BadSampleError):
+                self._fetched[span] = self._open_span(*span)
+
+        spans = (self._span(*sample) for sample in samples)
+        with ThreadPoolExecutor(_SAMPLE_THREADS) as pool:
+            list(pool.map(request, [span for span in spans if span is not None and not span[-1]]))
+
+    def _span(self, index: ShardIndex, shard: int, position: int) -> Span | None:
+        """Return the part of a remote shard that is read for a sample; None if whole shards are read."""
+        if self._nodes is None or not is_remote(index.locations[shard]):
+            return None
+        first, end = self._nodes.segment(shard, int(index.counts[shard]))
+        is_own = first <= position < end
+        return (index, shard, first, end, True) if is_own else (index, shard, position, position + 1, False)
+
+    def _open_span(self, index: ShardIndex, shard: int, first: int, end: int, is_kept: bool) -> tuple[IO[bytes], int]:
+        """Return a file with samples first .. end - 1 of a remote shard, and its position in the shard.
+
+        is_kept: the file is in the cache, not in memory. Raises as `open` does.
+        """
+        location, row = index.locations[shard], index.shards[shard]
+        ranges = _ranges(index.records_of(shard)[first:end])
+        size = partial(self._size, location, row)
+        file: IO[bytes]
+        try:
+            if is_kept:
+                file = os.fdopen(self._cache.open_ranges(location, ranges, size, (row.bytes, row.state[0])), "rb")
+            else:
+                file = os.fdopen(os.memfd_create("sample"), "w+b", buffering=0)
+                copy_ranges(location, ranges, size, file)
+        except OSError as error:
+            raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
+        return file, ranges[0][0] if ranges else 0
+
+
+def _ranges(records: np.ndarray) -> Ranges:
+    """Return the bytes of the members of samples, [k] of type RECORD."""
+    offsets = np.concatenate([records[f"{role}_offset"] for role in ROLES]).astype(np.int64)
+    ends = offsets + np.concatenate([records[f"{role}_size"] for role in ROLES])
+    order = np.argsort(offsets)[(offsets == 0).sum() :]
+    if not len(order):
+        return []
+    offsets, ends = offsets[order], np.maximum.accumulate(ends[order])
+    gaps = np.flatnonzero(offsets[1:] - ends[:-1] > _GAP_BYTES)
+    return list(zip(offsets[[0, *gaps + 1]].tolist(), ends[[*gaps, -1]].tolist(), strict=True))
+
+
+def _remote_size(location: str, shard: Shard) -> int:
+    """Return the present size of a remote shard. Raises BadSampleError if it is missing or has changed."""
+    (state,) = states([location])
+    size = shard.bytes if state is None else state[0]
+    if size < 0:
+        raise BadSampleError("shard_missing", f"no such file: {location}")
+    if size not in (shard.bytes, shard.state[0]):
+        raise BadSampleError("shard_changed", f"{location} has {size} bytes, {shard.bytes} when it was indexed")
+    return size
+
 
 class Prefetcher:
     """Makes local copies of the shards of the current window and of the next one. Call `advance` after every step."""
@@ -73,7 +167,7 @@ class Prefetcher:
     def __init__(self, plan: Plan, indexes: Sequence[ShardIndex], reader: ShardReader) -> None:
         self._plan, self._indexes, self._reader = plan, indexes, reader
         self._requested: set[tuple[int, int]] = set()
-        self._queue: queue.SimpleQueue[tuple[str, Shard] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[ShardIndex, int] | None] = queue.SimpleQueue()
         self._closed = False
         self._remote = any(reader.needs_copy(location) for index in indexes for location in index.locations)
         if self._remote:
@@ -88,7 +182,7 @@ class Prefetcher:
         for source, shard in upcoming:
             location = self._indexes[source].locations[shard]
             if (source, shard) not in self._requested and self._reader.needs_copy(location):
-                self._queue.put((location, self._indexes[source].shards[shard]))
+                self._queue.put((self._indexes[source], shard))
         self._requested = set(upcoming)
 
     def close(self) -> None:
@@ -101,4 +195,4 @@ class Prefetcher:
         while (request := self._queue.get()) is not None and not self._closed:
             # The reader of the shard reports the error.
             with contextlib.suppress(ConfigError, TrainingError, BadSampleError):
-                self._reader.open(*request)
+                self._reader.copy(*request)

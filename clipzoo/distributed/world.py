@@ -171,6 +171,12 @@ class World:
         with self.counter.entering():
             return gather_objects(value)
 
+    def nodes(self) -> tuple[int, ...]:
+        """Return the node of every rank, numbered from 0. Ranks of one machine and torchrun agent share a node."""
+        names = self.gather_object((socket.gethostname(), os.environ.get("GROUP_RANK")))
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return tuple(numbers[name] for name in names)
+
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""
         for tensor in tensors if self.size > 1 else ():

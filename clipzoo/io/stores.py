@@ -35,6 +35,8 @@ _TRANSIENT_NUMBERS = (
 )  # fmt: skip
 _TRANSIENT_NAMES = {"HTTPClientError", "ConnectionError", "TransportError", "ResponseParserError"}
 """Base classes of failed connections in botocore, requests and httpx."""
+_used: set[Any] = set()
+"""File systems in use. Deleting one in a forked process would disturb the connections that its parent has."""
 Result = TypeVar("Result")
 
 
@@ -75,7 +77,9 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
             merged = {**value, **configured.get(name, {})} if isinstance(value, dict) else configured.get(name, value)
             options[name] = merged
         # A cached listing would hide the changes of other machines.
-        return fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        _used.add(filesystem)
+        return filesystem, path
     except (ImportError, ValueError) as error:
         if isinstance(error, ImportError) and protocol in EXTRAS:
             remedy = f" ({installation(EXTRAS[protocol])})"

@@ -45,7 +45,7 @@ def start(shards: str, runs: Path, *changes: str, ranks: int = 1, **faults: obje
             "train.py",
             *overrides(shards, runs, "name=run", *changes),
             log=runs / f"rank{rank}.{attempt}",
-            environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": str(rank)},
         )
         for rank in range(ranks)
     ]

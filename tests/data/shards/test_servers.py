@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import multiprocessing
 import os
 import signal
 import threading
@@ -20,6 +22,7 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import stores as filesystem
 from tests.support.processes import Process, children, is_alive, wait_until_gone
+from tests.support.range_server import range_server
 
 CONTENT = bytes(range(256)) * 10
 
@@ -103,6 +106,26 @@ def test_a_missing_file_is_asked_for_once(server):
     server.faults = ["404"] * 2
     assert locations.states([url(server)]) == [locations.MISSING]
     assert server.requests == 2  # HEAD and GET
+
+
+def test_a_forked_process_that_opens_the_server_leaves_its_parents_connections_open(tmp_path):
+    pytest.importorskip("aiohttp", reason="pip install aiohttp")
+    (tmp_path / "00000.tar").write_bytes(CONTENT)
+    with range_server(tmp_path) as server:
+
+        def ask() -> None:
+            (state,) = locations.states([f"{server.address}/00000.tar"])
+            assert state is not None and state[0] == len(CONTENT)
+
+        for _ in range(3):
+            ask()
+            child = multiprocessing.get_context("fork").Process(target=lambda: (ask(), gc.collect()))
+            child.start()
+            child.join(60)
+            assert child.exitcode == 0
+            ask()
+        # After a HEAD without an answer, the size would be read from a GET.
+        assert server.requests.total() == 0
 
 
 def test_a_named_pipe_or_a_folder_as_a_shard_is_refused_and_opening_one_does_not_wait_for_a_writer(tmp_path):
