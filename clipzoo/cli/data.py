@@ -39,14 +39,13 @@ A run whose shards have no index does the same on its first rank.
 """
 INSPECT_SHARDS = "Read samples as training does and summarize them: unusable samples, image sizes, caption lengths."
 LOOK_AT_SHARDS = """\
-Write a page on all samples: counts, sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates,
-and pictures of random, longest and shortest pairs; with --features of the most and least similar pairs, too.
+Write a page on all samples: sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates, pairs.
 
-OUTPUT/without_duplicates.npy has the uids of all usable samples but copies, for data.uids. A copy has the bytes of an
-earlier image, or differs by JPEG quality, size, or a crop that keeps about 95 % of each side.
+OUTPUT/without_duplicates.npy has the uids of usable samples that are not copies, for data.uids. A copy has the bytes of
+an earlier image, or differs by JPEG quality, size, or a crop that keeps about 95 % of each side.
 """
 FIND_EVALUATION_IMAGES = """\
-Find the test images of all evaluation datasets below ROOT among the samples: the same bytes, and near-duplicates.
+Find the test images of evaluation datasets among the samples: the same bytes, and near-duplicates.
 
 OUTPUT/contamination.html has a table by dataset, OUTPUT/without_evaluation_images.npy the uids of the other samples.
 """
@@ -329,11 +328,10 @@ def look_at_shards(options: argparse.Namespace) -> None:
 
 
 def find_evaluation_images(options: argparse.Namespace) -> None:
-    from clipzoo.evaluation.datasets.contamination import EvaluationImages, test_images
+    from clipzoo.evaluation.datasets.contamination import test_images
 
-    images, faults = test_images(options.root, options.dataset)
-    evaluation = EvaluationImages(images)
-    if (mapped := _map_samples(options, evaluation)) is not None:
+    evaluation, faults = test_images(options.root, options.dataset)
+    if (mapped := _map_samples(options, *evaluation.values())) is not None:
         from clipzoo.report.samples import write_contamination
 
         work, output = mapped
@@ -354,8 +352,8 @@ def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts
         raise ConfigError("remote shards need --output FOLDER")
     output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
     work = SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels)
-    for part, unit in ((work, "shards"), *((other, "parts") for other in others)):
-        progress = Progress("samples", unit) if read().is_first else lambda done, total: None
+    for part in (work, *others):
+        progress = Progress("samples", "shards") if read().is_first else lambda done, total: None
         run_map(part, output / MAPS, options.on, progress)
     if all(part.is_complete(output / MAPS) for part in (work, *others)):
         return work, output

@@ -10,10 +10,10 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipzoo import io
 from clipzoo.data.children import map_in_children
@@ -23,6 +23,9 @@ from clipzoo.errors import ConfigError, TrainingError, cause, first_line, instal
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Task = tuple[int, Path]
+"""An item and its file."""
 
 
 class Map(ABC):
@@ -34,24 +37,21 @@ class Map(ABC):
 
     @abstractmethod
     def table(self, item: int) -> pa.Table:
-        """Compute the table of an item. The same item gives the same table in every process."""
+        """Compute the table of an item, the same in every process."""
 
     def files(self, folder: Path) -> list[Path]:
-        """Return the files of all items in their order."""
+        """Return the file of every item; items of the same content share one."""
         names = (f"{type(self).__qualname__} {content}" for content in self.contents())
         return [folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.parquet" for name in names]
 
     def is_complete(self, folder: Path) -> bool:
-        """Return True if the files of all items exist."""
         return all(file.exists() for file in self.files(folder))
 
-    def merged(self, folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the tables of all items in their order. columns: None for all."""
+    def merged(self, folder: Path) -> pa.Table:
+        """Return the tables of all items in their order."""
         from pyarrow import parquet
 
-        files = dict.fromkeys(self.files(folder))
-        tables = {file: parquet.read_table(file, columns=columns, partitioning=None) for file in files}
-        return arrow().concat_tables([tables[file] for file in self.files(folder)])
+        return arrow().concat_tables([parquet.read_table(file, partitioning=None) for file in self.files(folder)])
 
 
 def run_map(
@@ -66,35 +66,32 @@ def run_map(
     """
     if (match := re.fullmatch(r"(local)(?::([1-9]\d{0,2}))?|torchrun|slurm|ray", on)) is None:
         raise ConfigError(f"--on {on}: give local, local:PROCESSES, torchrun, slurm or ray")
-    arrow()
     io.make_folder(folder)
     rank, size = share_of_work(on) if on in ("torchrun", "slurm") else (0, 1)
-    # Items of the same content share a file.
     files = {file: item for item, file in enumerate(work.files(folder))}
     missing = [(item, file) for file, item in list(files.items())[rank::size] if not file.exists()]
-    write = partial(_write, work)
     if on == "ray":
-        done = _map_on_ray(write, missing)
+        done = _map_on_ray(work, missing)
     else:
         processes = int(match[2] or os.cpu_count() or 1) if match[1] else 1
-        done = map_in_children(write, missing, min(processes, len(missing)), 1)
+        done = map_in_children(partial(_write, work), missing, min(processes, len(missing)), 1)
     for number, _ in enumerate(done, start=1):
         report(number, len(missing))
 
 
-def _write(work: Map, item_and_file: tuple[int, Path]) -> None:
+def _write(work: Map, task: Task) -> None:
     from pyarrow import parquet
 
-    item, file = item_and_file
-    # The last attempt may have written the file before its process was killed.
+    item, file = task
+    # Ray repeats a task whose process was killed after it wrote the file.
     if not file.exists():
         table = work.table(item)
         with io.whole(file) as target:
             parquet.write_table(table, target, compression="zstd")
 
 
-def _map_on_ray(function: Callable[[Any], None], arguments: Iterable[Any]) -> Iterator[None]:
-    """Yield `function(argument)` for all arguments, computed by Ray, which repeats the tasks of killed processes."""
+def _map_on_ray(work: Map, tasks: Sequence[Task]) -> Iterator[None]:
+    """Write the files of all tasks by Ray, which repeats the tasks of killed processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -103,18 +100,12 @@ def _map_on_ray(function: Callable[[Any], None], arguments: Iterable[Any]) -> It
     try:
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
-        address = os.environ.get("RAY_ADDRESS", "of this machine")
-        raise ConfigError(f"--on ray: the cluster {address} (RAY_ADDRESS) cannot be reached: {cause(error)}") from None
-    shared = ray.put(function)
-    task = ray.remote(_apply)
+        raise ConfigError(f"--on ray: RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {cause(error)}") from None
+    shared, write = ray.put(work), ray.remote(_write)
     try:
-        for reference in [task.remote(shared, argument) for argument in arguments]:
+        for reference in [write.remote(shared, task) for task in tasks]:
             yield ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise TrainingError(f"--on ray: {first_line(error)}; the same command continues") from None
-
-
-def _apply(function: Callable[[Any], None], argument: Any) -> None:
-    function(argument)

@@ -30,8 +30,6 @@ VERSION = 1
 """Change it together with the facts."""
 GRID = 24
 """Side of the small grey picture of an image."""
-_DECODED = 2 * GRID
-"""Shortest side to which a JPEG is decoded at least."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,9 @@ class SampleFacts(Map):
         return [f"{settings} {shard.digest} {shard.bytes} {shard.state}" for shard in self.index.shards]
 
     def table(self, item: int) -> pa.Table:
-        reader = ShardReader(self.cache, self.tables)
-        rows = []
+        from clipzoo.data.tokenizer import ClipTokenizer  # imports torch
+
+        reader, encode, rows = ShardReader(self.cache, self.tables), ClipTokenizer(77).encode, []
         for position, key in enumerate(self.index.keys(item)):
             row: dict[str, Any] = {"uid": key}
             try:
@@ -62,20 +61,14 @@ class SampleFacts(Map):
                 if self.tables is None:
                     row["uid"] = sample.uid(self.uid_key) or key
                 row |= image_facts(sample.image(), self.max_pixels)
-                row |= caption_facts(sample.captions(self.caption_key)[0][0])
+                caption = sample.captions(self.caption_key)[0][0]
+                # Both control tokens count.
+                row |= {"caption": caption, "tokens": len(encode(caption)) + 2, "script": script_of(caption)}
             except BadSampleError as error:
                 row |= {"fault": error.kind, "reason": error.reason[:200]}
             rows.append(row)
         schema = image_schema("uid", "caption", "script").append(arrow().field("tokens", arrow().int32()))
         return arrow().Table.from_pylist(rows, schema=schema)
-
-
-def write_uids(path: Path, kept: Sequence[str], left_out: Sequence[str]) -> int:
-    """Write the kept uids for data.uids without those of samples that are left out, and return their number."""
-    uids = np.setdiff1d(np.array(kept, str), np.array(left_out, str))
-    with io.whole(path) as file:
-        np.save(file, uids)
-    return len(uids)
 
 
 def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
@@ -84,8 +77,8 @@ def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
     grey: GRID x GRID means of the brightness, as bytes; colour: means of red, green and blue.
     """
     image = read_header(encoded, max_pixels)
-    shortest = min(image.height, image.width)
-    reduction = next((factor for factor in (8, 4, 2) if image.scalable and shortest >= factor * _DECODED), 1)
+    sharpest = min(image.height, image.width) // (2 * GRID) if image.scalable else 1
+    reduction = next((factor for factor in (8, 4, 2) if sharpest >= factor), 1)
     small = Image.fromarray(image.decode(reduction)).resize((GRID, GRID), Image.Resampling.BOX)
     digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
     colour = np.asarray(small).mean(axis=(0, 1)).round().astype(np.uint8)
@@ -95,23 +88,18 @@ def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def caption_facts(caption: str) -> dict[str, Any]:
-    """Return words, number of CLIP's tokens with both control tokens, and script of a caption."""
-    return {"caption": caption, "tokens": len(_tokenizer().encode(caption)) + 2, "script": script_of(caption)}
-
-
-@cache
-def _tokenizer() -> Any:
-    from clipzoo.data.tokenizer import ClipTokenizer  # imports torch
-
-    return ClipTokenizer(77)
-
-
 @cache
 def image_schema(*further: str) -> pa.Schema:
     """Return the columns of `image_facts`, of faults, and further columns of text."""
     pa = arrow()
     numbers = {"width": pa.int32(), "height": pa.int32(), "bytes": pa.int32(), "digest": pa.uint64()}
     pictures = {"grey": pa.binary(GRID * GRID), "colour": pa.binary(3)}
-    texts = dict.fromkeys(("fault", "reason", *further), pa.string())
-    return pa.schema(list({**numbers, **pictures, **texts}.items()))
+    return pa.schema(list({**numbers, **pictures, **dict.fromkeys(("fault", "reason", *further), pa.string())}.items()))
+
+
+def write_uids(path: Path, kept: Sequence[str], left_out: Sequence[str]) -> int:
+    """Write the kept uids for data.uids without those of samples that are left out, and return their number."""
+    uids = np.setdiff1d(np.array(kept, str), np.array(left_out, str))
+    with io.whole(path) as file:
+        np.save(file, uids)
+    return len(uids)

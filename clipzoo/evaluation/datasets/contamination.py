@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,56 +28,44 @@ _BLOCK = 1000
 
 @dataclass(frozen=True)
 class EvaluationImages(Map):
-    """Map of blocks of the test images of evaluation datasets, by name, to the facts of `image_facts`."""
+    """Map of blocks of the test images of a dataset to the facts of `image_facts`."""
 
-    images: dict[str, Images]
-
-    @property
-    def blocks(self) -> list[tuple[str, range]]:
-        """Return the dataset and the images of every item."""
-        return [
-            (name, range(start, min(start + _BLOCK, len(images))))
-            for name, images in self.images.items()
-            for start in range(0, len(images), _BLOCK)
-        ]
+    images: Images
 
     def contents(self) -> Sequence[str]:
-        digests = {name: images.fingerprint() for name, images in self.images.items()}
-        return [f"{VERSION} {digests[name]} {block}" for name, block in self.blocks]
+        digest = self.images.fingerprint()
+        return [f"{VERSION} {digest} {start}" for start in range(0, len(self.images), _BLOCK)]
 
     def table(self, item: int) -> pa.Table:
-        name, block = self.blocks[item]
         rows: list[dict[str, Any]] = []
-        for number in block:
+        for number in range(item * _BLOCK, min((item + 1) * _BLOCK, len(self.images))):
             try:
-                rows.append(image_facts(self.images[name].encoded(number), None))
+                rows.append(image_facts(self.images.encoded(number), None))
             except (BadSampleError, ConfigError) as error:
                 rows.append({"fault": "undecodable_image", "reason": str(error)[:200]})
         return arrow().Table.from_pylist(rows, schema=image_schema())
 
 
-def test_images(root: Path, names: Sequence[str] = ()) -> tuple[dict[str, Images], dict[str, str]]:
-    """Return the test images of the datasets below `root` by name, and why others cannot be read.
+def test_images(root: Path, names: Sequence[str] = ()) -> tuple[dict[str, EvaluationImages], dict[str, str]]:
+    """Return maps of the test images of the datasets below `root` by name, and why others cannot be read.
 
     names: empty for all datasets of the catalogue and those in tar shards that are there; datasets of the same images
     are one. Raises ConfigError if there is none.
     """
-    images, faults = dict[str, Images](), dict[str, str]()
+    same, faults = dict[str, tuple[list[str], Images]](), dict[str, str]()
     for name in names or sorted({*catalogue(), *dataset_names(root)}):
         try:
-            images[name] = open_benchmark(name, root, "set", ("test",)).split_images("test")
-        except MissingDatasetError:
-            if names:
-                raise
+            images = open_benchmark(name, root, "set", ("test",)).split_images("test")
         except ConfigError as error:
-            faults[name] = str(error)
-    names_of = dict[str, list[str]]()
-    for name, part in images.items():
-        names_of.setdefault(part.fingerprint(), []).append(name)
-    if not images:
+            if isinstance(error, MissingDatasetError) and names:
+                raise
+            faults |= {} if isinstance(error, MissingDatasetError) else {name: str(error)}
+            continue
+        same.setdefault(images.fingerprint(), ([], images))[0].append(name)
+    if not same:
         reasons = "".join(f"; {name}: {reason}" for name, reason in faults.items())
         raise ConfigError(f"--root {root} has no evaluation dataset{reasons}")
-    return {", ".join(same): images[same[0]] for same in names_of.values()}, faults
+    return {", ".join(of_images): EvaluationImages(images) for of_images, images in same.values()}, faults
 
 
 class Match(NamedTuple):
@@ -89,26 +77,21 @@ class Match(NamedTuple):
     kind: str
 
 
-def find_matches(evaluation: EvaluationImages, images: pa.Table, samples: pa.Table) -> list[Match]:
+def find_matches(datasets: Mapping[str, pa.Table], samples: pa.Table) -> list[Match]:
     """Return all pairs of an evaluation image and a training sample with the same or a similar image.
 
-    images, samples: the merged tables of both maps. An exact pair is not listed as a near one.
+    datasets, samples: merged tables of the maps. An exact pair is not listed as a near one.
     """
-    places = [(name, number) for name, block in evaluation.blocks for number in block]
-    parts, rows = [], []
-    for table in (images, samples):
-        usable = np.flatnonzero(~table["grey"].is_null().to_numpy())
-        parts.append(table.take(usable))
-        rows.append(usable)
-    digests = [part["digest"].to_numpy() for part in parts]
-    order = np.argsort(digests[1], kind="stable")
-    first, last = (np.searchsorted(digests[1], digests[0], side, sorter=order) for side in ("left", "right"))
-    exact = [(image, int(order[place])) for image in range(len(first)) for place in range(first[image], last[image])]
-    one, other = map(Signatures.of, parts)
-    near = np.concatenate([near_pairs(one, other), near_pairs(other, one)[:, ::-1]])
+    places = [(name, number) for name, table in datasets.items() for number in range(len(table))]
+    tables = arrow().concat_tables(datasets.values()), samples
+    rows = [np.flatnonzero(~table["grey"].is_null().to_numpy()) for table in tables]
+    parts = [table.take(usable) for table, usable in zip(tables, rows, strict=True)]
+    one, other = (part["digest"].to_numpy() for part in parts)
+    order = np.argsort(other, kind="stable")
+    first, last = (np.searchsorted(other, one, side, sorter=order).tolist() for side in ("left", "right"))
+    exact = [(image, int(sample)) for image in range(len(one)) for sample in order[first[image] : last[image]]]
+    signatures = [Signatures.of(part) for part in parts]
+    near = np.concatenate([near_pairs(*signatures), near_pairs(*signatures[::-1])[:, ::-1]])
     kinds = dict.fromkeys(map(tuple, near.tolist()), "near") | dict.fromkeys(exact, "exact")
-    matches = []
-    for (image, sample), kind in sorted(kinds.items()):
-        name, number = places[rows[0][image]]
-        matches.append(Match(name, number, int(rows[1][sample]), kind))
-    return matches
+    found = [(*places[rows[0][image]], int(rows[1][sample]), kind) for (image, sample), kind in kinds.items()]
+    return sorted(Match(*match) for match in found)

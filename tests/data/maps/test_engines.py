@@ -151,7 +151,7 @@ def workers(pid: int) -> list[int]:
     """Return the processes of Ray below a process that run a task."""
     below = children(pid)
     titles = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in below if is_alive(child)}
-    return [child for child, title in titles.items() if title.startswith(b"ray::_apply")] + [
+    return [child for child, title in titles.items() if title.startswith(b"ray::_write")] + [
         worker for child in below for worker in workers(child)
     ]
 
