@@ -30,7 +30,7 @@ MOST_COLOUR = 20
 """Largest difference of the mean red, green or blue, of 255."""
 _MOST_SIGNS = 16
 """Different signs, of 64, above which two images are not compared."""
-_TABLES = 32
+_TABLES = 64
 _LARGEST_BUCKET = 100
 _BLOCK = 2**17
 
@@ -114,7 +114,7 @@ def _coefficients(grey: np.ndarray, window: Window) -> np.ndarray:
     frequencies = np.stack(np.divmod(np.arange((GRID // 2) ** 2), GRID // 2))
     order = np.argsort(frequencies.sum(axis=0) + 0.01 * abs(frequencies[0] - frequencies[1]), kind="stable")[1:65]
     squares = _cosines(top, side) @ grey.astype(np.float32) @ _cosines(left, side).T
-    values = squares.reshape(len(grey), -1).take(order, axis=1)
+    values = squares.reshape(len(grey), (GRID // 2) ** 2).take(order, axis=1)
     values *= np.hypot(*frequencies[:, order]).astype(np.float32)
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-3)
 
