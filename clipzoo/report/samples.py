@@ -17,7 +17,7 @@ from clipzoo.data.images import decode
 from clipzoo.data.maps.duplicates import Signatures, earlier_copies
 from clipzoo.data.maps.samples import SampleFacts, write_uids
 from clipzoo.data.reader import ShardReader
-from clipzoo.errors import number_of
+from clipzoo.errors import masked, number_of
 from clipzoo.evaluation.datasets.contamination import EvaluationImages, find_matches
 from clipzoo.io.text import shorten
 from clipzoo.report.figures import INK, label, tiles as panels
@@ -86,7 +86,7 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, scores: np.ndarra
     for title, order in grids.items():
         anchor = title.lower().replace(" ", "-")
         sections.append(Section(title, tiles=_tiles(work, samples, order[:TILES]), anchor=anchor))
-    return write(f"Samples of {Path(work.index.locations[0]).parent}", [output / "index.html"], sections)
+    return write(f"Samples of {_folder(work)}", [output / "index.html"], sections)
 
 
 def write_contamination(
@@ -124,8 +124,11 @@ def write_contamination(
             "Matches", _advice("The first pairs of each dataset.", path, kept) if tiles else ["None."], tiles=tiles
         ),
     ]
-    title = f"Evaluation images in {Path(work.index.locations[0]).parent}"
-    return write(title, [output / "contamination.html"], sections)
+    return write(f"Evaluation images in {_folder(work)}", [output / "contamination.html"], sections)
+
+
+def _folder(work: SampleFacts) -> str:
+    return masked(work.index.locations[0]).rpartition("/")[0]
 
 
 def _distributions(values: Mapping[str, pd.Series], percentiles: Mapping[str, Sequence[float]]) -> list[Section]:

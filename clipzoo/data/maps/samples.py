@@ -21,6 +21,7 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.data.maps.engines import Map
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, arrow
+from clipzoo.errors import masked
 from clipzoo.io.text import script_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class SampleFacts(Map):
                 # Both control tokens count.
                 row |= {"caption": caption, "tokens": len(encode(caption)) + 2, "script": script_of(caption)}
             except BadSampleError as error:
-                row |= {"fault": error.kind, "reason": error.reason[:200]}
+                row |= {"fault": error.kind, "reason": masked(error.reason)[:200]}
             rows.append(row)
         schema = image_schema("uid", "caption", "script").append(arrow().field("tokens", arrow().int32()))
         return arrow().Table.from_pylist(rows, schema=schema)

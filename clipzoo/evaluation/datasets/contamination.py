@@ -28,13 +28,13 @@ _BLOCK = 1000
 
 @dataclass(frozen=True)
 class EvaluationImages(Map):
-    """Map of blocks of the test images of a dataset to the facts of `image_facts`."""
+    """Map of blocks of images to the facts of `image_facts`. digest: their fingerprint."""
 
     images: Images
+    digest: str
 
     def contents(self) -> Sequence[str]:
-        digest = self.images.fingerprint()
-        return [f"{VERSION} {digest} {start}" for start in range(0, len(self.images), _BLOCK)]
+        return [f"{VERSION} {self.digest} {start}" for start in range(0, len(self.images), _BLOCK)]
 
     def table(self, item: int) -> pa.Table:
         rows: list[dict[str, Any]] = []
@@ -65,7 +65,9 @@ def test_images(root: Path, names: Sequence[str] = ()) -> tuple[dict[str, Evalua
     if not same:
         reasons = "".join(f"; {name}: {reason}" for name, reason in faults.items())
         raise ConfigError(f"--root {root} has no evaluation dataset{reasons}")
-    return {", ".join(of_images): EvaluationImages(images) for of_images, images in same.values()}, faults
+    return {
+        ", ".join(of_images): EvaluationImages(images, digest) for digest, (of_images, images) in same.items()
+    }, faults
 
 
 class Match(NamedTuple):
