@@ -30,8 +30,8 @@ MOST_COLOUR = 20
 """Largest difference of the mean red, green or blue, of 255."""
 _MOST_SIGNS = 16
 """Different signs, of 64, above which two images are not compared."""
-_TABLES = 64
-_LARGEST_BUCKET = 100
+_TABLES, _LARGEST_BUCKET = 40, 100
+"""Hash tables, and images of a bucket that are compared with another one: a bound of time and memory."""
 _BLOCK = 2**17
 
 
@@ -57,12 +57,12 @@ def near_pairs(first: Signatures, second: Signatures) -> np.ndarray:
     """
     whole, n = _coefficients(second.grey, WHOLE), max(len(second.grey), 1)
     signs, tables, random = whole > 0, [], np.random.default_rng(0)
-    hashes = np.packbits(signs, axis=1)
+    hashes, powers = np.packbits(signs, axis=1), 1 << np.arange(max(16, n.bit_length()))
     for _ in range(_TABLES):
-        chosen = random.choice(64, 16, replace=False)
-        keys = np.packbits(signs.take(chosen, axis=1), axis=1).view(np.uint16).ravel()
+        chosen = random.choice(64, len(powers), replace=False)
+        keys = signs.take(chosen, axis=1) @ powers
         order = np.argsort(keys, kind="stable")
-        tables.append((chosen, order, np.searchsorted(keys[order], np.arange(2**16 + 1))))
+        tables.append((chosen, order, np.searchsorted(keys[order], np.arange(2 * powers[-1] + 1))))
     pairs = [np.empty(0, np.int64)]
     for start in range(0, len(first.grey), _BLOCK):
         for window in WINDOWS:
@@ -71,7 +71,7 @@ def near_pairs(first: Signatures, second: Signatures) -> np.ndarray:
             window_hashes = np.packbits(signs, axis=1)
             for chosen, order, starts in tables:
                 # Every row with the rows in its bucket.
-                keys = np.packbits(signs.take(chosen, axis=1), axis=1).view(np.uint16).ravel().astype(int)
+                keys = signs.take(chosen, axis=1) @ powers
                 counts = np.minimum(starts[keys + 1] - starts[keys], _LARGEST_BUCKET)
                 rows = np.repeat(np.arange(len(keys)), counts)
                 columns = order[np.arange(len(rows)) + np.repeat(starts[keys] - np.cumsum(counts) + counts, counts)]
