@@ -42,7 +42,7 @@ from clipzoo.model import Model
 from clipzoo.runs.directory import FEATURES
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.gradients import GradientCache, PairEncoder, encode_view
-from clipzoo.training.parts import Dataset, Parts, Teacher
+from clipzoo.training.parts import Parts, Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, FeaturesByView, View, feature_caches
 from clipzoo.types import Batch, Embedding, PointSet, Similarity, checked, concatenate, map_embedding
 
@@ -168,10 +168,15 @@ VERSION, OPEN_SHARDS = 1, 64
 LOADER_TIMEOUT_SECONDS = 600.0
 
 
-def shard_files(folder: Path, key: str, dataset: Dataset) -> list[tuple[str, Path, range]]:
-    """Return name, file of embeddings, and sample ids of each shard. key: that of features.json."""
+def shard_files(
+    folder: Path, key: str, dataset_shards: Sequence[tuple[str, str, int]]
+) -> list[tuple[str, Path, range]]:
+    """Return name, file of embeddings, and sample ids of each shard.
+
+    key: that of features.json. dataset_shards: as `Dataset.shards` returns them.
+    """
     shards, start = list[tuple[str, Path, range]](), 0
-    for name, content, count in dataset.shards():
+    for name, content, count in dataset_shards:
         file = hashlib.sha256(f"{VERSION} {key} {content}".encode()).hexdigest()[:32]
         path = io.below((folder / HEAD).parent, f"{file}.safetensors")
         shards.append((name, path, range(start, start + count)))
@@ -194,8 +199,12 @@ class StoredTeacher(Teacher):
         self._folder, self._shard = Path(path), lru_cache(OPEN_SHARDS)(self._read)
 
     def open(self, parts: Parts, student: Model, trust: Collection[str] = ()) -> None:
+        self.load(parts.dataset.shards(), trust)
+
+    def load(self, dataset_shards: Sequence[tuple[str, str, int]], trust: Collection[str] = ()) -> None:
+        """Find the embeddings of shards, as `Dataset.shards` returns them, and load the head."""
         facts = _facts(self._folder)
-        self._shards = shard_files(self._folder, facts["key"], parts.dataset)
+        self._shards = shard_files(self._folder, facts["key"], dataset_shards)
         missing = [name for name, file, rows in self._shards if rows and not file.exists()]
         if missing or not self._shards:
             what = f"{len(missing)} of {number_of(len(self._shards), 'shard')} of data.shards, {', '.join(missing[:3])}"
@@ -233,6 +242,19 @@ class StoredTeacher(Teacher):
             for rows_of_view in (images, texts)
         )
         return self._head.compare(image, text, scope)
+
+    @torch.no_grad()
+    def pair_scores(self) -> np.ndarray:
+        """Return the logit of image and first text of all samples of the loaded dataset, [n]."""
+        scores = [torch.empty(0)]
+        for number, (_, _, samples) in enumerate(self._shards):
+            image, text, rows = self._shard(number) if samples else (torch.empty(0), torch.empty(0), {})
+            firsts = {position: row for (position, _), row in reversed(rows.items())}
+            for part in torch.arange(len(samples)).split(64):
+                images = map_embedding(itemgetter(part), image)
+                texts = map_embedding(itemgetter([firsts[position] for position in part.tolist()]), text)
+                scores.append(self._head.score(images, texts).diagonal())
+        return torch.cat(scores).float().numpy()
 
     def _read(self, number: int) -> tuple[Embedding, Embedding, dict[tuple[int, int], int]]:
         """Return images and texts of a shard, and the rows of its texts by sample and digest of the caption."""
@@ -278,7 +300,9 @@ def write_features(
             io.write_json(folder / FEATURES, {"model": source, "key": key, "head": model.config["head"]})
         elif _facts(folder)["key"] != key:
             raise ConfigError(f"{folder} has features of another model or other settings: give another --output")
-        return [(file, rows) for _, file, rows in shard_files(folder, key, dataset) if rows and not file.exists()]
+        return [
+            (file, rows) for _, file, rows in shard_files(folder, key, dataset.shards()) if rows and not file.exists()
+        ]
 
     def load(rows: range, number: int) -> tuple[Tensor, list[list[str]]]:
         # Images [b, 3, S, S] and the captions of each sample.

@@ -13,6 +13,7 @@ import torch
 
 import clipzoo
 from clipzoo.build import build_model
+from clipzoo.cli import __main__ as commands
 from clipzoo.config.compose import compose
 from clipzoo.data.dataset import ShardDataset
 from clipzoo.distillation import ClipKD, DataCompDR, OpenClipDistillation
@@ -310,6 +311,26 @@ def test_stored_features_give_the_terms_of_their_model(tmp_path, captions):
 
     stored = terms(StoredTeacher(str(tmp_path / "features")))
     assert stored == pytest.approx(terms(FrozenTeacher(teacher)), rel=2e-6)
+
+
+def test_the_page_of_the_shards_shows_the_pairs_that_stored_features_call_most_and_least_similar(tmp_path):
+    data, teacher, folder = dataset(squares(tmp_path / "shards")), loaded(1), tmp_path / "features"
+    write_features(teacher, "runs/teacher", data, folder, batch=5)
+    images, captions = zip(*data.whole(range(data.samples)), strict=True)
+    with torch.no_grad():
+        embeddings = teacher.encode_image(list(images)), teacher.encode_text([texts[0] for texts in captions])
+        expected = teacher.head.score(*embeddings).diagonal()
+    stored = StoredTeacher(str(folder))
+    stored.load(data.shards())
+    scores = torch.from_numpy(stored.pair_scores())
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+    words = ["look", str(tmp_path / "shards"), "--caption-key", "caption", "--features", str(folder), "--on", "local:1"]
+    options = commands._parser().parse_args(["shards", *words])
+    options.run(options)
+    page = (tmp_path / "shards" / "clipzoo_look" / "index.html").read_text()
+    most, least = page.index("Most similar pairs</h2>"), page.index("Least similar pairs</h2>")
+    assert f"similarity {scores.max():.3g}<" in page[most : most + 2000 + page[most:].index("similarity")]
+    assert f"similarity {scores.min():.3g}<" in page[least : least + 2000 + page[least:].index("similarity")]
 
 
 def test_features_continue_after_an_interruption_and_follow_moved_shards(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
     from clipzoo.data.index import ShardIndex
     from clipzoo.data.locations import ShardCache
+    from clipzoo.data.maps.engines import Map
+    from clipzoo.data.maps.samples import SampleFacts
+    from clipzoo.data.tables.formats import TableRules
 
+MAPS = "maps"
+"""Folder in the output for the files of maps."""
 MAKE_SHARDS = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
@@ -32,6 +38,17 @@ Index shards before a run, with many processes, and print the number of samples 
 A run whose shards have no index does the same on its first rank.
 """
 INSPECT_SHARDS = "Read samples as training does and summarize them: unusable samples, image sizes, caption lengths."
+LOOK_AT_SHARDS = """\
+Write a page on all samples: sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates, pairs.
+
+OUTPUT/without_duplicates.npy has the uids of usable samples that are not copies, for data.uids. A copy has the bytes of
+an earlier image, or differs by JPEG quality, size, or a crop that keeps about 95 % of each side.
+"""
+FIND_EVALUATION_IMAGES = """\
+Find the test images of evaluation datasets among the samples: the same bytes, and near-duplicates.
+
+OUTPUT/contamination.html has a table by dataset, OUTPUT/without_evaluation_images.npy the uids of the other samples.
+"""
 MAKE_DATASET = """Make an evaluation dataset from your own images.
 
   SOURCE is                                 evaluated as
@@ -47,19 +64,24 @@ Files that are not images or cannot be decoded are counted, and listed in OUTPUT
 
 
 def shards_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make, index or inspect WebDataset shards.
+    """Make, index, inspect or look at WebDataset shards.
 
     clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt
     clipzoo shards make pairs.tsv shards/ --image filepath --caption title --hold-out 5%
     clipzoo shards make dataset_coco.json shards/ --images coco/ --splits train restval      Karpathy's splits
     clipzoo shards index 'data/cc3m/{00000..00331}.tar'
     clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
+    clipzoo shards look 'data/cc3m/{00000..00331}.tar' --on local:8
+    clipzoo shards contamination 'data/cc3m/{00000..00331}.tar' --root data/downstream
     """
     form, default = argparse.RawDescriptionHelpFormatter, "(default: %(default)s)"
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     make = commands.add_parser("make", help="pack images and captions", description=MAKE_SHARDS, formatter_class=form)
     index = commands.add_parser("index", help="index shards", description=INDEX_SHARDS, formatter_class=form)
     inspect = commands.add_parser("inspect", help="summarize shards", description=INSPECT_SHARDS)
+    look = commands.add_parser("look", help="write a page", description=LOOK_AT_SHARDS, formatter_class=form)
+    contamination = commands.add_parser("contamination", help="find evaluation images",
+                                        description=FIND_EVALUATION_IMAGES, formatter_class=form)  # fmt: skip
 
     make.add_argument("source", type=Path, help="a folder, a .csv, a .tsv, or a .json of Karpathy's splits")
     make.add_argument("output", type=output_folder, help="output folder")
@@ -79,7 +101,21 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
                       help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all "
                       "for several captions (default: all lines joined to one caption)")  # fmt: skip
 
-    for command in (index, inspect):
+    for command in (look, contamination):
+        command.add_argument("--table", action="store_true", help="SHARDS are tables or an image folder, as data.path")
+        command.add_argument("--uid-key", help="as data.uid_key")
+        command.add_argument("--on", default="local", metavar="ENGINE",
+                             help="local:PROCESSES, torchrun, slurm (under srun or in an array) or ray; default: "
+                             "local, a process per core")  # fmt: skip
+        command.add_argument("--output", type=output_folder, help="default: clipzoo_look in the folder of the shards")
+        command.set_defaults(processes=None)
+    look.add_argument("--features", type=Path, help="folder of clipzoo features: similarity of image and caption")
+    look.add_argument("--trust", action="append", default=[], metavar="PACKAGE", needs=["--features"],
+                      help="package whose head may be built; repeatable")  # fmt: skip
+    contamination.add_argument("--root", type=Path, default=Path("data/downstream"), help=default)
+    contamination.add_argument("--dataset", action="append", default=[], metavar="NAME", help="only this; repeatable")
+
+    for command in (index, inspect, look, contamination):
         command.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; one source")
         command.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: .txt)")
         command.add_argument("--index-folder", type=output_folder, help="default: the folder of the shards")
@@ -95,11 +131,13 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--images", type=tiles, default=36, needs=["--sheet"], help=default)
     inspect.add_argument("--seed", type=number_in(Seed), default=0)
 
-    for command in (make, inspect):
+    for command in (make, inspect, look, contamination):
         command.add_argument("--max-pixels", type=number_in(Pixels), default=89_000_000, help="as data.max_pixels")
     for command, run in ((make, make_shards), (index, index_shards), (inspect, inspect_shards)):
         _add_processes(command)
         command.set_defaults(run=run)
+    look.set_defaults(run=look_at_shards)
+    contamination.set_defaults(run=find_evaluation_images)
 
 
 def datasets_arguments(parser: argparse.ArgumentParser) -> None:
@@ -273,16 +311,65 @@ def inspect_shards(options: argparse.Namespace) -> None:
         print(f"contact sheet      {options.sheet}")
 
 
-def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache]:
+def look_at_shards(options: argparse.Namespace) -> None:
+    if (mapped := _map_samples(options)) is None:
+        return
+    from clipzoo.report.samples import write_samples
+
+    (work, output), scores = mapped, None
+    if options.features is not None:
+        from clipzoo.teachers import StoredTeacher
+
+        teacher = StoredTeacher(str(options.features))
+        teacher.load([(shard.name, shard.digest, shard.count) for shard in work.index.shards], options.trust)
+        scores = teacher.pair_scores()
+    print(write_samples(work, output / MAPS, output, scores=scores))
+
+
+def find_evaluation_images(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets.contamination import test_images
+
+    evaluation, faults = test_images(options.root, options.dataset)
+    if (mapped := _map_samples(options, *evaluation.values())) is not None:
+        from clipzoo.report.samples import write_contamination
+
+        work, output = mapped
+        print(write_contamination(work, evaluation, faults, output / MAPS, output))
+
+
+def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts, Path] | None:
+    """Compute the facts about all samples, and other maps; None while other processes have not finished theirs."""
+    from clipzoo.data.locations import is_remote
+    from clipzoo.data.maps.engines import run_map
+    from clipzoo.data.maps.samples import SampleFacts
+    from clipzoo.data.tables.formats import TableRules
+    from clipzoo.distributed.launch import read
+
+    tables = TableRules(None, None, options.caption_key, options.uid_key) if options.table else None
+    index, cache = _load_index(options, tables)
+    if options.output is None and is_remote(index.locations[0]):
+        raise ConfigError("remote shards need --output FOLDER")
+    output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
+    work = SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels)
+    for part in (work, *others):
+        progress = Progress("samples", "shards") if read().is_first else lambda done, total: None
+        run_map(part, output / MAPS, options.on, progress)
+    if all(part.is_complete(output / MAPS) for part in (work, *others)):
+        return work, output
+    print("other processes have not finished their shards: the last one writes the page", file=sys.stderr)
+    return None
+
+
+def _load_index(options: argparse.Namespace, tables: TableRules | None = None) -> tuple[ShardIndex, ShardCache]:
     from clipzoo.data.index import FOLDER, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
 
     cache = ShardCache(options.cache_folder, options.cache_gigabytes)
-    (source,) = parse_sources(options.shards)
+    (source,) = parse_sources(options.shards) if tables is None else tables.sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key)
+    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key, tables)
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))

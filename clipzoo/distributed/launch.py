@@ -72,6 +72,24 @@ def say(text: str) -> None:
         print(masked(text), file=sys.stderr, flush=True)
 
 
+def share_of_work(launcher: str) -> tuple[int, int]:
+    """Return rank and number of the processes that share work without communication.
+
+    Those of SLURM are the tasks of srun, and the elements of an array. Raises ConfigError outside of the launcher.
+    """
+    number = {name: int(value) for name, value in os.environ.items() if value.isdecimal()}
+    if launcher == "torchrun" and "RANK" in number:
+        return number["RANK"], number["WORLD_SIZE"]
+    if launcher == "torchrun" or "SLURM_JOB_ID" not in number:
+        start = "srun -n 8" if launcher == "slurm" else "torchrun --no-python --nproc-per-node 8"
+        raise ConfigError(f"--on {launcher}: this process was not started by it: {start} clipzoo ... --on {launcher}")
+    element = number.get("SLURM_ARRAY_TASK_ID", 0) - number.get("SLURM_ARRAY_TASK_MIN", 0)
+    elements, tasks = number.get("SLURM_ARRAY_TASK_COUNT", 1), number.get("SLURM_STEP_NUM_TASKS", 1)
+    if element >= elements:
+        raise ConfigError("--on slurm: the array must have consecutive elements, as in --array=0-7")
+    return element * tasks + number.get("SLURM_PROCID", 0), elements * tasks
+
+
 def install_startup_handlers() -> None:
     """Let requests to stop end this process with exit code 75 until `Preemption` takes over: imports take seconds."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):

@@ -161,19 +161,19 @@ def _fitted(text: Text, missing: set[str]) -> str:
         plain.append(character)
     string = "".join(plain)
     # A font may have a few letters of a script that it does not cover: の is also a symbol of mathematics.
-    scripts = {_script(character) for character in undrawable if character.isalpha()}
-    undrawable = {c for c in string if c in undrawable or (c.isalpha() and not c.isascii() and _script(c) in scripts)}
+    scripts = {script_of(character) for character in undrawable if character.isalpha()}
+    undrawable = {c for c in string if c in undrawable or (c.isalpha() and not c.isascii() and script_of(c) in scripts)}
     marks = "".join(" " if c.isspace() or unicodedata.category(c) == "Cf" else "ox"[c in undrawable] for c in string)
     parts, end = [], 0
     for run in re.finditer("x+(?: +x+)*", marks):
-        script = _script(string[run.start() : run.end()])
+        script = script_of(string[run.start() : run.end()])
         missing.add(script)
         parts += [string[end : run.start()], f"[{script}]"]
         end = run.end()
     return "".join([*parts, string[end:]])
 
 
-def _script(text: str) -> str:
+def script_of(text: str) -> str:
     """Return the script of a text: the first word of the names of its letters; "symbol" without letters."""
     names = [unicodedata.name(c, "symbol").partition(" ")[0] for c in text if c.isalpha()]
     languages = {_LANGUAGES[name] for name in names if name in _LANGUAGES}

@@ -139,12 +139,25 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """One or two small pictures as JPEG, with text and small print below them, in HTML."""
+
+    pictures: Sequence[bytes]
+    text: str
+    note: str = ""
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}" for jpeg in self.pictures]
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a page: a heading, then text, tables and figures, in this order. Without a title there is no heading.
 
     Args:
         text: paragraphs. items: a list below them. facts: cards of values by name, above the text.
-        tables: a title becomes a heading, and the caption in LaTeX.
+        tables: a title becomes a heading, and the caption in LaTeX. tiles: below them, in a grid.
         notes: small print at the end.
         level: level of the heading. anchor: id of the heading; sections with an id are in the page's navigation, under
             their `short_title`.
@@ -157,6 +170,7 @@ class Section:
     text: Sequence[Text] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Picture] = ()
+    tiles: Sequence[Tile] = ()
     items: Sequence[Text] = ()
     facts: Mapping[str, Text] = field(default_factory=dict)
     notes: Sequence[Text] = ()

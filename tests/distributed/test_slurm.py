@@ -19,9 +19,12 @@ import pytest
 import torch
 
 from clipzoo.cli.evaluate import evaluate
+from clipzoo.data.maps.engines import run_map
 from tests.support.evaluation_sets import write_sets
+from tests.support.maps import Members, written
 from tests.support.paths import ROOT
 from tests.support.runs import assert_close, assert_equal, overrides, train, weights
+from tests.support.shards import write_numbered
 
 pytestmark = pytest.mark.slurm
 STEPS = 12
@@ -290,3 +293,25 @@ def test_hydra_multirun_through_submitit_joins_the_ranks_of_each_point(slurm, ti
     expected = weights(alone, STEPS)
     differences = [max(float((model[key] - value).abs().max()) for key, value in expected.items()) for model in models]
     assert min(differences) < 1e-10 < max(differences)
+
+
+def test_a_map_that_is_killed_ten_times_gives_the_bytes_of_an_undisturbed_one_in_tasks_and_in_an_array(slurm, tmp_path):
+    shards, folder = write_numbered(tmp_path / "shards", [1 + number % 3 for number in range(64)]), tmp_path / "map"
+    run_map(Members(shards), tmp_path / "expected", "local:1")
+    expected = written(tmp_path / "expected")
+    command = f"{sys.executable} -m tests.support.maps {shards} {folder} slurm"
+
+    def submit(wrapped: str, *options: str) -> str:
+        batch = ["sbatch", "--parsable", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
+        return call(*batch, *options, f"--wrap={wrapped}").strip()
+
+    for kill in range(10):
+        before = len(written(folder))
+        job = submit(f"srun {command}", "--nodes=2", "--export=ALL,PAUSE=0.05")
+        wait_until(lambda least=before + 1 + kill % 6: len(written(folder)) >= least, 120)
+        call("scancel", "--signal=KILL", job)
+        wait_until(lambda job=job: job not in call("squeue", "-h", "-o", "%i"), 120)
+        assert written(folder).items() <= expected.items() and before < len(written(folder)) < 64
+    # The elements of an array have other shares than the tasks had.
+    submit(f"srun {command}", "--array=0-2", "--nodes=1", "--wait")
+    assert written(folder) == expected

@@ -1,0 +1,1 @@
+"""Maps over shards: their engines, the facts about samples, and near-duplicates."""

@@ -1,0 +1,111 @@
+"""Maps: a function of an item, such as a shard, writes a file named by the item's content, on an existing engine.
+
+All engines write the same bytes: they only choose the process that computes an item. A file is written atomically and
+never again, so the same command continues after any kill, also on another engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipzoo import io
+from clipzoo.data.children import map_in_children
+from clipzoo.data.tables.formats import arrow
+from clipzoo.distributed.launch import share_of_work
+from clipzoo.errors import ConfigError, TrainingError, cause, first_line, installation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Task = tuple[int, Path]
+"""An item and its file."""
+
+
+class Map(ABC):
+    """A function of items. Instances are sent to other processes."""
+
+    @abstractmethod
+    def contents(self) -> Sequence[str]:
+        """Return a text for every item that differs if its table differs: its content and all settings."""
+
+    @abstractmethod
+    def table(self, item: int) -> pa.Table:
+        """Compute the table of an item, the same in every process."""
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the file of every item; items of the same content share one."""
+        names = (f"{type(self).__qualname__} {content}" for content in self.contents())
+        return [folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.parquet" for name in names]
+
+    def is_complete(self, folder: Path) -> bool:
+        return all(file.exists() for file in self.files(folder))
+
+    def merged(self, folder: Path) -> pa.Table:
+        """Return the tables of all items in their order."""
+        from pyarrow import parquet
+
+        return arrow().concat_tables([parquet.read_table(file, partitioning=None) for file in self.files(folder)])
+
+
+def run_map(
+    work: Map, folder: Path, on: str = "local", report: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Write the missing files of a map into a folder that all processes share.
+
+    on: "local:N" computes in N processes of this machine ("local": one per core), "ray" in tasks of the cluster of
+    RAY_ADDRESS or of this machine. With "torchrun" and "slurm" this process is one of several and computes its share.
+    report: called with the finished and all items of this process. Afterwards `Map.is_complete` is true in the last of
+    several processes at least.
+    """
+    if (match := re.fullmatch(r"(local)(?::([1-9]\d{0,2}))?|torchrun|slurm|ray", on)) is None:
+        raise ConfigError(f"--on {on}: give local, local:PROCESSES, torchrun, slurm or ray")
+    io.make_folder(folder)
+    rank, size = share_of_work(on) if on in ("torchrun", "slurm") else (0, 1)
+    files = {file: item for item, file in enumerate(work.files(folder))}
+    missing = [(item, file) for file, item in list(files.items())[rank::size] if not file.exists()]
+    if on == "ray":
+        done = _map_on_ray(work, missing)
+    else:
+        processes = int(match[2] or os.cpu_count() or 1) if match[1] else 1
+        done = map_in_children(partial(_write, work), missing, min(processes, len(missing)), 1)
+    for number, _ in enumerate(done, start=1):
+        report(number, len(missing))
+
+
+def _write(work: Map, task: Task) -> None:
+    from pyarrow import parquet
+
+    item, file = task
+    # Ray repeats a task whose process was killed after it wrote the file.
+    if not file.exists():
+        table = work.table(item)
+        with io.whole(file) as target:
+            parquet.write_table(table, target, compression="zstd")
+
+
+def _map_on_ray(work: Map, tasks: Sequence[Task]) -> Iterator[None]:
+    """Write the files of all tasks by Ray, which repeats the tasks of killed processes."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(f"--on ray needs ray: {installation('ray')}") from None
+    try:
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"--on ray: RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {cause(error)}") from None
+    shared, write = ray.put(work), ray.remote(_write)
+    try:
+        for reference in [write.remote(shared, task) for task in tasks]:
+            yield ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise TrainingError(f"--on ray: {first_line(error)}; the same command continues") from None

@@ -1,0 +1,106 @@
+"""Facts about the samples of shards: sizes, captions, digests, small grey pictures for near-duplicates, and faults."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from clipzoo import io
+from clipzoo.config.vocabulary import CaptionKeys
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images import read_header
+from clipzoo.data.index import ShardIndex
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.maps.engines import Map
+from clipzoo.data.reader import ShardReader
+from clipzoo.data.tables.formats import TableRules, arrow
+from clipzoo.errors import masked
+from clipzoo.io.text import script_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSION = 1
+"""Change it together with the facts."""
+GRID = 24
+"""Side of the small grey picture of an image."""
+
+
+@dataclass(frozen=True)
+class SampleFacts(Map):
+    """Map of shards to a row of facts for each sample; `fault` is the kind of an unusable sample, otherwise null.
+
+    tables: how the rows of tables are read; None for tars. caption_key, uid_key, max_pixels: as in ShardDataset.
+    """
+
+    index: ShardIndex
+    cache: ShardCache
+    tables: TableRules | None
+    caption_key: CaptionKeys | None
+    uid_key: str | None
+    max_pixels: int
+
+    def contents(self) -> Sequence[str]:
+        settings = (VERSION, self.caption_key, self.uid_key, self.max_pixels, self.tables and self.tables.identity)
+        return [f"{settings} {shard.digest} {shard.bytes} {shard.state}" for shard in self.index.shards]
+
+    def table(self, item: int) -> pa.Table:
+        from clipzoo.data.tokenizer import ClipTokenizer  # imports torch
+
+        reader, encode, rows = ShardReader(self.cache, self.tables), ClipTokenizer(77).encode, []
+        for position, key in enumerate(self.index.keys(item)):
+            row: dict[str, Any] = {"uid": key}
+            try:
+                sample = reader.sample(self.index, item, position)
+                if self.tables is None:
+                    row["uid"] = sample.uid(self.uid_key) or key
+                row |= image_facts(sample.image(), self.max_pixels)
+                caption = sample.captions(self.caption_key)[0][0]
+                # Both control tokens count.
+                row |= {"caption": caption, "tokens": len(encode(caption)) + 2, "script": script_of(caption)}
+            except BadSampleError as error:
+                row |= {"fault": error.kind, "reason": masked(error.reason)[:200]}
+            rows.append(row)
+        schema = image_schema("uid", "caption", "script").append(arrow().field("tokens", arrow().int32()))
+        return arrow().Table.from_pylist(rows, schema=schema)
+
+
+def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
+    """Return size, digest and signature of an encoded image. Raises BadSampleError.
+
+    grey: GRID x GRID means of the brightness, as bytes; colour: means of red, green and blue.
+    """
+    image = read_header(encoded, max_pixels)
+    sharpest = min(image.height, image.width) // (2 * GRID) if image.scalable else 1
+    reduction = next((factor for factor in (8, 4, 2) if sharpest >= factor), 1)
+    small = Image.fromarray(image.decode(reduction)).resize((GRID, GRID), Image.Resampling.BOX)
+    digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
+    colour = np.asarray(small).mean(axis=(0, 1)).round().astype(np.uint8)
+    return {
+        "width": image.width, "height": image.height, "bytes": len(encoded), "digest": digest,
+        "grey": small.convert("L").tobytes(), "colour": colour.tobytes(),
+    }  # fmt: skip
+
+
+@cache
+def image_schema(*further: str) -> pa.Schema:
+    """Return the columns of `image_facts`, of faults, and further columns of text."""
+    pa = arrow()
+    numbers = {"width": pa.int32(), "height": pa.int32(), "bytes": pa.int32(), "digest": pa.uint64()}
+    pictures = {"grey": pa.binary(GRID * GRID), "colour": pa.binary(3)}
+    return pa.schema(list({**numbers, **pictures, **dict.fromkeys(("fault", "reason", *further), pa.string())}.items()))
+
+
+def write_uids(path: Path, kept: Sequence[str], left_out: Sequence[str]) -> int:
+    """Write the kept uids for data.uids without those of samples that are left out, and return their number."""
+    uids = np.setdiff1d(np.array(kept, str), np.array(left_out, str))
+    with io.whole(path) as file:
+        np.save(file, uids)
+    return len(uids)

@@ -1,0 +1,184 @@
+"""Pages on the samples of shards: what they hold, what training cannot use, and images of evaluation datasets."""
+
+from __future__ import annotations
+
+import io as streams
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from PIL import Image
+
+from clipzoo import io
+from clipzoo.data.images import decode
+from clipzoo.data.maps.duplicates import Signatures, earlier_copies
+from clipzoo.data.maps.samples import SampleFacts, write_uids
+from clipzoo.data.reader import ShardReader
+from clipzoo.errors import masked, number_of
+from clipzoo.evaluation.datasets.contamination import EvaluationImages, find_matches
+from clipzoo.io.text import shorten
+from clipzoo.report.figures import INK, label, tiles as panels
+from clipzoo.report.render import Picture, Section, Span, Table, Text, Tile, text_table, write
+
+PERCENTILES = {"min": 0, "5 %": 5, "25 %": 25, "median": 50, "75 %": 75, "95 %": 95, "max": 100}
+FREQUENT_CAPTIONS, CAPTION_COLUMNS, TILE_PIXELS, TILES = 20, 160, 240, 24
+
+
+def write_samples(work: SampleFacts, maps: Path, output: Path, scores: np.ndarray | None = None) -> Path:
+    """Write index.html, numbers.json, and without_duplicates.npy: the uids of usable samples that are not copies.
+
+    maps: folder of the map's files, which are complete. scores: similarities of all images and captions, [n].
+    """
+    table = work.merged(maps)
+    is_usable = table["fault"].is_null().to_numpy()
+    rows = np.flatnonzero(is_usable)
+    # Columns without nulls keep their integers.
+    usable_table, unusable = table.take(rows), table.take(np.flatnonzero(~is_usable)).to_pandas()
+    samples = usable_table.drop_columns(["grey", "colour"]).to_pandas().set_index(rows)
+    equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), Signatures.of(usable_table)))
+    is_copy, exact, uids = first != rows, int((equal != rows).sum()), output / "without_duplicates.npy"
+    kept = write_uids(uids, samples.uid[~is_copy], samples.uid[is_copy])
+    captions, scripts, faults = (part.value_counts() for part in (samples.caption, samples.script, unusable.fault))
+    captions, distinct = captions[captions > 1].head(FREQUENT_CAPTIONS), len(captions)
+    counts = {
+        "samples": len(table), "shards": len(work.index.shards), "usable samples": len(samples),
+        "exact duplicates": exact, "near-duplicates": int(is_copy.sum()) - exact, "distinct captions": distinct,
+    }  # fmt: skip
+    values = {
+        "width": samples.width, "height": samples.height, "aspect ratio": samples.width / samples.height,
+        "kilobytes": samples.bytes / 1000, "tokens": samples.tokens,
+    }  # fmt: skip
+    percentiles = {
+        name: np.percentile(part, list(PERCENTILES.values())).tolist() for name, part in values.items() if len(part)
+    }
+    counted = {"unusable samples": faults, "scripts": scripts, "captions": captions}
+    content = {**counts, **{name: part.to_dict() for name, part in counted.items()}, "percentiles": percentiles}
+    io.write_json(output / "numbers.json", content)
+
+    # Pairs of a kind, and the most copied images, each with its first copy.
+    by_tokens = rows[np.argsort(samples.tokens, kind="stable")]
+    grids = {"Random pairs": np.random.default_rng(0).permutation(rows), "Longest captions": by_tokens[::-1]}
+    grids["Shortest captions"] = by_tokens
+    if scores is not None:
+        samples["similarity"] = scores[rows]
+        by_score = rows[np.argsort(samples.similarity, kind="stable")]
+        grids |= {"Most similar pairs": by_score[::-1], "Least similar pairs": by_score}
+    most_copied = pd.Series(first[is_copy]).value_counts().index[: TILES // 2]
+    copied = [(image, rows[is_copy & (first == image)][0]) for image in most_copied]
+    shares = ", ".join(f"{script} {count / len(samples):.1%}" for script, count in scripts.items())
+    repeated = _counts(["most frequent captions"], [[text, count] for text, count in captions.items()])
+    examples = [unusable[unusable.fault == kind].iloc[0] for kind in faults.index]
+    kinds = [
+        [row.fault.replace("_", " "), f"{row.uid}: {row.reason}", count]
+        for row, count in zip(examples, faults, strict=True)
+    ]
+    copies = _advice("The most copied images, each next to its first copy.", uids, kept) if copied else ["None."]
+    sections = [
+        Section(facts={name: f"{count:,}" for name, count in counts.items()}),
+        *_distributions(values, percentiles),
+        Section("Captions", [f"Scripts: {shares or 'none'}."], repeated, anchor="captions"),
+        Section("Unusable samples", [] if kinds else ["None."], _counts(["kind", "first sample"], kinds), anchor="bad"),
+        Section("Duplicates", copies, tiles=_tiles(work, samples, copied), anchor="duplicates"),
+    ]
+    for title, order in grids.items():
+        anchor = title.lower().replace(" ", "-")
+        sections.append(Section(title, tiles=_tiles(work, samples, order[:TILES]), anchor=anchor))
+    return write(f"Samples of {_folder(work)}", [output / "index.html"], sections)
+
+
+def write_contamination(
+    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
+) -> Path:
+    """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
+
+    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
+    """
+    samples = work.merged(maps)
+    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
+    uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
+    is_found[[match.sample for match in matches]] = True
+    path = output / "without_evaluation_images.npy"
+    kept = write_uids(path, uids[~is_found], uids[is_found])
+    counts, tiles = dict[str, dict[str, int]](), list[Tile]()
+    for name, data in evaluation.items():
+        found = [match for match in matches if match.dataset == name]
+        exact = {match.image for match in found if match.kind == "exact"}
+        near = {match.image for match in found} - exact
+        counts[name] = {
+            "test images": len(data.images), "exact": len(exact), "near": len(near),
+            "training samples": len({match.sample for match in found}),
+        }  # fmt: skip
+        for _, image, sample, kind in found[: max(1, TILES // len(evaluation))]:
+            pictures = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
+            tiles.append(Tile(pictures, f"{name}, image {image} | {uids[sample]}", kind))
+    io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
+    labels = ["dataset", *next(iter(counts.values()))]
+    table = text_table(labels, [[name, *(f"{n:,}" for n in row.values())] for name, row in counts.items()], left=1)
+    intro = f"Test images of evaluation datasets among {number_of(len(samples), 'training sample')}."
+    sections = [
+        Section("", [intro], [table], items=[f"{name}: {fault}" for name, fault in faults.items()]),
+        Section(
+            "Matches", _advice("The first pairs of each dataset.", path, kept) if tiles else ["None."], tiles=tiles
+        ),
+    ]
+    return write(f"Evaluation images in {_folder(work)}", [output / "contamination.html"], sections)
+
+
+def _folder(work: SampleFacts) -> str:
+    return masked(work.index.locations[0]).rpartition("/")[0]
+
+
+def _distributions(values: Mapping[str, pd.Series], percentiles: Mapping[str, Sequence[float]]) -> list[Section]:
+    if not percentiles:
+        return []
+    figure, axes = panels(len(values), len(values), 2.7, 2.2)
+    for panel, (name, part) in zip(axes, values.items(), strict=True):
+        panel.hist(part, bins=np.geomspace(part.min(), max(part.max(), 1.01 * part.min()), 41), color=INK)
+        panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        label(panel, name, grid="y")
+    rows = [
+        [name, *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in part)]
+        for name, part in percentiles.items()
+    ]
+    table = text_table(["", *PERCENTILES], rows, left=1)
+    return [Section("Sizes", tables=[table], figures=[Picture("histograms of sizes", figure)], anchor="sizes")]
+
+
+def _counts(labels: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Table]:
+    """Return a table of texts, with numbers of samples in the last column; none without rows."""
+    cells = [[*(shorten(text, CAPTION_COLUMNS) for text in texts), f"{count:,}"] for *texts, count in rows]
+    return [text_table([*labels, "samples"], cells, left=len(labels))] if rows else []
+
+
+def _advice(text: str, uids: Path, kept: int) -> list[Text]:
+    return [f"{text} To train on the other {number_of(kept, 'uid')}:", Span(f"data.uids={uids}", "command")]
+
+
+def _tiles(work: SampleFacts, samples: pd.DataFrame, numbers: Any) -> list[Tile]:
+    """Return a tile for each sample or pair of samples, by their numbers."""
+    tiles = []
+    for numbers_of_tile in map(np.atleast_1d, numbers):
+        rows = [samples.loc[number] for number in numbers_of_tile]
+        notes = [f"{row.tokens} tokens, {row.width} x {row.height}" for row in rows]
+        notes += [f"similarity {row.similarity:.3g}" for row in rows if "similarity" in row]
+        captions = [shorten(row.caption, CAPTION_COLUMNS // len(rows)) for row in rows]
+        pictures = [_jpeg(_image(work, int(number))) for number in numbers_of_tile]
+        tiles.append(Tile(pictures, " | ".join(captions), " | ".join(notes)))
+    return tiles
+
+
+def _image(work: SampleFacts, sample: int) -> Image.Image:
+    return decode(ShardReader(work.cache, work.tables).sample(work.index, *work.index.locate(sample)).image())
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    image.thumbnail((TILE_PIXELS, TILE_PIXELS))
+    stream = streams.BytesIO()
+    image.save(stream, "JPEG", quality=85)
+    return stream.getvalue()

@@ -1,0 +1,126 @@
+"""`clipzoo shards look` and `clipzoo shards contamination` on shards with planted faults and copies."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from clipzoo.cli import __main__ as commands
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
+from tests.support.shards import opened, write_shard
+from tests.support.textures import copies, jpeg, texture
+
+COUNT = 40
+
+
+def run_command(*words: object) -> None:
+    options = commands._parser().parse_args(["shards", *map(str, words)])
+    options.run(options)
+
+
+def sample(number: int, image: bytes, caption: str, uid: str) -> tuple[str, dict[str, bytes]]:
+    return f"{number:06d}", {"jpg": image, "txt": caption.encode(), "json": json.dumps({"uid": uid}).encode()}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Two shards: 40 textures, of which two occur twice, two have near copies, and three samples cannot be used."""
+    folder = tmp_path_factory.mktemp("shards")
+    samples = [sample(seed, jpeg(texture(seed)), f"number {seed}", f"u{seed}") for seed in range(COUNT)]
+    samples += [sample(100 + seed, jpeg(texture(seed)), "ein Hund", f"exact{seed}") for seed in (3, 4)]
+    samples += [sample(200 + seed, copies(texture(seed), seed)["size"], "собака", f"near{seed}") for seed in (3, 5)]
+    samples += [sample(300, jpeg(texture(90))[:900], "cut", "cut"), sample(301, b"", "empty", "empty")]
+    samples += [sample(302, jpeg(texture(91)), "...", "no words")]
+    for number in range(2):
+        write_shard(folder / f"{number:05d}.tar", samples[number::2])
+    return folder
+
+
+def test_the_page_counts_what_the_shards_hold_and_training_can_leave_out_the_copies(shards, tmp_path, capsys):
+    run_command("look", shards, "--on", "local:1", "--output", tmp_path / "look")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "look" / "index.html")
+    numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
+    assert numbers["samples"] == COUNT + 7 and numbers["usable samples"] == COUNT + 4
+    assert (numbers["exact duplicates"], numbers["near-duplicates"]) == (2, 2)
+    assert numbers["unusable samples"] == {"undecodable_image": 1, "empty_image": 1, "empty_caption": 1}
+    assert numbers["scripts"] == {"Latin": COUNT + 2, "Cyrillic": 2}
+    assert numbers["captions"] == {"ein Hund": 2, "собака": 2}
+    assert numbers["percentiles"]["width"][0] < numbers["percentiles"]["width"][-1] == 160
+    # "number 17": a word, two digits and both control tokens.
+    assert numbers["percentiles"]["tokens"][3] == 5
+    uids = np.load(tmp_path / "look" / "without_duplicates.npy")
+    kept = opened(shards, uids=str(tmp_path / "look" / "without_duplicates.npy"), max_bad_fraction=0.5)
+    assert len(uids) == kept.samples == COUNT
+    page = (tmp_path / "look" / "index.html").read_text()
+    for heading in ("Sizes", "Captions", "Unusable samples", "Duplicates", "Random pairs", "Longest captions"):
+        assert f">{heading}</h2>" in page
+    assert page.count("<figure>") == 3 + 3 * 24 and "http" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+def test_the_same_command_reads_no_image_again_and_another_setting_does(shards, tmp_path):
+    command = ("look", shards, "--on", "local:1", "--output", tmp_path / "look")
+    run_command(*command)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "look" / "maps").iterdir()}
+    before = (tmp_path / "look" / "numbers.json").read_bytes()
+    run_command(*command)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "look" / "maps").iterdir()} == times
+    assert len(times) == 2 and (tmp_path / "look" / "numbers.json").read_bytes() == before
+    run_command(*command, "--max-pixels", 100)
+    numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
+    assert numbers["usable samples"] == 0 and numbers["unusable samples"]["enormous_image"] == COUNT + 6
+    assert len(list((tmp_path / "look" / "maps").iterdir())) == 4
+
+
+def test_tables_and_folders_are_looked_at_as_shards_are(tmp_path):
+    for seed in range(12):
+        (tmp_path / "pictures" / f"{seed}.jpg").parent.mkdir(exist_ok=True)
+        (tmp_path / "pictures" / f"{seed}.jpg").write_bytes(jpeg(texture(seed % 10)))
+    rows = [f"pictures/{seed}.jpg,number {seed}" for seed in range(12)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]))
+    run_command("look", tmp_path / "pairs.csv", "--table", "--on", "local:1", "--output", tmp_path / "look")
+    numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
+    assert (numbers["samples"], numbers["exact duplicates"], numbers["near-duplicates"]) == (12, 2, 0)
+    with pytest.raises(ConfigError, match="pairs.csv is a table, not shards"):
+        run_command("look", tmp_path / "pairs.csv", "--output", tmp_path / "other")
+
+
+def test_a_shard_that_is_missing_or_cut_is_looked_at_as_far_as_it_is_there(shards, tmp_path):
+    (tmp_path / "00000.tar").write_bytes((shards / "00000.tar").read_bytes())
+    (tmp_path / "00001.tar").write_bytes((shards / "00001.tar").read_bytes()[:60_000])
+    run_command("look", tmp_path / "{00000..00002}.tar", "--on", "local:1")
+    numbers = json.loads((tmp_path / "clipzoo_look" / "numbers.json").read_text())
+    assert numbers["shards"] == 3 and 24 < numbers["samples"] < COUNT
+    with pytest.raises(ConfigError, match="the shards hold no sample"):
+        run_command("look", tmp_path / "nowhere.tar")
+
+
+def test_evaluation_images_in_the_training_data_are_found_in_every_dataset_on_the_disk(shards, tmp_path, capsys):
+    def encoded(seed: int) -> bytes:
+        return copies(texture(seed), seed)["crop 0.97"] if seed % 2 else jpeg(texture(seed))
+
+    # Seeds below COUNT are in the training data, the even ones with the same bytes.
+    for name, seeds in (("flags", [6, 7, 8, 500, 501, 502]), ("clean", range(600, 606))):
+        examples = [(encoded(seed), number % 2) for number, seed in enumerate(seeds)]
+        write_classification(tmp_path / "sets" / name, class_names=["a", "b"], templates=["a {c}"], metric="top1",
+                             recipe="", splits={"test": examples})  # fmt: skip
+    pairs = [(encoded(seed), ["a caption"]) for seed in (9, 700, 701)]
+    write_retrieval(tmp_path / "sets" / "pairs", recipe="", examples=pairs)
+    command = ("contamination", shards, "--on", "local:1", "--output", tmp_path / "look", "--root", tmp_path / "sets")
+    run_command(*command)
+    found = json.loads((tmp_path / "look" / "contamination.json").read_text())
+    counts = {name: (row["test images"], row["exact"], row["near"]) for name, row in found["datasets"].items()}
+    assert counts == {"flags": (6, 2, 1), "clean": (6, 0, 0), "pairs": (3, 0, 1)}
+    uids = set(np.load(tmp_path / "look" / "without_evaluation_images.npy").tolist())
+    assert {"u6", "u7", "u8", "u9"}.isdisjoint(uids) and len(uids) == COUNT + 7 - 4
+    page = (tmp_path / "look" / "contamination.html").read_text()
+    assert page.count("<figure>") == 4 and "flags, image 0 | u6" in page
+    run_command(*command, "--dataset", "clean")
+    assert list(json.loads((tmp_path / "look" / "contamination.json").read_text())["datasets"]) == ["clean"]
+    with pytest.raises(ConfigError, match="no evaluation dataset nowhere in"):
+        run_command(*command, "--dataset", "nowhere")
+    with pytest.raises(ConfigError, match=f"--root {tmp_path} has no evaluation dataset"):
+        run_command(*command[:-1], tmp_path)
