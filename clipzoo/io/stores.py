@@ -35,8 +35,8 @@ _TRANSIENT_NUMBERS = (
 )  # fmt: skip
 _TRANSIENT_NAMES = {"HTTPClientError", "ConnectionError", "TransportError", "ResponseParserError"}
 """Base classes of failed connections in botocore, requests and httpx."""
-_used: set[Any] = set()
-"""File systems in use. Deleting one in a forked process would disturb the connections that its parent has."""
+_used: dict[int, Any] = {}
+"""File systems in use, by id. Deleting one in a forked process would disturb the connections that its parent has."""
 Result = TypeVar("Result")
 
 
@@ -78,7 +78,7 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
             options[name] = merged
         # A cached listing would hide the changes of other machines.
         filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-        _used.add(filesystem)
+        _used[id(filesystem)] = filesystem
         return filesystem, path
     except (ImportError, ValueError) as error:
         if isinstance(error, ImportError) and protocol in EXTRAS:

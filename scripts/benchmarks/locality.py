@@ -1,6 +1,6 @@
 """Bytes of remote shards that a node reads with data.locality=node: simulated for 8 to 128 nodes, measured for 2 and 4.
 
-    python scripts/benchmark.py locality --output docs/benchmarks/readings/locality.json
+    python scripts/benchmark.py locality --output docs/benchmarks/readings/loading/locality.json
 
 Simulated: shards like CC12M's, of 10,000 samples with log-normal sizes, in windows of 16; in every epoch a node reads
 its segments again, as with a cache of two windows. Measured: gloo processes, one for each node, with a cache each, read
