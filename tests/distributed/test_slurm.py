@@ -307,8 +307,8 @@ def test_a_map_that_is_killed_ten_times_gives_the_bytes_of_an_undisturbed_one_in
 
     for kill in range(10):
         before = len(written(folder))
-        job = submit(f"srun {command}", "--nodes=2", "--export=ALL,PAUSE=0.05")
-        wait_until(lambda least=before + 1 + kill % 6: len(written(folder)) >= least, 120)
+        job = submit(f"srun {command}", "--nodes=2", "--export=ALL,PAUSE=0.8")
+        wait_until(lambda least=before + 1 + kill % 3: len(written(folder)) >= least, 120)
         call("scancel", "--signal=KILL", job)
         wait_until(lambda job=job: job not in call("squeue", "-h", "-o", "%i"), 120)
         assert written(folder).items() <= expected.items() and before < len(written(folder)) < 64

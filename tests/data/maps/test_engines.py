@@ -24,6 +24,8 @@ from tests.support.runs import free_port
 from tests.support.shards import write_numbered
 
 SHARDS, KILLS = 64, 10
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+"""Else Ray wants the token of another cluster of this user."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,7 @@ def kill_at(process: subprocess.Popen[bytes], folder: Path, files: int) -> None:
     while len(list(folder.glob("*.parquet"))) < files and process.poll() is None:
         assert time.monotonic() < end
         time.sleep(0.005)
+    assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -129,12 +132,20 @@ def test_shards_of_the_same_content_have_one_file_and_a_changed_shard_has_anothe
 def cluster(tmp_path) -> Iterator[tuple[str, int]]:
     """A Ray cluster of this machine: its address, and the process that started it and ends it."""
     pytest.importorskip("ray", reason="needs the extra ray")
-    start = ["start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    start = [
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=2",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        "--node-ip-address=127.0.0.1",
+    ]
     port = free_port()
     # A short path: names of sockets have at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray") as folder, (tmp_path / "ray.log").open("wb") as log:
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *start, f"--port={port}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path(), "PAUSE": "0.1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path(), "PAUSE": "0.1", **NO_TOKEN}
         ray = subprocess.Popen([*command, f"--temp-dir={folder}"], cwd=ROOT, env=environment, stdout=log, stderr=log)
         try:
             end = time.monotonic() + 90
@@ -163,10 +174,10 @@ def test_a_map_on_ray_survives_kills_of_its_driver_and_of_the_processes_of_its_t
     (address, pid), folder = cluster, tmp_path / "map"
     for _ in range(KILLS // 2):
         before = len(written(folder))
-        driver = start("ray", shards, folder, 0, RAY_ADDRESS=address)
+        driver = start("ray", shards, folder, 0, RAY_ADDRESS=address, **NO_TOKEN)
         kill_at(driver, folder, before + 3)
         assert written(folder).items() <= expected.items() and before < len(written(folder)) < SHARDS
-    driver = start("ray", shards, folder, 0, RAY_ADDRESS=address)
+    driver = start("ray", shards, folder, 0, RAY_ADDRESS=address, **NO_TOKEN)
     killed = set[int]()
     while len(killed) < KILLS // 2:
         assert driver.poll() is None
