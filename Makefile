@@ -13,7 +13,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops training)
 
-.PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm test-mteb lint bench bench-gpu docs docs-serve package studies clean
+.PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm test-mteb test-ray lint bench bench-gpu docs docs-serve package studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -90,6 +90,12 @@ test-mteb: $(STAMP)  ## install the extra mteb and test the models as its encode
 	@echo "== mteb"
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mteb]'
 	@$(PY) -m pytest tests/evaluation/test_mteb.py
+
+# The extra is large (240 MB), too.
+test-ray: $(STAMP)  ## install the extra ray and test maps over shards on a cluster of this machine
+	@echo "== ray"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@$(PY) -m pytest tests/data/maps/test_engines.py -k on_ray
 
 lint: $(STAMP)  ## ruff (lint and format), mypy, and the links of the documentation
 	@echo "== lint"

@@ -66,6 +66,7 @@ def run_map(
     """
     if (match := re.fullmatch(r"(local)(?::([1-9]\d{0,2}))?|torchrun|slurm|ray", on)) is None:
         raise ConfigError(f"--on {on}: give local, local:PROCESSES, torchrun, slurm or ray")
+    arrow()  # one message where it is not installed
     io.make_folder(folder)
     rank, size = share_of_work(on) if on in ("torchrun", "slurm") else (0, 1)
     files = {file: item for item, file in enumerate(work.files(folder))}

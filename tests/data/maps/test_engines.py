@@ -131,7 +131,7 @@ def test_shards_of_the_same_content_have_one_file_and_a_changed_shard_has_anothe
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[tuple[str, int]]:
     """A Ray cluster of this machine: its address, and the process that started it and ends it."""
-    pytest.importorskip("ray", reason="needs the extra ray")
+    pytest.importorskip("ray", reason="ray is not installed: `make test-ray` installs it")
     start = [
         "start",
         "--head",
