@@ -367,6 +367,8 @@ BASES = {
     "search": ("a red picture", "--index", "{index}"),
     "shards make": ("{captioned}", "{made}", "--processes", "1"), "shards index": ("{shards}", "--processes", "1"),
     "shards inspect": ("{shards}", "--processes", "1"), "datasets list": (),
+    "shards look": ("{shards}", "--on", "local:1", "--output", "{made}"),
+    "shards contamination": ("{shards}", "--root", "{world}/downstream", "--on", "local:1", "--output", "{made}"),
     "datasets convert": ("food101", "--source", "{captioned}", "--root", "{made}"),
     "datasets prompts": ("{world}/downstream/shapes", "{made}"),
     "datasets make": ("{pictures}", "{made}", "--processes", "1"),
