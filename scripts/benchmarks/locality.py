@@ -125,7 +125,8 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    log_message = staticmethod(lambda *_: None)
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
 
 
 def measure(nodes: int) -> dict[str, Any]:
@@ -195,11 +196,11 @@ def read(address: str, folder: Path, name: str, limit: float, nodes: int, port: 
         dist.init_process_group("gloo")
     world = World.from_process_group()
     data = ShardDataset(
-        f"{address}/{{00000..{MEASURED_SHARDS - 1:05d}}}.tar", ClipTokenizer(77), image_size=8, crop_scale=[0.9, 1.0],
+        f"{address}/{{00000..{MEASURED_SHARDS - 1:05d}}}.tar", ClipTokenizer(77), image_size=8, crop_scale=(0.9, 1.0),
         decode="exact", interpolation="bicubic", flip=0.0, rand_augment=None, max_pixels=10**6, caption_key=None,
         shuffle_window=MEASURED_WINDOW, max_bad_fraction=0.0, workers=1, prefetch=2,
         index_folder=str(folder / "index"), cache_folder=str(folder / f"cache of {name}{rank}"),
-        cache_gigabytes=limit / 1e9, locality=name.partition(",")[0] if name != "index" else "none",
+        cache_gigabytes=limit / 1e9, locality="node" if name.startswith("node") else "none",
     )  # fmt: skip
     data.open(None, world)
     steps = MEASURED_EPOCHS * data.samples // MEASURED_BATCH if name != "index" else 0
