@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
     from clipzoo.data.index import ShardIndex
     from clipzoo.data.locations import ShardCache
+    from clipzoo.data.tables.formats import TableRules
     from clipzoo.data.write import AnyPair
 
 MAKE_SHARDS = """Pack images and captions into shards.
@@ -66,6 +67,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo shards make 'train-*.parquet' shards/ --image image --caption text
     clipzoo shards index 'data/cc3m/{00000..00331}.tar'
     clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
+    clipzoo shards inspect 'train-*.parquet'               tables too, as with data=table
     """
     form, default = argparse.RawDescriptionHelpFormatter, "(default: %(default)s)"
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -96,8 +98,13 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
                       "for several captions (default: all lines joined to one caption)")  # fmt: skip
 
     for command in (index, inspect):
-        command.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; one source")
+        command.add_argument(
+            "shards", nargs="+", help="tars, tables, patterns, folders, URLs or pipe:command; one source"
+        )
         command.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: .txt)")
+        for key in ("image", "uid"):
+            command.add_argument(f"--{key}-key", help=f"the tables' column, as data.{key}_key")
+        command.add_argument("--image-folder", help="of a table's relative paths, as data.image_folder")
         command.add_argument("--index-folder", type=output_folder, help="default: the folder of the shards")
         command.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
         command.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
@@ -334,7 +341,7 @@ def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> S
 
 def index_shards(options: argparse.Namespace) -> None:
     start = time.perf_counter()
-    index, _ = _load_index(options)
+    index = _load_index(options)[0]
     seconds = time.perf_counter() - start
     counts = f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')}"
     print(f"{counts}, {seconds:.1f} s: {index.data}")
@@ -346,8 +353,8 @@ def index_shards(options: argparse.Namespace) -> None:
 def inspect_shards(options: argparse.Namespace) -> None:
     from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
 
-    index, cache = _load_index(options)
-    rules = Inspection(cache, options.caption_key, options.max_pixels, decode=not options.quick)
+    index, cache, tables = _load_index(options)
+    rules = Inspection(cache, options.caption_key, options.max_pixels, not options.quick, tables)
     statistics = sample_statistics(
         index, rules, options.samples, options.images if options.sheet else 0, options.seed,
         options.processes or 1, Progress("inspection", "samples"),
@@ -358,20 +365,25 @@ def inspect_shards(options: argparse.Namespace) -> None:
         print(f"contact sheet      {options.sheet}")
 
 
-def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache]:
+def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache, TableRules | None]:
     from clipzoo.data.index import FOLDER, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
+    from clipzoo.data.tables.formats import TableRules, holds_tables
 
-    cache = ShardCache(options.cache_folder, options.cache_gigabytes)
-    (source,) = parse_sources(options.shards)
+    cache, tables = ShardCache(options.cache_folder, options.cache_gigabytes), None
+    if holds_tables(options.shards[0]):
+        tables = TableRules(None, options.image_key, options.caption_key, options.uid_key, options.image_folder)
+    else:
+        refuse(options, ("--image-key", "--uid-key", "--image-folder"), "is for tables")
+    (source,) = parse_sources(options.shards) if tables is None else tables.sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key)
+    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key, tables)
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
-    return index, cache
+    return index, cache, tables
 
 
 # Evaluation datasets

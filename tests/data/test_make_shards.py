@@ -16,6 +16,7 @@ from clipzoo.data.images import decode
 from clipzoo.data.index import FOLDER, index_name, load, load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.validation import open_validation
 from tests.support.paths import ROOT
 from tests.support.shards import batches_of, numbered, opened, picture, write_numbered, write_shard
 
@@ -193,10 +194,15 @@ def write_source(folder, form):
     return folder if form == "arrow" else folder / f"*.{form}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("form", ["tars", "wids", "parquet", "arrow", "jsonl"])
-def test_shards_and_tables_become_shards_with_the_same_images_and_captions(form, tmp_path):
-    source = write_source(tmp_path / "in", form)
-    make(source, tmp_path / "out", "--samples-a-shard", 8, "--hold-out", "20%", "--shuffle-seed", -1)
+def test_shards_and_tables_become_shards_with_the_same_images_and_captions(form, tmp_path, monkeypatch):
+    source, size = write_source(tmp_path / "in", form), 20 if form == "parquet" else 8
+    if form in ("parquet", "arrow"):
+        # Two processes read the images of one shard, or write a shard each.
+        monkeypatch.setattr("clipzoo.data.write._PAIRS_A_PROCESS", 5)
+    options = ("--samples-a-shard", size, "--hold-out", "20%", "--shuffle-seed", -1, "--processes", 2)
+    make(source, tmp_path / "out", *options)
     seen = {}
     for folder in (tmp_path / "out", tmp_path / "out" / "held_out"):
         for path in sorted(folder.glob("*.tar")):
@@ -230,3 +236,34 @@ def test_damaged_shards_and_shards_without_a_sample_are_errors(tmp_path):
     with pytest.raises(ConfigError, match="none of the shards holds a sample"):
         make(tmp_path / "empty", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (tmp_path / ".out.partial").exists()
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "folder"])
+def test_tables_are_indexed_for_training_inspected_and_validated_on(form, tmp_path, capsys):
+    folder = tmp_path / "in"
+    source = pictures(folder, 20, (24, 20)) if form == "folder" else write_source(folder, form)
+    for command in ("index", "inspect"):
+        options = commands._parser().parse_args(["shards", command, str(source), "--processes", "1"])
+        options.run(options)
+    output = capsys.readouterr().out
+    assert "20 samples in " in output and "median 24" in output and "cannot be used: none" in output
+    (index,) = [path for path in tmp_path.rglob("*.json") if path.parent.name == FOLDER]
+    before = index.stat().st_mtime_ns
+    data = opened(None, path=str(source))
+    assert data.samples == 20 and index.stat().st_mtime_ns == before
+    assert len(list(index.parent.glob("*.json"))) == 1
+    pairs = open_validation(str(source), None, None)
+    assert sorted(caption.strip() for caption in pairs.captions) == sorted(f"number {number}" for number in range(20))
+    assert pairs.images[0].size == (24, 20)
+
+
+def test_options_of_tables_are_refused_for_tars_and_a_missing_column_is_named(tmp_path):
+    write_numbered(tmp_path / "in", [3])
+    parse = commands._parser().parse_args
+    options = parse(["shards", "index", str(tmp_path / "in"), "--image-key", "jpg"])
+    with pytest.raises(ConfigError, match="--image-key is for tables"):
+        options.run(options)
+    source = write_source(tmp_path / "tables", "jsonl")
+    options = parse(["shards", "index", str(source), "--image-key", "jpg"])
+    with pytest.raises(ConfigError, match="has no column 'jpg'"):
+        options.run(options)
