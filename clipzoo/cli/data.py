@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import hashlib
 import os
+import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import Progress, add_batch, number_in, output_folder, refuse
 from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
 from clipzoo.errors import ConfigError, first_names, nearest, number_of
-from clipzoo.io import below, explained, new_folder
+from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
@@ -22,15 +27,18 @@ if TYPE_CHECKING:
     from clipzoo.data.maps.engines import Map
     from clipzoo.data.maps.samples import SampleFacts
     from clipzoo.data.tables.formats import TableRules
+    from clipzoo.data.write import AnyPair
 
 MAPS = "maps"
 """Folder in the output for the files of maps."""
 MAKE_SHARDS = """Pack images and captions into shards.
 
-A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
-caption, .json all of them (train with data.caption_key=captions). Every image is decoded; OUTPUT/left_out.tsv names
-the files that training could not use. --hold-out 5% writes a share of the pairs to OUTPUT/held_out instead, for
-eval.validation: equal captions are never on both sides.
+A table's image paths are relative to the table. Rows of a .csv or .tsv with the same image become one sample: .txt
+holds the first caption, .json all of them (train with data.caption_key=captions). Every image is decoded;
+OUTPUT/left_out.tsv names the files that training could not use. --hold-out 5% writes a share of the pairs to
+OUTPUT/held_out instead, for eval.validation: equal captions are never on both sides.
+
+Processes write shards at the same time. The same command continues an interrupted one: the shards are the same bytes.
 """
 INDEX_SHARDS = """\
 Index shards before a run, with many processes, and print the number of samples and the damaged shards.
@@ -62,6 +70,8 @@ OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root
 Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
 """
 
+_SETTINGS, _SOURCE_INDEX = "settings.json", ".source_index"
+
 
 def shards_arguments(parser: argparse.ArgumentParser) -> None:
     """Make, index, inspect or look at WebDataset shards.
@@ -69,8 +79,11 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt
     clipzoo shards make pairs.tsv shards/ --image filepath --caption title --hold-out 5%
     clipzoo shards make dataset_coco.json shards/ --images coco/ --splits train restval      Karpathy's splits
+    clipzoo shards make 'cc3m/{00000..00331}.tar' cc3m_256/ --shortest-side 256 --image-format webp --quality 90
+    clipzoo shards make 'train-*.parquet' shards/ --image image --caption text
     clipzoo shards index 'data/cc3m/{00000..00331}.tar'
     clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
+    clipzoo shards inspect 'train-*.parquet'               tables too, as with data=table
     clipzoo shards look 'data/cc3m/{00000..00331}.tar' --on local:8
     clipzoo shards contamination 'data/cc3m/{00000..00331}.tar' --root data/downstream
     """
@@ -83,11 +96,12 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     contamination = commands.add_parser("contamination", help="find evaluation images",
                                         description=FIND_EVALUATION_IMAGES, formatter_class=form)  # fmt: skip
 
-    make.add_argument("source", type=Path, help="a folder, a .csv, a .tsv, or a .json of Karpathy's splits")
+    make.add_argument("source", help="a folder, a .csv, a .tsv, a .json of Karpathy's splits; or tars, Parquet, Arrow, "
+                      "JSONL or wids: a file, folder, pattern or URL")  # fmt: skip
     make.add_argument("output", type=output_folder, help="output folder")
     make.add_argument("--image", default="filepath", help="the table's column of image paths")
-    make.add_argument("--caption", default="title", help="the table's column of captions")
-    make.add_argument("--keep", nargs="+", default=[], metavar="COLUMN", help="the table's columns kept in the .json")
+    make.add_argument("--caption", default="title", help="the table's column of captions, the tars' key")
+    make.add_argument("--keep", nargs="+", default=[], metavar="COLUMN", help="columns or keys kept in the .json")
     make.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
     make.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
     make.add_argument("--samples-a-shard", type=number_in(Samples), default=10_000)
@@ -96,14 +110,15 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--hold-out", type=_share, metavar="SHARE", help="write this share (5%%) to OUTPUT/held_out")
     make.add_argument("--hold-out-seed", type=number_in(Seed), default=0, help="chooses the pairs held out")
     add_batch(make)
-    make.add_argument("--shortest-side", type=number_in(Side), help="downscale to this many pixels, as JPEG")
+    make.add_argument("--shortest-side", type=number_in(Side), help="downscale to this many pixels")
+    make.add_argument("--image-format", choices=("jpg", "webp", "avif"), help="default: jpg if downscaled")
+    quality = number_in(Annotated[int, Range(at_least=1, at_most=100)])
+    make.add_argument("--quality", type=quality, default=95, help=f"of images that are encoded again {default}")
     make.add_argument("--caption-line", type=_caption_line, metavar="LINE",
                       help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all "
                       "for several captions (default: all lines joined to one caption)")  # fmt: skip
 
     for command in (look, contamination):
-        command.add_argument("--table", action="store_true", help="SHARDS are tables or an image folder, as data.path")
-        command.add_argument("--uid-key", help="as data.uid_key")
         command.add_argument("--on", default="local", metavar="ENGINE",
                              help="local:PROCESSES, torchrun, slurm (under srun or in an array) or ray; default: "
                              "local, a process per core")  # fmt: skip
@@ -116,8 +131,13 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     contamination.add_argument("--dataset", action="append", default=[], metavar="NAME", help="only this; repeatable")
 
     for command in (index, inspect, look, contamination):
-        command.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; one source")
+        command.add_argument(
+            "shards", nargs="+", help="tars, tables, patterns, folders, URLs or pipe:command; one source"
+        )
         command.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: .txt)")
+        for key in ("image", "uid"):
+            command.add_argument(f"--{key}-key", help=f"the tables' column, as data.{key}_key")
+        command.add_argument("--image-folder", help="of a table's relative paths, as data.image_folder")
         command.add_argument("--index-folder", type=output_folder, help="default: the folder of the shards")
         command.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
         command.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
@@ -217,14 +237,23 @@ def make_shards(options: argparse.Namespace) -> None:
     from clipzoo.data.write import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 
     other_files: list[LeftOut] = []
-    source, kinds = options.source, {
+    source, folder = Path(options.source), options.output.resolve()
+    partial, kinds = folder.with_name(f".{folder.name}.partial"), {
         "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
-        "a table": ("--image", "--caption", "--keep"),
+        "a table": ("--image", "--caption", "--keep"), "shards": ("--caption", "--keep"),
     }  # fmt: skip
-    kind = list(kinds)[0 if source.is_dir() else 1 if source.suffix == ".json" else 2]
-    for other_kind in kinds.keys() - {kind}:
-        refuse(options, kinds[other_kind], f"is for {other_kind}, and {source} is {kind}")
-    if source.is_dir():
+    stored, tables = _stored(options.source)
+    place = (2 if tables else 3) if stored else 0 if source.is_dir() else 1 if source.suffix == ".json" else 2
+    kind = list(kinds)[place]
+    for other_kind, names in kinds.items():
+        refuse(options, sorted({*names} - {*kinds[kind]}), f"is for {other_kind}, and {source} is {kind}")
+    # The folder may have the left_out.tsv of a failed command, and no other files.
+    if files := [path.name for path in folder.glob("*") if path.name != faults.FILE]:
+        raise ConfigError(f"{folder} already has files ({min(files)}): give an empty folder")
+    pairs: Sequence[AnyPair]
+    if stored:
+        pairs = _stored_pairs(options, tables, partial)
+    elif source.is_dir():
         pairs, other_files = pairs_from_folder(source, options.caption_line)
     elif source.suffix == ".json":
         pairs = pairs_from_karpathy(source, options.images, options.splits)
@@ -237,36 +266,60 @@ def make_shards(options: argparse.Namespace) -> None:
     if options.hold_out is not None:
         parts[options.output], parts[held_out] = hold_out(pairs, options.hold_out, options.hold_out_seed)
 
-    # The folder may have the left_out.tsv of a failed command, and no other files.
-    folder = options.output.resolve()
-    if files := [path.name for path in folder.glob("*") if path.name != faults.FILE]:
-        raise ConfigError(f"{folder} already has files ({min(files)}): give an empty folder")
     # Fail before the work if the folder cannot be replaced, such as a mount point.
     with explained(folder):
         (folder / faults.FILE).unlink(missing_ok=True)
         if folder.exists():
             folder.rmdir()
-    written = {}
-    # A killed command leaves no part of the shards under their name.
-    with new_folder(folder) as new_root:
+    # A killed command leaves no part of the shards under their name. The same command continues with the part.
+    free = ("output", "processes", "batch", "run", "given")
+    settings = {name: str(value) for name, value in vars(options).items() if name not in free}
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(repr(pair).encode())
+    settings["source"] += f" {digest.hexdigest()[:16]}"
+    make_folder(partial)
+    record, written = partial / _SETTINGS, {}
+    try:
+        if record.is_file():
+            begun = read_json(record, MB, f"remove {partial}")
+            if others := [name for name, value in settings.items() if begun.get(name) != value]:
+                raise ConfigError(
+                    f"{partial} has shards of an interrupted command with another --{others[0].replace('_', '-')} "
+                    f"({begun.get(others[0])}, not {settings[others[0]]}): repeat that command, or remove the folder"
+                )
+        write_json(record, settings)
+        for unfinished in partial.rglob(".*.tmp"):
+            unfinished.unlink()
         for shard_folder, folder_pairs in parts.items():
             written[shard_folder] = write_shards(
                 folder_pairs,
-                new_root / shard_folder.relative_to(options.output),
+                partial / shard_folder.relative_to(options.output),
                 samples_a_shard=options.samples_a_shard,
                 shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
                 shortest_side=options.shortest_side,
+                image_format=options.image_format,
+                quality=options.quality,
                 max_pixels=options.max_pixels,
                 processes=options.processes or 1,
+                resume=True,
                 progress=Progress("shards", "images"),
             )
+            written[shard_folder].write_index()
+        if any(shards.samples for shards in written.values()):
+            shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
+            publish_folder(partial, folder)
+            (folder / _SETTINGS).unlink()
+    finally:
+        if not any(partial.rglob("*.tar")):
+            shutil.rmtree(partial, ignore_errors=True)
 
     unused = [entry for shards in written.values() for entry in shards.left_out]
     faults.write_left_out([*unused, *other_files], options.output)
     if not any(shards.samples for shards in written.values()):
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
-        hint = "" if source.is_dir() else f" Paths are relative to {parent}/."
+        hint = "" if stored or source.is_dir() else f" Paths are relative to {parent}/."
         counted = faults.counted(Counter(entry.kind for entry in unused))
         raise ConfigError(
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
@@ -285,9 +338,45 @@ def make_shards(options: argparse.Namespace) -> None:
         print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 
 
+def _stored(source: str) -> tuple[bool, bool]:
+    """Return True if a source of `shards make` is read by its index, and True if it is made of tables, not of tars."""
+    from clipzoo.data.locations import is_remote, parse_sources
+    from clipzoo.data.tables.formats import FORMATS
+
+    path, tables = Path(source), {*FORMATS} - {".csv", ".tsv"}
+    if path.is_dir():
+        endings = {entry.suffix for entry in path.iterdir()}
+        tables = {".parquet", ".arrow"} & endings
+        return bool(tables) or ".tar" in endings, bool(tables) and ".tar" not in endings
+    if path.suffix == ".json":
+        with suppress(ConfigError):
+            return bool(parse_sources(source)), False
+        return False, False
+    several = is_remote(source) or glob.has_magic(source) or "{" in source
+    return several or (path.exists() and path.suffix in (".tar", *tables)), path.suffix in FORMATS
+
+
+def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> Sequence[AnyPair]:
+    """Return the samples of shards or tables, whose index is written next to them, or else below `partial`."""
+    from clipzoo.data.index import FOLDER, check_shards, load_or_build
+    from clipzoo.data.locations import ShardCache, is_remote, parse_sources
+    from clipzoo.data.tables.formats import TableRules
+    from clipzoo.data.write import StoredPair, StoredPairs
+
+    image, caption = (vars(options)[name] if f"--{name}" in options.given else None for name in ("image", "caption"))
+    rules = TableRules(None, image, caption, None, None, tuple(options.keep)) if tables else None
+    (source,) = parse_sources(options.source) if rules is None else rules.sources(options.source)
+    beside = [] if is_remote(source.shards[0]) else [Path(source.shards[0]).parent / FOLDER]
+    cache, folders = ShardCache(None, 50.0), [*beside, partial / _SOURCE_INDEX]
+    index = load_or_build(source.shards, cache, folders, options.processes, caption, rules)
+    check_shards([index], 0.01, options.source)
+    stored, fingerprint = StoredPairs(index, cache, rules, caption, options.keep), index.fingerprint
+    return [StoredPair(number, fingerprint, stored) for number in range(index.samples)]
+
+
 def index_shards(options: argparse.Namespace) -> None:
     start = time.perf_counter()
-    index, _ = _load_index(options)
+    index = _load_index(options)[0]
     seconds = time.perf_counter() - start
     counts = f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')}"
     print(f"{counts}, {seconds:.1f} s: {index.data}")
@@ -299,8 +388,8 @@ def index_shards(options: argparse.Namespace) -> None:
 def inspect_shards(options: argparse.Namespace) -> None:
     from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
 
-    index, cache = _load_index(options)
-    rules = Inspection(cache, options.caption_key, options.max_pixels, decode=not options.quick)
+    index, cache, tables = _load_index(options)
+    rules = Inspection(cache, options.caption_key, options.max_pixels, not options.quick, tables)
     statistics = sample_statistics(
         index, rules, options.samples, options.images if options.sheet else 0, options.seed,
         options.processes or 1, Progress("inspection", "samples"),
@@ -342,11 +431,9 @@ def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts
     from clipzoo.data.locations import is_remote
     from clipzoo.data.maps.engines import run_map
     from clipzoo.data.maps.samples import SampleFacts
-    from clipzoo.data.tables.formats import TableRules
     from clipzoo.distributed.launch import read
 
-    tables = TableRules(None, None, options.caption_key, options.uid_key) if options.table else None
-    index, cache = _load_index(options, tables)
+    index, cache, tables = _load_index(options)
     if options.output is None and is_remote(index.locations[0]):
         raise ConfigError("remote shards need --output FOLDER")
     output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
@@ -360,11 +447,18 @@ def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts
     return None
 
 
-def _load_index(options: argparse.Namespace, tables: TableRules | None = None) -> tuple[ShardIndex, ShardCache]:
+def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache, TableRules | None]:
     from clipzoo.data.index import FOLDER, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
+    from clipzoo.data.tables.formats import TableRules, holds_tables
 
-    cache = ShardCache(options.cache_folder, options.cache_gigabytes)
+    cache, tables = ShardCache(options.cache_folder, options.cache_gigabytes), None
+    if holds_tables(options.shards[0]):
+        tables = TableRules(None, options.image_key, options.caption_key, options.uid_key, options.image_folder)
+    else:
+        # Pages name the samples of tars by uid, too.
+        keys = ("--image-key", "--image-folder") if "on" in options else ("--image-key", "--uid-key", "--image-folder")
+        refuse(options, keys, "is for tables")
     (source,) = parse_sources(options.shards) if tables is None else tables.sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
@@ -373,7 +467,7 @@ def _load_index(options: argparse.Namespace, tables: TableRules | None = None) -
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
-    return index, cache
+    return index, cache, tables
 
 
 # Evaluation datasets

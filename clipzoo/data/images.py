@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 DECODING = "transparency over white, upper 8 of 16 bits"
 """Part of the key of cached results: change it together with the pixels that an image is decoded to."""
-FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}
+FORMATS = {
+    "JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm",
+    "AVIF": "avif",
+}  # fmt: skip
 """Formats that are read, by PIL's name, and their file extension."""
 MAX_PIXELS = 89_000_000
 """The default of data.max_pixels."""

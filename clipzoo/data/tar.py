@@ -18,7 +18,7 @@ from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import TarSample
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
 ROLES = ("image", "txt", "json")
 # Offset 0 marks a missing member: an archive begins with a header.
 # The digest of the caption, or of the first one, lets a run count repeated captions without reading them.

@@ -7,28 +7,31 @@ import json
 import tarfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, islice
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from clipzoo.config.vocabulary import CaptionKeys
-from clipzoo.data.captions import CaptionCounts, described, digest, has_text
+from clipzoo.data.captions import CaptionCounts, StoredSample, described, digest, has_text
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
-from clipzoo.data.index import ShardIndex
-from clipzoo.data.locations import ShardCache
+from clipzoo.data.index import FOLDER, Shard, ShardIndex, index_name, relative_names, write_index
+from clipzoo.data.locations import ShardCache, states
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tar import IMAGE_EXTENSIONS
+from clipzoo.data.tables.formats import TableRules
+from clipzoo.data.tar import IMAGE_EXTENSIONS, Scan, scan_shard
 from clipzoo.errors import ConfigError, first_line, number_of
-from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_table, whole, write_json
+from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_json, read_table, whole, write_json
 from clipzoo.io.text import save_figure, wrap
 
+QUALITY = 95
+"""Default quality of images that are encoded again, from 1 to 100."""
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
 _PAIRS_A_PROCESS = 100
@@ -77,6 +80,58 @@ class Pair:
         if not captions:
             raise BadSampleError("missing_caption", f"the caption file has no line {line}")
         return captions, False
+
+    def read_image(self) -> bytes:
+        """Return the encoded image. Raises BadSampleError."""
+        return read_image_file(self.image)
+
+
+@dataclass(frozen=True)
+class StoredPairs:
+    """Samples of other shards or tables. caption_key: as in ShardDataset. kept: keys that the .json keeps."""
+
+    index: ShardIndex
+    cache: ShardCache
+    tables: TableRules | None
+    caption_key: CaptionKeys | None
+    kept: Sequence[str]
+
+
+_opened = lru_cache(1)(ShardReader)
+"""The reader of a process, whose shards stay open."""
+
+
+@dataclass(frozen=True)
+class StoredPair:
+    """A sample of other shards or tables, with the interface of `Pair`. dataset: fingerprint of all."""
+
+    number: int
+    dataset: str
+    source: StoredPairs = field(repr=False)
+
+    @property
+    def image(self) -> Path:
+        shard, position = self.source.index.locate(self.number)
+        return Path(self.source.index.shards[shard].name, self.source.index.keys(shard)[position])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        values = {key: self._sample.value(key) for key in self.source.kept}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def _sample(self) -> StoredSample:
+        reader = _opened(self.source.cache, self.source.tables)
+        return reader.sample(self.source.index, *self.source.index.locate(self.number))
+
+    def read_captions(self) -> tuple[list[str], bool]:
+        return self._sample.captions(self.source.caption_key)[0], False
+
+    def read_image(self) -> bytes:
+        return self._sample.image()
+
+
+AnyPair = Pair | StoredPair
 
 
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
@@ -142,7 +197,7 @@ def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> li
     return pairs
 
 
-def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[AnyPair], list[AnyPair]]:
     """Split pairs into training and held-out pairs, which have no caption in common.
 
     Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
@@ -174,7 +229,7 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
         if sizes[group] <= pairs_left:
             pairs_left -= int(sizes[group])
             held_out.add(group)
-    sides: tuple[list[Pair], list[Pair]] = [], []
+    sides: tuple[list[AnyPair], list[AnyPair]] = [], []
     for pair, group in zip(pairs, group_of, strict=False):
         sides[int(group) in held_out].append(pair)
     if len(sides[1]) < 2:
@@ -187,107 +242,165 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
 
 @dataclass
 class Written:
-    """Result of `write_shards`. joined: samples whose caption was several lines. captions: counts of first captions."""
+    """Result of `write_shards`. joined: samples whose caption was several lines. captions: counts of first captions.
+
+    scans: samples of each shard, by its path.
+    """
 
     samples: int = 0
     shards: int = 0
     joined: int = 0
     captions: CaptionCounts = field(default_factory=CaptionCounts)
     left_out: list[LeftOut] = field(default_factory=list)
+    scans: dict[str, Scan] = field(default_factory=dict)
+
+    def write_index(self) -> None:
+        """Write the index of the shards next to them, as a run would."""
+        rows = zip(relative_names(list(self.scans)), states(list(self.scans)), self.scans.values(), strict=True)
+        shards = ((Shard(name, scan.bytes, state or (0, 0), scan.flaw), scan) for name, state, scan in rows)
+        parts = ((shard, scan.records, scan.keys) for shard, scan in shards)
+        for first in list(self.scans)[:1]:
+            make_folder(folder := Path(first).parent / FOLDER)
+            write_index(folder, list(self.scans), index_name(list(self.scans), None, None), parts, {})
 
 
-Prepared = tuple[str, bytes, list[str], bool]
-"""Extension and bytes of an image, its captions, and True if they were joined from several lines."""
+Prepared = tuple[str, bytes, dict[str, Any], bool]
+"""Extension and bytes of an image, its .json, and True if its caption was joined from several lines."""
 
 
 def write_shards(
-    pairs: Sequence[Pair],
+    pairs: Sequence[AnyPair],
     folder: Path,
     *,
     samples_a_shard: int,
     shuffle_seed: int | None,
     shortest_side: int | None,
+    image_format: str | None = None,
+    quality: int = QUALITY,
     max_pixels: int = MAX_PIXELS,
     processes: int = 1,
+    resume: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Written:
     """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
 
+    Shard s holds the usable ones of pairs s * samples_a_shard to (s + 1) * samples_a_shard - 1 of the order, whatever
+    the other shards hold: processes write shards at the same time, and the bytes do not depend on their number.
+
     shuffle_seed: None for the given order, although a shard of one class or album makes poor batches. shortest_side:
-    scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger images are left out.
-    progress: called with the number of pairs read, and the total. Raises ConfigError if the folder has shards already.
+    scale larger images down to it; None for none. image_format: jpg, webp or avif for images that are encoded again, of
+    this quality: those that are scaled or have another format; None for JPEG of the scaled ones. The original bytes of
+    all others are written. max_pixels: larger images are left out. resume: keep the shards that an interrupted call
+    with the same arguments has completed. progress: called with the number of pairs read, and the total. Raises
+    ConfigError if the folder has shards already and `resume` is False.
     """
     make_folder(folder)
-    if any(folder.glob("*.tar")):
+    if not resume and any(folder.glob("*.tar")):
         raise ConfigError(f"{folder} already has shards: give an empty folder")
-    order: Iterable[int] = range(len(pairs))
+    order: Sequence[int] = range(len(pairs))
     if shuffle_seed is not None:
         order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
-    written, digests = Written(), array("Q")
-    ordered = [pairs[number] for number in order]
-    prepare = partial(_prepare, shortest_side=shortest_side, max_pixels=max_pixels)
-    prepared = map_in_children(prepare, ordered, min(processes, len(pairs) // _PAIRS_A_PROCESS), _WRITE_CHUNK)
-
-    def usable() -> Iterator[tuple[Pair, Prepared]]:
-        for done, (pair, sample) in enumerate(zip(ordered, prepared, strict=True), 1):
-            progress(done, len(pairs))
-            if isinstance(sample, LeftOut):
-                written.left_out.append(sample)
-            else:
-                yield pair, sample
-
-    samples = usable()
-    for first in samples:
-        path, earlier_samples = folder / f"{written.shards:05d}.tar", written.samples
-        with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for pair, (suffix, encoded, captions, joined) in chain([first], islice(samples, samples_a_shard - 1)):
-                facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
-                members = {suffix: encoded, "txt": captions[0].encode(), "json": json.dumps(facts).encode()}
-                for extension, content in members.items():
-                    entry = tarfile.TarInfo(f"{written.samples:09d}.{extension}")
-                    entry.size = len(content)
-                    archive.addfile(entry, io.BytesIO(content))
-                written.samples += 1
-                written.joined += joined
-                digests.append(digest(captions[0]))
-        write_json(path.with_name(f"{path.stem}_stats.json"), {"successes": written.samples - earlier_samples})
-        written.shards += 1
-    written.captions = CaptionCounts.of(np.array(digests, np.uint64))
+    parts = [order[first : first + samples_a_shard] for first in range(0, len(pairs), samples_a_shard)]
+    # Few shards are written by few processes, each of which reads images in further processes.
+    processes = max(1, min(processes, len(pairs) // _PAIRS_A_PROCESS))
+    writers = max(1, min(processes, len(parts)))
+    prepare = partial(
+        _prepare, shortest_side=shortest_side, image_format=image_format, quality=quality, max_pixels=max_pixels
+    )
+    write = partial(_write_shard, folder, prepare, processes // writers, samples_a_shard)
+    tasks = ((number, [pairs[place] for place in places]) for number, places in enumerate(parts))
+    written, done = Written(), 0
+    for places, (path, stats, scan) in zip(parts, map_in_children(write, tasks, writers, 1), strict=True):
+        done += len(places)
+        progress(done, len(pairs))
+        written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
+        written.joined += stats.get("joined", 0)
+        if stats["successes"]:
+            written.samples, written.shards = written.samples + stats["successes"], written.shards + 1
+            written.scans[str(path)] = scan
+    captions = [scan.records["caption"] for scan in written.scans.values()]
+    written.captions = CaptionCounts.of(np.concatenate([np.empty(0, np.uint64), *captions]))
     return written
 
 
-def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> Prepared | LeftOut:
+def _write_shard(
+    folder: Path,
+    prepare: Callable[[AnyPair], Prepared | LeftOut],
+    processes: int,
+    samples_a_shard: int,
+    task: tuple[int, Sequence[AnyPair]],
+) -> tuple[Path, dict[str, Any], Scan]:
+    """Write a shard and then its statistics, unless it has them; return its path, statistics and samples."""
+    number, pairs = task
+    path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
+    if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
+        with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            prepared = map_in_children(prepare, pairs, processes, _WRITE_CHUNK)
+            for key, sample in enumerate(prepared, number * samples_a_shard):
+                if isinstance(sample, LeftOut):
+                    left_out.append((str(sample.path), sample.kind, sample.reason))
+                    continue
+                suffix, encoded, facts, is_joined = sample
+                joined += is_joined
+                text = json.dumps(facts, default=str).encode()
+                members = {suffix: encoded, "txt": facts["caption"].encode(), "json": text}
+                for extension, content in members.items():
+                    entry = tarfile.TarInfo(f"{key:09d}.{extension}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+        stats = {"successes": len(pairs) - len(left_out), "joined": joined, "left_out": left_out}
+        write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
+    stats = read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
+    if not stats["successes"]:
+        path.unlink(missing_ok=True)
+    return path, stats, scan_shard(str(path))
+
+
+def _prepare(
+    pair: AnyPair, shortest_side: int | None, image_format: str | None, quality: int, max_pixels: int
+) -> Prepared | LeftOut:
     """Read a pair, or return why training cannot use it."""
     try:
         texts, joined = pair.read_captions()
         captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
         if not captions:
             raise BadSampleError("empty_caption", "the caption has no letter or digit")
-        encoded = read_image_file(pair.image)
+        facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
+        encoded = pair.read_image()
         header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
         scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
         width, height = max(1, round(header.width * scale)), max(1, round(header.height * scale))
         if width * height > max_pixels:
             raise BadSampleError("enormous_image", f"{width} x {height} pixels, more than --max-pixels {max_pixels}")
         pixels = header.decode(1)
+        if scale == 1 and image_format in (None, header.extension):
+            extension = pair.image.suffix[1:].lower()
+            return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts, joined
+        stream, image, extension = io.BytesIO(), Image.fromarray(pixels), image_format or "jpg"
+        if scale < 1:
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        try:
+            # One thread, for AVIF: the same bytes on any machine.
+            image.save(stream, Image.registered_extensions()[f".{extension}"], quality=quality, max_threads=1)
+        except (OSError, ValueError) as error:  # such as the side of a WebP above 16,383 pixels
+            raise BadSampleError("unencodable_image", f"{width} x {height} as {extension}: {error}") from error
     except BadSampleError as error:
         return LeftOut(pair.image, error.kind, error.reason)
-    if scale == 1:
-        extension = pair.image.suffix[1:].lower()
-        return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, captions, joined
-    stream = io.BytesIO()
-    Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
-    return "jpg", stream.getvalue(), captions, joined
+    return extension, stream.getvalue(), facts, joined
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers."""
+    """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers.
+
+    tables: how tables are read; None for tars.
+    """
 
     cache: ShardCache
     caption_key: CaptionKeys | None
     max_pixels: int
     decode: bool = True
+    tables: TableRules | None = None
 
 
 @dataclass
@@ -333,7 +446,7 @@ def sample_statistics(
 
 def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: list[int]) -> SampleStatistics:
     """Read samples, in a child process if there are several."""
-    statistics, reader = SampleStatistics(), ShardReader(rules.cache)
+    statistics, reader = SampleStatistics(), ShardReader(rules.cache, rules.tables)
     for sample in samples:
         shard, position = index.locate(sample)
         try:

@@ -16,6 +16,7 @@ from clipzoo.data.images import decode
 from clipzoo.data.index import ShardIndex, index_folders, load_or_build
 from clipzoo.data.locations import ShardCache, is_remote, parse_sources
 from clipzoo.data.reader import ShardReader
+from clipzoo.data.tables.formats import TableRules, holds_tables
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
@@ -75,23 +76,26 @@ class HeldOutLoss:
 def open_validation(
     shards: str | list[str], caption_key: CaptionKeys | None, index_folder: str | None
 ) -> RetrievalDataset:
-    """Return the pairs of shards with an image and a usable caption (the first of several).
+    """Return the pairs of shards or tables with an image and a usable caption (the first of several).
 
     Captions are read now, images on access. Arguments are as in `ShardDataset`. Raises ConfigError for fewer
     than two pairs.
     """
+    is_table = holds_tables(shards if isinstance(shards, str) else next(iter(shards), ""))
+    tables = TableRules(caption_key=caption_key) if is_table else None
     try:
-        sources = parse_sources(shards)
+        sources = parse_sources(shards) if tables is None else tables.sources(shards)
     except ConfigError as error:
-        raise ConfigError(str(error).replace("data.shards", "eval.validation")) from None
+        message = str(error).replace("data.shards", "eval.validation").replace("data.path", "eval.validation")
+        raise ConfigError(message) from None
     cache = ShardCache(None, CACHE_GIGABYTES)
-    reader = ShardReader(cache)
+    reader = ShardReader(cache, tables)
     captions: list[str] = []
     pairs: list[tuple[ShardIndex, int, int]] = []
     unusable: list[str] = []
     for source in sources:
         folders = index_folders(source.shards, index_folder, None)
-        index = load_or_build(source.shards, cache, folders, caption_key=caption_key)
+        index = load_or_build(source.shards, cache, folders, caption_key=caption_key, tables=tables)
         for shard in index.shards:
             if shard.flaw or not shard.count:
                 say(f"evaluation: eval.validation: shard {shard.name}: {shard.flaw or 'no samples'}")
@@ -112,7 +116,7 @@ def open_validation(
     if unusable:
         share, first = f"{len(unusable)} of {len(pairs) + len(unusable)} samples", ", ".join(unusable[:3])
         say(f"evaluation: {share} of eval.validation have no image or no caption, for example {first}")
-    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache)), captions, range(len(pairs)))
+    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, tables)), captions, range(len(pairs)))
 
 
 class _Images(Images):

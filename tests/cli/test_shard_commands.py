@@ -288,7 +288,7 @@ def test_several_processes_write_the_shards_of_one(tmp_path, monkeypatch):
         assert (written.samples, written.shards, len(written.left_out)) == (39, 4, 1)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
-    assert seen == [(done, 40) for done in range(1, 41)] * 2
+    assert seen == [(done, 40) for done in (10, 20, 30, 40)] * 2
 
 
 # `clipzoo datasets make`

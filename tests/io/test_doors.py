@@ -142,6 +142,7 @@ def joins(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str
 
 
 TABLES = "a table of the user's own names images anywhere on the disk; they are read only as images"
+LABEL = "the name of a sample in messages and left_out.tsv, which is never opened"
 OPTIONS = "options of the command line, in folders of configurations"
 INSTALLED = "files of an installed package, named by the catalogue"
 RECIPES = "names that clipzoo's recipes and studies write in the code"
@@ -153,6 +154,8 @@ TRUSTED = {
     ("config/groups.py", "folder / group"): OPTIONS,
     ("config/groups.py", "folder / name"): OPTIONS,
     ("config/groups.py", "folder / path"): OPTIONS,
+    ("cli/data.py", "partial / shard_folder.relative_to(options.output)"): "no name, or held_out",
+    ("data/write.py", "Path(self.source.index.shards[shard].name, self.source.index.keys(shard)[position])"): LABEL,
     ("data/write.py", "table.parent / image"): TABLES,
     ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
     ("evaluation/datasets/prompts.py", "resources.files('clip_benchmark').joinpath('datasets', file)"): INSTALLED,

@@ -202,6 +202,14 @@ class TableRules:
             yield from table.to_batches(_ROWS)
 
 
+def holds_tables(path: str | Path) -> bool:
+    """Return True for a table or pattern of tables, and for a local folder of tables or images without tars."""
+    if not os.path.isdir(path) or any(Path(path).glob("*.tar")):
+        return Path(path).suffix.lower() in FORMATS
+    endings = {*FORMATS, *(f".{extension}" for extension in IMAGE_EXTENSIONS)}
+    return any(Path(name).suffix.lower() in endings for name in files_below(Path(path)))
+
+
 class Names(NamedTuple):
     """Columns of a table. caption: that of data.caption_key=null. kept: all columns that samples need."""
 

@@ -81,7 +81,7 @@ def test_tables_and_folders_are_looked_at_as_shards_are(tmp_path):
         (tmp_path / "pictures" / f"{seed}.jpg").write_bytes(jpeg(texture(seed % 10)))
     rows = [f"pictures/{seed}.jpg,number {seed}" for seed in range(12)]
     (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]))
-    run_command("look", tmp_path / "pairs.csv", "--table", "--on", "local:1", "--output", tmp_path / "look")
+    run_command("look", tmp_path / "pairs.csv", "--on", "local:1", "--output", tmp_path / "look")
     numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
     assert (numbers["samples"], numbers["exact duplicates"], numbers["near-duplicates"]) == (12, 2, 0)
     with pytest.raises(ConfigError, match="pairs.csv is a table, not shards"):
