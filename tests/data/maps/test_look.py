@@ -84,8 +84,10 @@ def test_tables_and_folders_are_looked_at_as_shards_are(tmp_path):
     run_command("look", tmp_path / "pairs.csv", "--on", "local:1", "--output", tmp_path / "look")
     numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
     assert (numbers["samples"], numbers["exact duplicates"], numbers["near-duplicates"]) == (12, 2, 0)
-    with pytest.raises(ConfigError, match="pairs.csv is a table, not shards"):
-        run_command("look", tmp_path / "pairs.csv", "--output", tmp_path / "other")
+    for seed in range(12):
+        (tmp_path / "pictures" / f"{seed}.txt").write_text(f"number {seed}")
+    run_command("look", tmp_path / "pictures", "--on", "local:1", "--output", tmp_path / "other")
+    assert json.loads((tmp_path / "other" / "numbers.json").read_text())["samples"] == 12
 
 
 def test_a_shard_that_is_missing_or_cut_is_looked_at_as_far_as_it_is_there(shards, tmp_path):
