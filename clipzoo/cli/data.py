@@ -369,7 +369,7 @@ def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> S
     beside = [] if is_remote(source.shards[0]) else [Path(source.shards[0]).parent / FOLDER]
     cache, folders = ShardCache(None, 50.0), [*beside, partial / _SOURCE_INDEX]
     index = load_or_build(source.shards, cache, folders, options.processes, caption, rules)
-    check_shards([index], 0.01, options.source)
+    check_shards([index], 0.01, options.source, limit=None)
     stored, fingerprint = StoredPairs(index, cache, rules, caption, options.keep), index.fingerprint
     return [StoredPair(number, fingerprint, stored) for number in range(index.samples)]
 

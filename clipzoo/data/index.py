@@ -393,8 +393,12 @@ def index_folders(shards: Sequence[str], index_folder: str | None, run: Path | N
     return default_folders + ([run / FOLDER] if run else [])
 
 
-def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float, setting: str) -> list[Fault]:
-    """Return a fault for every shard with a flaw or repeated keys. setting: key of the shards, for messages.
+def check_shards(
+    indexes: Sequence[ShardIndex], max_bad_fraction: float, setting: str, limit: str | None = "data.max_bad_fraction"
+) -> list[Fault]:
+    """Return a fault for every shard with a flaw or repeated keys.
+
+    setting, limit: keys of the shards and of max_bad_fraction, for messages; limit is None if it cannot be changed.
 
     Raises ConfigError if the fraction of lost samples exceeds max_bad_fraction. A shard that was cut after it was
     indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as
@@ -436,10 +440,11 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float, setting
     fraction = (cut + never_indexed) / (indexed + never_indexed)
     if fraction > max_bad_fraction:
         examples = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
+        most = f"{limit} {max_bad_fraction}" if limit else f"{max_bad_fraction:.0%}"
+        remedy = f"remove them from {setting}, or raise {limit}" if limit else f"or remove them from {setting}"
         raise ConfigError(
-            f"{setting} lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
-            f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {examples}. Download them again, remove "
-            f"them from {setting}, or raise data.max_bad_fraction."
+            f"{setting} lacks about {fraction:.2%} of its samples, more than {most}: "
+            f"{number_of(len(faults), 'damaged shard')}. {examples}. Download them again, {remedy}."
         )
     for fault in faults[: _SHOWN * 3]:
         _log.warning("shard %s: %s", fault.shard, fault.reason)
