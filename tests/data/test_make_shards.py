@@ -230,7 +230,8 @@ def test_damaged_shards_and_shards_without_a_sample_are_errors(tmp_path):
     write_numbered(tmp_path / "in", [10, 10])
     shard = tmp_path / "in" / "00001.tar"
     shard.write_bytes(shard.read_bytes()[:6000])
-    with pytest.raises(ConfigError, match=r"more than 1%: 1 damaged shard.*00001\.tar: truncated.*, or remove them from \S+\.$"):
+    message = r"more than 1%: 1 damaged shard.*00001\.tar: truncated.*, or remove them from \S+\.$"
+    with pytest.raises(ConfigError, match=message):
         make(tmp_path / "in", tmp_path / "out")
     write_shard(tmp_path / "empty" / "0.tar", [])
     with pytest.raises(ConfigError, match="none of the shards holds a sample"):
