@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from clipzoo.heads.base import FLOAT, Cost, Head, Shape, projections, transposed
 from clipzoo.heads.pairs import Pairing, Scope, text_anchors
 from clipzoo.heads.scores import DenseScores
-from clipzoo.types import Features, PointSet, Similarity
+from clipzoo.types import Features, PointSet, Scores, Similarity
 
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Numbers of attention weights, or entries of pooled vectors, in memory at a time."""
@@ -34,6 +35,8 @@ class ConditionalHead(Head[PointSet]):
     compares_within = False
     score_range = (-1.0, 1.0)
     heads: int
+    vectors_of_text: ClassVar[int] = 1
+    """Vectors [d] that ranks exchange for a caption."""
 
     @abstractmethod
     def keys_and_values(self, image: PointSet) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +102,11 @@ class ConditionalHead(Head[PointSet]):
             world.rank * rows,
             other,
         )
-        return Similarity(to_text, to_image)
+        return Similarity(to_text, to_image, further=self.further(image, all_texts, scope))
+
+    def further(self, image: PointSet, all_texts: PointSet, scope: Scope) -> tuple[Scores, ...]:
+        """Return the further scores of the images with all ranks' captions that training compares."""
+        return ()
 
     def ensemble(self, prompts: PointSet) -> PointSet:
         """[p, 1, d] -> [1, 1, d], the mean direction with the mean norm."""
@@ -122,13 +129,13 @@ class ConditionalHead(Head[PointSet]):
     def cost(cls, shape: Shape) -> Cost:
         """Attention and its output projection for every pair, four times: forward, recomputed, two gradients.
 
-        An objective that asks for some pairs only, such as FLAIR's, costs less. FLAIR gathers half the numbers.
+        An objective that asks for some pairs only, such as FLAIR's, costs less.
         """
         pairs, points = shape.local * shape.batch, shape.local * shape.image_points * shape.width
         flops = projections(shape, shape.image_points) + 12 * points * shape.width
         flops += 4 * pairs * (4 * shape.image_points * shape.width + 2 * shape.width**2)
         scores = (3 * pairs + ELEMENTS["cuda"]) * FLOAT
-        return Cost(flops, 2 * shape.width + 1, transposed(shape), scores, 6 * points * FLOAT)
+        return Cost(flops, cls.vectors_of_text * shape.width + 1, transposed(shape), scores, 6 * points * FLOAT)
 
 
 class LazyScores(DenseScores):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +12,7 @@ from clipzoo.heads.pairs import Scope
 from clipzoo.heads.points import leading_tokens, point_set
 from clipzoo.heads.scores import DenseScores, tiled_anchors
 from clipzoo.heads.vector import projection
-from clipzoo.types import Count, Features, PointSet, Scores, Similarity, checked
+from clipzoo.types import Count, Features, PointSet, Scores, checked
 
 
 @checked
@@ -81,12 +79,9 @@ class FlairHead(ConditionalHead):
     def summary(self, image: PointSet) -> Tensor:
         return image.points[:, 0]
 
-    def similarity(self, image: PointSet, text: PointSet, scope: Scope = Scope()) -> Similarity:
-        """Conditional scores, and in `further` the cosines of the pooled images with the captions."""
-        similarity = super().similarity(image, text, scope)
-        images, texts = self.search_factors(image, scope.gather(text))
+    def further(self, image: PointSet, all_texts: PointSet, scope: Scope) -> tuple[Scores, ...]:
+        """Return the cosines of the pooled images with the captions."""
+        images, texts = self.search_factors(image, all_texts)
         if scope.tile is None:
-            of_pooled: Scores = DenseScores(images @ texts.mT, scope.world.rank * len(image), scope.pairing)
-        else:
-            of_pooled = tiled_anchors(images, texts, scope.tile, scope.world, scope.pairing)
-        return replace(similarity, further=(of_pooled,))
+            return (DenseScores(images @ texts.mT, scope.world.rank * len(image), scope.pairing),)
+        return (tiled_anchors(images, texts, scope.tile, scope.world, scope.pairing),)

@@ -33,6 +33,7 @@ class LlipHead(ConditionalHead):
         ),
     )
     published_with = ("siglip",)
+    vectors_of_text = 2
     relations = {"embed_width % heads == 0": "embed_width must be a multiple of heads"}
 
     def __init__(

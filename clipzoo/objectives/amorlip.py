@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector
 
 from clipzoo.config.vocabulary import Count, Decay, Epochs, Positive, Probability, Rate, Scale, Seed, Share
 from clipzoo.errors import ConfigError
-from clipzoo.heads.base import Head, Paper
+from clipzoo.heads.base import FLOAT, Head, Paper, Shape
 from clipzoo.objectives.base import LogitScale, Objective
 from clipzoo.types import Batch, Loss, Progress, Similarity, World, checked
 
@@ -43,6 +43,10 @@ class FittedObjective(Objective):
         self.register_buffer("network", torch.zeros(shape))
         self.register_buffer("moments", torch.zeros(2, *shape))
         self.register_buffer("fits", torch.zeros(()))
+
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
+        """The gradient of the network in every step of Adam, as the part of a sample of the global batch."""
+        return 2 * FLOAT * self._fit_steps * self.network.numel() / shape.batch
 
     def restart(self, weights: Tensor) -> None:
         """Set the weights, and begin Adam anew."""

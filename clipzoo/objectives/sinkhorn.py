@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from clipzoo.heads.base import Paper
+from clipzoo.heads.base import FLOAT, Paper, Shape
 from clipzoo.objectives.base import WeightedObjective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Range, Scores, Similarity, Weight, checked
 
@@ -39,6 +39,11 @@ class Sinkhorn(WeightedObjective):
     ) -> None:
         super().__init__(image_to_text, text_to_image)
         self._iterations = iterations
+
+    def cost(self, shape: Shape, embedding: float, views: float) -> float:
+        """Sums over a rank's rows of all N columns and their gradients, in every iteration of each direction."""
+        directions = sum(weight > 0 for weight in self.weights)
+        return directions * self._iterations * 2 * FLOAT * shape.batch / shape.local
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         def transport(scores: Scores) -> Tensor:
