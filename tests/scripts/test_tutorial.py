@@ -1,9 +1,10 @@
-"""The tutorials: stored pages belong to their sources, and the first one runs."""
+"""The tutorials: stored pages belong to their sources, and the notebooks of a free GPU run."""
 
 from __future__ import annotations
 
 import jupytext
 import pytest
+from PIL import Image
 
 from scripts.documentation.tutorial import code, execute
 from tests.support.paths import ROOT
@@ -39,3 +40,15 @@ def test_the_first_tutorial_runs(tmp_path):
     printed = "".join(output.get("text", "") for output in outputs)
     assert "256 samples in 1 shard" in printed and "runs/first is finished after 2 steps" in printed
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+
+
+@pytest.mark.medium
+def test_own_photos_are_searched(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODEL", str(undisturbed / "run"))
+    monkeypatch.setenv("PHOTOS", str(tmp_path))
+    for name, colour in (("red", (255, 0, 0)), ("green", (0, 255, 0)), ("blue", (0, 0, 255)), ("grey", (9, 9, 9))):
+        Image.new("RGB", (40, 30), colour).save(tmp_path / f"{name}.png")
+    notebook = execute(TUTORIALS / "own_photos.py", tmp_path / "folder")
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert "4 pictures" in "".join(output.get("text", "") for output in outputs)
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
