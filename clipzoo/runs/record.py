@@ -9,7 +9,7 @@ import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,7 +204,7 @@ class RunRecord:
         path = folder / FILE
         content = io.read_json(path, 16 * io.MB, REMEDY)
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
-        io.require_fields(path, values, kinds_of({name: FIELDS[name] for name in {**values, "metrics": 0}}), REMEDY)
+        io.require_fields(path, values, {name: _kinds()[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_fields(path, values["metrics"], dict.fromkeys(values["metrics"], io.NUMBER), REMEDY)
         for comparison in values.get("published", {}).values():
             io.require_fields(path, comparison, kinds_of(PUBLISHED), REMEDY)
@@ -250,6 +250,11 @@ class RunRecord:
             not_converged=tuple(probes),
             published={name: part for name, part in self.published.items() if MetricKey.parse(name) not in metrics},
         )
+
+
+@cache
+def _kinds() -> dict[str, io.Kind]:
+    return kinds_of(FIELDS)
 
 
 def results(
