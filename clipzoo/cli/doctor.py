@@ -288,6 +288,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 CHECKS: dict[str, tuple[Callable[[Namespace], Line], int]] = {
     "GPU": (gpu, 10), "kernels": (kernels, 180), "ranks": (ranks, 90), "memory": (shared_memory, 5),
-    "files": (open_files, 5), "clock": (clock, 10), "store": (store, 20), "fonts": (fonts, 60), "versions": (versions, 20),
+    "files": (open_files, 5), "clock": (clock, 10), "store": (store, 20), "fonts": (fonts, 60),
+    "versions": (versions, 20),
 }  # fmt: skip
 """Checks by name, and their time limits in seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -86,7 +87,9 @@ def lines(rows: Sequence[Status], width: int | None) -> Iterator[str]:
     """Yield the lines of a table. width: columns of the terminal; None for whole lines without colours."""
     head = ["run", "state", "step", "left", "loss", "best"]
     head += ["", "changed", "last event"] if width is None or width >= WIDE else []
-    table = [head, *(_cells(status)[: len(head)] for status in rows)]
+    # On a terminal, names below the common folder.
+    base = "" if width is None or not rows else os.path.commonpath([status.folder.absolute().parent for status in rows])
+    table = [head, *(_cells(status, base)[: len(head)] for status in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     if width is not None:
         widths[0] = max(20, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
@@ -102,12 +105,13 @@ def lines(rows: Sequence[Status], width: int | None) -> Iterator[str]:
             yield from textwrap.wrap(why, width, initial_indent=" " * 4, subsequent_indent=" " * 4, max_lines=3)
 
 
-def _cells(status: Status) -> list[str]:
+def _cells(status: Status, base: str) -> list[str]:
+    name = os.path.relpath(status.folder, base) if base else str(status.folder)
     low, high = min(status.losses, default=0.0), max(status.losses, default=0.0)
     curve = "".join(BARS[round(7 * (loss - low) / (high - low or 1))] for loss in status.losses[-12:])
     best = "" if status.best is None else f"{status.best:.{MetricKey.parse(status.metric).decimals}f}"
     return [
-        f"{status.folder}" + (f" ({status.kind})" if status.kind != "run" else ""), status.state,
+        name if status.kind == "run" else f"{name} ({status.kind})", status.state,
         f"{'' if status.step is None else status.step}" + (f"/{status.total}" if status.total else ""),
         "" if status.seconds_left is None else duration(status.seconds_left), curve, best, status.metric,
         f"{duration(max(0.0, time.time() - status.changed))} ago", status.event,
