@@ -283,7 +283,7 @@ def versions(options: Namespace) -> Line:
 
 def _release(version: str) -> tuple[int, ...]:
     """Return the numbers of a version without its last zeros: those of 2.14.0+cpu and 2.14 are equal."""
-    return tuple(map(int, re.findall(r"\d+", re.sub(r"(\.0+)*(?![\d.]).*", "", version))))
+    return tuple(map(int, re.findall(r"\d+", re.sub(r"(\.0+)*\.?($|[^\d.].*)", "", version))))
 
 
 CHECKS: dict[str, tuple[Callable[[Namespace], Line], int]] = {

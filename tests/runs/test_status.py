@@ -230,5 +230,9 @@ def test_the_lock_in_a_store_tells_a_living_owner_from_a_stopped_and_a_lost_one(
         lock = {"id": "1", "owner": f"process 7 on {name}", "beat": 1, "released": released, "time": now - age}
         (run / ".writer-000001.json").write_text(json.dumps(lock))
     found = {run.folder.name: run for run in statuses(f"file://{tmp_path / 'store'}")}
-    assert {name: run.state for name, run in found.items()} == {"living": "running", "stopped": "stopped", "lost": "failed"}
+    assert {name: run.state for name, run in found.items()} == {
+        "living": "running",
+        "stopped": "stopped",
+        "lost": "failed",
+    }
     assert "process 7 on lost, last heartbeat 50" in found["lost"].why and found["lost"].step == STEPS
