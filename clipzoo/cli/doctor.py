@@ -88,11 +88,11 @@ def answer(check: Callable[[], Line], seconds: int) -> Line:
             result = check()
         except Exception as error:
             result = BROKEN, str(error) if isinstance(error, ConfigError | TrainingError) else cause(error)
-        os.write(writer, json.dumps(result).encode() + b"\n")
+        os.write(writer, json.dumps([result[0], result[1][:600]]).encode())  # fewer bytes than PIPE_BUF: in one piece
         os._exit(0)
     os.close(writer)
     is_ready = select.select([reader], [], [], seconds)[0]
-    content = os.read(reader, select.PIPE_BUF) if is_ready else b""  # one write of this size arrives whole
+    content = os.read(reader, select.PIPE_BUF) if is_ready else b""
     os.close(reader)
     os.killpg(pid, signal.SIGKILL)
     fault = "the check has crashed, or ran out of memory" if is_ready else f"no answer within {seconds} s"
@@ -133,21 +133,19 @@ def kernels(options: Namespace) -> Line:
 
     device, generator = "cuda" if torch.cuda.is_available() else "cpu", torch.Generator().manual_seed(0)
     images, texts = (normalize(torch.randn(40, count, 32, generator=generator), dim=-1) for count in (9, 7))
-    masks = [torch.ones(sets.shape[:2], dtype=torch.bool) for sets in (images, texts)]
 
-    def log_sum_exps(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def mask(sets: torch.Tensor) -> torch.Tensor:
+        return torch.ones(sets.shape[:2], dtype=torch.bool, device=sets.device)
+
+    def log_sum_exps(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = (left @ right.mT).masked_fill(torch.eye(len(left), dtype=torch.bool), -torch.inf)
         return scores.logsumexp(1), scores.logsumexp(0)
 
-    def with_masks(function: Callable, place: str) -> Callable:
-        return lambda x, y: function(x, masks[0].to(place), y, masks[1].to(place))
-
-    weights = [images[..., 0], texts[..., 0]]
     cases: dict[str, tuple[Callable, Callable, list[torch.Tensor]]] = {
-        "kme": (lambda *sets: (kme.kme_score(*sets),), lambda *sets: (kme.kme_score_reference(*sets),),
-                [images, weights[0], texts, weights[1], torch.tensor(7.0)]),
-        "filip": (with_masks(filip.filip_scores, device), with_masks(filip.filip_scores_reference, "cpu"),
-                  [images, texts]),
+        "kme": (kme.kme_score, kme.kme_score_reference,
+                [images, images[..., 0], texts, texts[..., 0], torch.tensor(7.0)]),
+        "filip": (lambda x, y: filip.filip_scores(x, mask(x), y, mask(y)),
+                  lambda x, y: filip.filip_scores_reference(x, mask(x), y, mask(y)), [images, texts]),
         "sums": (lambda x, y: sums.log_sum_exps(x, y, 0, 32), log_sum_exps, [3 * images[:, 0], texts[:, 0]]),
     }  # fmt: skip
     errors = {}
@@ -155,9 +153,9 @@ def kernels(options: Namespace) -> Line:
         answers = []
         for function, kind, place in ((fast, torch.float32, device), (slow, torch.float64, "cpu")):
             leaves = [tensor.to(place, kind).detach().requires_grad_() for tensor in inputs]
-            values = function(*leaves)
-            gradients = torch.autograd.grad(sum(value.sin().sum() for value in values), leaves)
-            answers.append([tensor.detach().double().cpu() for tensor in (*values, *gradients)])
+            values = torch.stack([*function(*leaves)])
+            gradients = torch.autograd.grad(values.sin().sum(), leaves)
+            answers.append([tensor.detach().double().cpu() for tensor in (values, *gradients)])
         pairs = zip(*answers, strict=True)
         errors[name] = max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
     path = f"{backend('sums', device, torch.float32).__name__.rpartition('.')[2]} and others on the {device.upper()}"

@@ -22,7 +22,7 @@ from clipzoo import io
 from clipzoo.errors import ConfigError
 from clipzoo.io.stores import is_url
 from clipzoo.runs.lock import lock_state
-from clipzoo.runs.record import DEVIATION, ENDED_EARLY, FILE, LOG_BYTES, MetricKey, RunRecord
+from clipzoo.runs.record import ENDED_EARLY, FILE, LOG_BYTES, MetricKey, RunRecord, written
 
 CONFIG, LOG, LOCK = "config.yaml", "metrics.jsonl", ".lock"
 JOURNAL, DESCRIPTION, LAB, MAPS = "journal.log", "search.json", "lab.json", "maps"
@@ -131,16 +131,14 @@ def _run(folder: Path, names: Mapping[str, object], changed: float) -> Status:
     settings: dict[str, str] = dict(re.findall(r"^ {2,4}(\w+): (?!null)(.+)$", trainer[1], re.M))
     record = RunRecord.read(folder) if FILE in names else None
 
-    measured = [row for row in events if row["event"] == "evaluation"]
-    measured += [{str(key): value for key, value in record.metrics.items()}] if record else []
-    values = [
-        (name, float(value)) for row in measured for name, value in row.items()
-        if _is_number(value) and name != "step" and not name.endswith(DEVIATION) and MetricKey.parse(name).is_ranked
-    ]  # fmt: skip
-    metric = settings.get("best_metric", values[0][0] if values else "")
+    measured = [row for row in events if row["event"] == "evaluation"] + ([written(record.metrics)] if record else [])
+    ranked = (
+        name for row in measured for name, value in row.items()
+        if name != "step" and _is_number(value) and MetricKey.parse(name).is_ranked
+    )  # fmt: skip
+    metric = settings.get("best_metric") or next(ranked, "")
     choose = min if MetricKey.parse(metric).lower_is_better else max
-    best = choose((value for name, value in values if name == metric), default=None)
-
+    best = choose((float(row[metric]) for row in measured if _is_number(row.get(metric))), default=None)
     last = readings[-1] if readings else {}
     step, epoch, left = last.get("step"), last.get("epoch"), None
     total = int(settings["steps"]) if "steps" in settings else None

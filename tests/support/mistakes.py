@@ -381,7 +381,7 @@ BASES = {
 }  # fmt: skip
 """Arguments of each command without a mistake."""
 LONG = ("lab", "emoji", "datasets convert", "doctor", "watch")
-"""Commands whose base is not carried out: they train for hours, need files of others or a sound machine, or never end."""
+"""Commands whose base is not carried out: they train for hours, need files of others, or never end."""
 
 
 @cache
