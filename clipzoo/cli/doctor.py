@@ -23,6 +23,10 @@ from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 from clipzoo import io
 from clipzoo.errors import CHECKOUT, ConfigError, TrainingError, cause, first_names, number_of
 from clipzoo.runs.store import Store
@@ -32,12 +36,6 @@ Line = tuple[str, str]
 """State and text."""
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """CUDA's major version -> the oldest driver for it on Linux (NVIDIA, CUDA Toolkit release notes)."""
-ROUNDING = 1e-4
-"""Largest error of fp32 kernels, relative to the largest value."""
-SLOW = {"nccl": 5.0, "gloo": 0.05}
-"""Rates in GB/s below which a ring is doubtful."""
-LETTERS = "éд中の한عאअก"
-"""A letter of each script that captions may have."""
 
 
 def doctor_arguments(parser: ArgumentParser) -> None:
@@ -118,7 +116,7 @@ def gpu(options: Namespace) -> Line:
     if cuda is None:
         return BROKEN, f"{text}, but torch is a build for CPUs: install one for CUDA"
     oldest = DRIVERS.get(int(cuda[1]), "0")
-    if _release(driver) < _release(oldest):
+    if Version(driver) < Version(oldest):
         return BROKEN, f"{text}: torch for CUDA {cuda[1]} needs {oldest} or newer: update it, or install an older torch"
     return GOOD, f"{text}, torch for CUDA {cuda[1]}"
 
@@ -159,7 +157,7 @@ def kernels(options: Namespace) -> Line:
         pairs = zip(*answers, strict=True)
         errors[name] = max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
     path = f"{backend('sums', device, torch.float32).__name__.rpartition('.')[2]} and others on the {device.upper()}"
-    if wrong := [f"{name} {error:.1e}" for name, error in errors.items() if not error < ROUNDING]:
+    if wrong := [f"{name} {error:.1e}" for name, error in errors.items() if not error < 1e-4]:
         return BROKEN, f"{path}: relative errors against float64: {', '.join(wrong)}: report this"
     untested = "" if device == "cuda" else "; Triton's kernels need a GPU and were not tested"
     return GOOD, f"{path}: {', '.join(errors)} equal float64 to {max(errors.values()):.0e}{untested}"
@@ -175,7 +173,7 @@ def ranks(options: Namespace) -> Line:
         rate = min(pool.starmap(_all_reduce, [(rank, size, backend, folder) for rank in range(size)], 1))
     text = f"{backend}, {size} processes: all-reduce at {rate:.2f} GB/s"
     advice = "look for the link that it takes: NCCL_DEBUG=INFO, GLOO_SOCKET_IFNAME"
-    return (GOOD, text) if rate >= SLOW[backend] else (DOUBTFUL, f"{text}, {advice}")
+    return (GOOD, text) if rate >= {"nccl": 5.0, "gloo": 0.05}[backend] else (DOUBTFUL, f"{text}, {advice}")
 
 
 def _all_reduce(rank: int, size: int, backend: str, folder: str, repeats: int = 4) -> float:
@@ -244,7 +242,7 @@ def fonts(options: Namespace) -> Line:
     """Fonts of the report's pictures."""
     from clipzoo.io.text import family_with, script_of
 
-    scripts = {script_of(letter): family_with(letter) for letter in LETTERS}
+    scripts = {script_of(letter): family_with(letter) for letter in "éд中の한عאअก"}
     if missing := [script for script, family in scripts.items() if family is None]:
         text = f"none for {', '.join(missing)}: pictures show [{missing[0]}] for such captions: install fonts-noto"
         return BROKEN if "Latin" in missing else DOUBTFUL, text
@@ -253,35 +251,25 @@ def fonts(options: Namespace) -> Line:
 
 def versions(options: Namespace) -> Line:
     """Installed packages against pyproject.toml and constraints.txt of a checkout, or the requirements of the wheel."""
+    installed = {canonicalize_name(part.name): Version(part.version) for part in reversed([*metadata.distributions()])}
     project, constraints = CHECKOUT / "pyproject.toml", CHECKOUT / "constraints.txt"
-    lines = metadata.requires("clipzoo") or []
+    lines, tested = metadata.requires("clipzoo") or [], ""
     if project.exists():
         lines = tomllib.loads(io.read_text(project, io.MB))["project"]["dependencies"]
+        tested = io.read_text(constraints, io.MB)
     wrong = []
-    for name, bounds, marker in (re.match(r"([\w.-]+)([^;]*)(.*)", line).groups() for line in lines):  # type: ignore[union-attr]
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            wrong += [] if marker else [f"{name} is missing"]  # of an extra, or for another platform
-            continue
-        limits = re.findall(r"(>=|<)([\d.]+)", bounds)
-        if not all((_release(version) >= _release(limit)) == (sign == ">=") for sign, limit in limits):
-            wrong.append(f"{name} is {version}, not {bounds}")
+    for needed in map(Requirement, lines):
+        version = installed.get(canonicalize_name(needed.name))
+        is_needed = needed.marker is None or needed.marker.evaluate({"extra": ""})
+        if is_needed and (version is None or version not in needed.specifier):
+            wrong.append(f"{needed.name} is {version or 'missing'}, not {needed.specifier}")
     if wrong:
         return BROKEN, f"{first_names(wrong, 8)}: pip install -U them"
-    tested = io.read_text(constraints, io.MB) if constraints.exists() else ""
-    expected = dict(re.findall(r"^([\w.-]+)==(\S+)$", tested, re.M))
-    installed = {part.name: part.version for part in metadata.distributions() if part.name in expected}
-    differ = [
-        f"{name} {version}" for name, version in installed.items() if _release(version) != _release(expected[name])
-    ]
+    pairs = [(name, Version(text)) for name, text in re.findall(r"^([\w.-]+)==(\S+)$", tested, re.M)]
+    others = [(name, installed.get(canonicalize_name(name), version), version) for name, version in pairs]
+    differ = [f"{name} {version}" for name, version, expected in others if version.public != expected.public]
     text = f", but tests ran with others than {first_names(differ)}" if differ else ""
     return GOOD, f"Python {sys.version.split()[0]}, requirements are met{text}"
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version without its last zeros: those of 2.14.0+cpu and 2.14 are equal."""
-    return tuple(map(int, re.findall(r"\d+", re.sub(r"(\.0+)*\.?($|[^\d.].*)", "", version))))
 
 
 CHECKS: dict[str, tuple[Callable[[Namespace], Line], int]] = {

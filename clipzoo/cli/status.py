@@ -10,13 +10,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from clipzoo.cli.arguments import number_in
-from clipzoo.config.vocabulary import Range
+from clipzoo.config.vocabulary import Seconds
 from clipzoo.runs.record import MetricKey
 from clipzoo.runs.status import Status, statuses
 
@@ -45,8 +44,7 @@ def ls_arguments(parser: argparse.ArgumentParser) -> None:
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
     """Show the runs of a folder or a store until Ctrl-C, running ones first. Piped: a line for each change."""
     ls_arguments(parser)
-    parser.add_argument("--every", type=number_in(Annotated[float, Range(at_least=0.1, at_most=3600)]), default=2.0,
-                        metavar="SECONDS", help="time between two looks (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--every", type=number_in(Seconds), default=2, metavar="SECONDS", help="time between two looks")
     parser.set_defaults(run=watch)
 
 
@@ -57,24 +55,23 @@ def ls(options: argparse.Namespace) -> None:
 
 
 def watch(options: argparse.Namespace) -> None:
-    statuses(options.folder)  # raises ConfigError
-    with suppress(KeyboardInterrupt):
+    before: dict[Path, Status] = {}
+    with ExitStack() as screen:
+        screen.enter_context(suppress(KeyboardInterrupt))
+        live = None
         if sys.stdout.isatty() and not options.json:
             from rich.live import Live
             from rich.text import Text
 
-            with Live(screen=True, auto_refresh=False) as live:
-                while True:
-                    size, rows = shutil.get_terminal_size(), statuses(options.folder)[::-1]
-                    rows.sort(key=lambda status: status.state not in ("running", "waiting"))
-                    text = "\n".join([*lines(rows[: size.lines], size.columns)][: size.lines])
-                    live.update(Text.from_ansi(text), refresh=True)
-                    time.sleep(options.every)
-        before: dict[Path, Status] = {}
+            live = screen.enter_context(Live(screen=True, auto_refresh=False))
         while True:
             rows = statuses(options.folder)
-            if changes := [status for status in rows if before.get(status.folder) != status]:
-                print(*([as_json(changes)] if options.json else [*lines(changes, None)][1:]), sep="\n", flush=True)
+            if live is not None:
+                size = shutil.get_terminal_size()
+                first = sorted(rows[::-1], key=lambda status: status.state not in ("running", "waiting"))[: size.lines]
+                live.update(Text.from_ansi("\n".join([*lines(first, size.columns)][: size.lines])), refresh=True)
+            elif changes := [status for status in rows if before.get(status.folder) != status]:
+                print(as_json(changes) if options.json else "\n".join([*lines(changes, None)][1:]), flush=True)
             before = {status.folder: status for status in rows}
             time.sleep(options.every)
 

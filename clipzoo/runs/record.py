@@ -9,7 +9,7 @@ import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ FIELDS = {
     "published": "dict[str, dict]", "precision": "dict[str, str]",
 }  # fmt: skip
 """Annotations of the values in results.json; all but the metrics may be absent."""
+KINDS = kinds_of(FIELDS)
 PUBLISHED = {**dict.fromkeys(("value", "difference", "low", "high"), "AnyNumber"), "source": "str"}
 """Annotations of a comparison with a published number, see `compare_with_published`."""
 OPTIONAL = ("config_dir", "not_converged", "published", "precision")
@@ -204,7 +205,7 @@ class RunRecord:
         path = folder / FILE
         content = io.read_json(path, 16 * io.MB, REMEDY)
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
-        io.require_fields(path, values, {name: _kinds()[name] for name in {**values, "metrics": 0}}, REMEDY)
+        io.require_fields(path, values, {name: KINDS[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_fields(path, values["metrics"], dict.fromkeys(values["metrics"], io.NUMBER), REMEDY)
         for comparison in values.get("published", {}).values():
             io.require_fields(path, comparison, kinds_of(PUBLISHED), REMEDY)
@@ -250,11 +251,6 @@ class RunRecord:
             not_converged=tuple(probes),
             published={name: part for name, part in self.published.items() if MetricKey.parse(name) not in metrics},
         )
-
-
-@cache
-def _kinds() -> dict[str, io.Kind]:
-    return kinds_of(FIELDS)
 
 
 def results(

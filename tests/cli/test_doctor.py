@@ -207,9 +207,3 @@ def test_the_lines_of_a_terminal_are_wrapped_and_torch_is_not_imported(tmp_path)
     *lines, last = shown.stdout.splitlines()
     assert last == "set()" and max(map(len, lines)) <= 60 and len(lines) >= 5
     assert [line[10:19].strip() for line in lines if line[0] != " "] == ["GPU", "memory", "files", "clock", "versions"]
-
-
-@pytest.mark.parametrize("release, numbers", [("2.14.1+cu130", (2, 14, 1)), ("1.0", (1,)), ("10.0.1", (10, 0, 1)),
-                                              ("0.1.0.dev0", (0, 1)), ("525.60.13", (525, 60, 13))])  # fmt: skip
-def test_releases_are_compared_by_their_numbers(release, numbers):
-    assert doctor._release(release) == numbers
