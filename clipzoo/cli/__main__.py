@@ -30,6 +30,9 @@ RESUMABLE = ("train", "evaluate", "launch")
 """Commands that exit with code 75 when they are asked to stop, so that their job is requeued."""
 
 COMMANDS = {
+    "doctor": ("cli.doctor.doctor_arguments", "check this machine: GPU, kernels, ranks, disks, clock, store, versions"),
+    "ls": ("cli.status.ls_arguments", "list runs, searches, labs and maps with their states"),
+    "watch": ("cli.status.watch_arguments", "show runs, searches, labs and maps while they run"),
     "report": ("cli.report.report_arguments", "write the report of a run, or the papers' tables with finished runs"),
     "config": ("cli.report.config_arguments", "list the keys of a run: type, default, meaning, options"),
     "compare": ("cli.report.compare_arguments", "compare runs: metrics, intervals and paired tests of differences"),

@@ -238,8 +238,8 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     world = World.join(settings.device, settings.timeout)
     set_threads(world.device)
     with (
-        watchdog.guard(world, settings.timeout, folder),
         RunLock(folder) as lock,
+        watchdog.guard(world, settings.timeout, folder, lock.note_end),
         uploaded(runs.run(folder.name), lock, world, preemption, watchdog),
     ):
         with created(folder, world.is_first):

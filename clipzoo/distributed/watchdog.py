@@ -48,17 +48,22 @@ class Watchdog:
         self._timeout = float("inf")
         self._status = (0, "starting", False)
         self._before_exit: list[Callable[[], None]] = []
+        self._on_end: Callable[[int, str], None] = lambda code, text: None
         self._stopped = threading.Event()
         self._exiting, self._leaving = threading.RLock(), threading.Lock()
         self._board: MessageBoard | None = None
 
     @contextmanager
-    def guard(self, world: World, timeout: float, folder: Path | None = None) -> Iterator[None]:
+    def guard(
+        self, world: World, timeout: float, folder: Path | None = None,
+        on_end: Callable[[int, str], None] = lambda code, text: None,
+    ) -> Iterator[None]:  # fmt: skip
         """Guard all ranks in the block: an error on one of them ends the processes of all; a single process raises it.
 
-        timeout: seconds without a new status after which a rank counts as hanging. folder: for tracebacks.
+        timeout: seconds without a new status after which a rank counts as hanging. folder: for tracebacks. on_end:
+        called with the exit code and the message before an end other than that of the block.
         """
-        self.world, self._timeout = world, timeout
+        self.world, self._timeout, self._on_end = world, timeout, on_end
         # The main thread reports through a separate connection: the thread's may break in the middle of a message.
         boards = [] if world.size == 1 else [MessageBoard(world), MessageBoard(world)]
         self._board, thread_board = boards or (None, None)
@@ -73,6 +78,7 @@ class Watchdog:
                 yield
         except BaseException as error:
             if self._board is None:
+                on_end(getattr(error, "exit_code", FAILED), str(error) or type(error).__name__)
                 raise
             self._fail(error, self._board, folder)
         finally:
@@ -93,7 +99,7 @@ class Watchdog:
         """End the processes of all ranks with this exit code, unless another rank has done so; `text` says why."""
         if self._board is None:
             _print(text)
-            self._exit(code)
+            self._exit(code, text)
         try:
             self._board.report(code, text)
             self._exit_with_failure(self._board)
@@ -130,8 +136,8 @@ class Watchdog:
                 if board is None:
                     if is_hanging:
                         position = f"at step {step}, {activity}; raise trainer.timeout if steps take that long"
-                        _print(f"clipzoo: {symptom}: {position}")
-                        self._exit(FAILED)
+                        _print(text := f"clipzoo: {symptom}: {position}")
+                        self._exit(FAILED, text)
                     continue
                 board.beat(step, activity)
                 if board.failure() is not None:
@@ -226,17 +232,18 @@ class Watchdog:
         while self.world.is_first and readers < living and time.monotonic() < end:
             readers = board.ask("add", "readers", 0)
             time.sleep(PERIOD / 10)
-        self._exit(failure.code)
+        self._exit(failure.code, failure.text)
 
     def _exit_without_store(self, state: str = "is gone: killed (out of memory?), or its machine is lost") -> NoReturn:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
         server = "the first node's torchrun" if launch.read().shares_agent_store else "rank 0"
-        _print(f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
-        self._exit(FAILED)
+        _print(text := f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
+        self._exit(FAILED, text)
 
-    def _exit(self, code: int) -> NoReturn:
+    def _exit(self, code: int, text: str) -> NoReturn:
         """Exit without the libraries' destructors, which may wait for lost ranks."""
+        self._on_end(code, text.removeprefix("clipzoo: "))
 
         def run_actions() -> None:
             for action in reversed(self._before_exit):

@@ -145,7 +145,7 @@ def _fitted(text: Text, missing: set[str]) -> str:
         return string
     default = _codes(text.get_fontfamily()[0])
     families = {
-        character: _family_with(character) for character in dict.fromkeys(string) if ord(character) not in default
+        character: family_with(character) for character in dict.fromkeys(string) if ord(character) not in default
     }
     if extra_families := dict.fromkeys(family for family in families.values() if family):
         text.set_fontfamily([*text.get_fontfamily(), *extra_families])
@@ -183,7 +183,7 @@ def script_of(text: str) -> str:
 
 
 @cache
-def _family_with(character: str) -> str | None:
+def family_with(character: str) -> str | None:
     """Return the first family of installed fonts with this character; None if there is none."""
     return next((family for family, codes in _installed().items() if ord(character) in codes), None)
 

@@ -46,6 +46,7 @@ def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """[m, k], [n, k] -> left @ right.mT [m, n] (+ bias [n]), without gradient; operands may have any layout."""
     if left.dtype == torch.float32 and left.device.type == "cpu" and left.numel() and right.numel() and _onednn_works():
+        bias = None if bias is None else bias.contiguous()  # oneDNN ignores its stride
         return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return left @ right.mT if bias is None else torch.addmm(bias, left, right.mT)
 

@@ -7,10 +7,11 @@ import fcntl
 import math
 import os
 import platform
+import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class RunLock(AbstractContextManager["RunLock"]):
         # A descriptor, not a file object: closing any handle of the file, as garbage collection would, releases the
         # lock of the whole process.
         self._descriptor: int | None = None
+        self._owner, self._end = "", (0, "")
 
     def acquire(self, patience: float = PATIENCE_SECONDS) -> None:
         """Take the lock. Raises ConfigError if another process holds it for longer than `patience` seconds."""
@@ -58,16 +60,42 @@ class RunLock(AbstractContextManager["RunLock"]):
             time.sleep(0.2)
         self._descriptor = descriptor
         with io.explained(path):
+            self._owner = this_process()
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{this_process()}\n".encode(), 0)
+            os.pwrite(descriptor, f"{self._owner}\n".encode(), 0)
+
+    def note_end(self, code: int, reason: str) -> None:
+        """Write why this process is about to end to the lock file, for `lock_state`; no-op without the lock."""
+        self._end = code, reason
+        if self._descriptor is not None:
+            with suppress(OSError):  # a full disk does not hide the reason of the end
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, f"{self._owner}\n{code} {' '.join(reason.split())}\n".encode(), 0)
 
     def release(self) -> None:
         if self._descriptor is not None:
+            self.note_end(*self._end)
             os.close(self._descriptor)
             self._descriptor = None
 
     def __exit__(self, *error: Any) -> None:
         self.release()
+
+
+def lock_state(path: Path) -> tuple[bool, str, int | None, str]:
+    """Read a lock file without taking the lock. Raises DamagedFileError.
+
+    Returns whether a process holds it, its last owner, and the exit code and the message with which that owner ended:
+    None if it did not write them, as after SIGKILL.
+    """
+    with io.readable(path, io.MB) as file:
+        # struct flock: type, origin, start, length and process; the system replaces the type.
+        asked, is_held = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), False
+        with suppress(OSError):  # a file system without locks
+            is_held = fcntl.fcntl(file, fcntl.F_GETLK, asked)[:2] != struct.pack("h", fcntl.F_UNLCK)
+        owner, _, end = file.read().decode(errors="replace").partition("\n")
+    code, _, reason = end.strip().partition(" ")
+    return is_held, owner.strip(), int(code) if code.isdecimal() else None, reason
 
 
 def this_process() -> str:

@@ -33,6 +33,7 @@ FIELDS = {
     "published": "dict[str, dict]", "precision": "dict[str, str]",
 }  # fmt: skip
 """Annotations of the values in results.json; all but the metrics may be absent."""
+KINDS = kinds_of(FIELDS)
 PUBLISHED = {**dict.fromkeys(("value", "difference", "low", "high"), "AnyNumber"), "source": "str"}
 """Annotations of a comparison with a published number, see `compare_with_published`."""
 OPTIONAL = ("config_dir", "not_converged", "published", "precision")
@@ -204,7 +205,7 @@ class RunRecord:
         path = folder / FILE
         content = io.read_json(path, 16 * io.MB, REMEDY)
         values = {name: content[name] for name in FIELDS if content.get(name) is not None}
-        io.require_fields(path, values, kinds_of({name: FIELDS[name] for name in {**values, "metrics": 0}}), REMEDY)
+        io.require_fields(path, values, {name: KINDS[name] for name in {**values, "metrics": 0}}, REMEDY)
         io.require_fields(path, values["metrics"], dict.fromkeys(values["metrics"], io.NUMBER), REMEDY)
         for comparison in values.get("published", {}).values():
             io.require_fields(path, comparison, kinds_of(PUBLISHED), REMEDY)

@@ -366,7 +366,7 @@ class RemoteRun:
             raise OSError(f"the run has been taken by {owner}")
 
     def _write_lock(self, is_new: bool = False) -> None:
-        self._lock["beat"] += 1
+        self._lock |= {"beat": self._lock["beat"] + 1, "time": time.time()}
         self.store.write(f".writer-{self._number:06d}.json", json.dumps(self._lock).encode(), is_new)
         self._renewed = time.monotonic()
 

@@ -43,6 +43,7 @@ from clipzoo.runs.directory import run_folder, with_digests
 from clipzoo.runs.identity import HARMLESS, identity
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.record import TASKS, VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
+from clipzoo.runs.status import DESCRIPTION, JOURNAL
 from clipzoo.runs.sweep import Point, of_search_option, require_own_names
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ PRUNED = "pruned_at"
 OPTUNA_STATES: dict[State, str] = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
 SUITE = "clipzoo.evaluation.suite.Suite"
 MOST_NAMES = 12
-JOURNAL, DESCRIPTION = "journal.log", "search.json"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _help(parser: argparse.ArgumentParser) -> list[str]:
 EXIT_CODES = """| code | meaning |
 | ---: | --- |
 | 0 | success, also for a run that is finished already |
-| 1 | an error while the command ran |
+| 1 | an error while the command ran; of `clipzoo doctor`: something is broken |
 | 2 | a mistake in the command or its configuration; nothing was started |
 | 74 | a file could not be written, such as on a full disk; the same command resumes once there is space |
 | 75 | stopped on request (SIGTERM, SIGUSR1, Ctrl-C); a checkpoint is saved and the same command resumes |"""

@@ -35,7 +35,7 @@ def no_other_fonts(monkeypatch):
 
 def clear() -> None:
     fonts._reported.clear()
-    for cached in (fonts._family_with, fonts._installed, fonts._codes):
+    for cached in (fonts.family_with, fonts._installed, fonts._codes):
         cached.cache_clear()
 
 
@@ -92,7 +92,7 @@ def test_a_font_that_has_the_characters_is_used_after_the_default_one(tmp_path, 
     # A private character of another family that matplotlib carries.
     text = "ein Hund \ue100"
     assert ord(text[-1]) not in fonts._codes("sans-serif")
-    family = fonts._family_with(text[-1])
+    family = fonts.family_with(text[-1])
     assert family and family.startswith("STIX")
     with caplog.at_level(logging.WARNING):
         texts, pixels = drawn(tmp_path / "a.png", text)
@@ -103,12 +103,12 @@ def test_a_font_that_has_the_characters_is_used_after_the_default_one(tmp_path, 
 def test_fonts_that_are_installed_later_are_found(tmp_path, monkeypatch, no_other_fonts):
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "STIXNonUni.ttf"
     monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if "STIX" not in font.name])
-    assert fonts._family_with("\ue100") is None
+    assert fonts.family_with("\ue100") is None
     clear()
     damaged = tmp_path / "damaged.ttf"
     damaged.write_bytes(b"no font")
     monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda *_: [str(damaged), str(path)])
-    assert fonts._family_with("\ue100") == "STIXNonUnicode"
+    assert fonts.family_with("\ue100") == "STIXNonUnicode"
 
 
 def test_dollar_signs_are_characters_in_every_text(tmp_path):

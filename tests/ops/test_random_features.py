@@ -33,6 +33,13 @@ def test_no_tensor_has_the_features_of_all_points(monkeypatch):
     assert largest.elements <= max(2 * 5 * 24, 12 * 5 * 8)
 
 
+def test_phases_may_have_any_layout():
+    vectors, weights, frequencies, _ = (tensor.float() for tensor in drawn(3, 5, 8, 11))
+    phases = frequencies[:, 0]
+    pooled = features.pooled_waves(vectors, weights, frequencies, phases)
+    torch.testing.assert_close(pooled, features.pooled_waves(vectors, weights, frequencies, phases.contiguous()))
+
+
 def drawn(samples: int, points: int, width: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(samples)
     sizes = (samples, points, width), (samples, points), (count, width), (count,)

@@ -358,6 +358,7 @@ def right_commands(files: Mapping[str, Path]) -> list[Line]:
 
 COMMAND = "clipzoo/cli/__main__.py"
 BASES = {
+    "doctor": (), "ls": ("{run}",), "watch": ("{run}",),
     "report": ("{run}",), "config": ("head",), "compare": ("{run}", "{other}"),
     "lab": ("--report", "--output", "{made}"), "emoji": (),
     "explore": ("{run}", "--images", "{pictures}", "--static", "{made}", "--limit", "2"),
@@ -379,8 +380,8 @@ BASES = {
     "plan": ("encoder=tiny", "head=clip", "trainer.global_batch=64", "--gpus", "8"),
 }  # fmt: skip
 """Arguments of each command without a mistake."""
-LONG = ("lab", "emoji", "datasets convert")
-"""Commands whose base is not carried out: they train for hours, or need files of others."""
+LONG = ("lab", "emoji", "datasets convert", "doctor", "watch")
+"""Commands whose base is not carried out: they train for hours, need files of others, or never end."""
 
 
 @cache

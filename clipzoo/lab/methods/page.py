@@ -26,8 +26,9 @@ from clipzoo.report.statistics import Difference, Interval
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import ENDED_EARLY, FILE, MetricKey, RunRecord, TrainingLog, read_arrays, revision
 from clipzoo.runs.search import Trial, front
+from clipzoo.runs.status import LAB as MANIFEST
 
-PAGE, MANIFEST, NOTES, OUTCOMES, LOG = "lab.md", "lab.json", "notes.txt", "outcomes.npz", "metrics.jsonl"
+PAGE, NOTES, OUTCOMES, LOG = "lab.md", "notes.txt", "outcomes.npz", "metrics.jsonl"
 TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
          "text_to_image": "text to image"}  # fmt: skip
 """Metrics in percent, and their names on the page."""
