@@ -9,10 +9,12 @@ import threading
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -30,6 +32,12 @@ JOIN_GRACE = 10.0
 """Seconds for torch to report by itself that ranks are missing."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
+CUBLAS, DETERMINISTIC_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""Environment variable that cuBLAS reads when it starts, and the values with which it is deterministic."""
+PARTS = {"encoders": "encoder", "heads": "head", "objectives": "objective"}
+"""Folder of a part of the model -> its group in a configuration."""
+ENCODER_PASSES = ("encode", "_backward")
+"""Functions of `clipzoo.training.gradients` in which only the encoders compute."""
 T = TypeVar("T")
 _NOTHING = nullcontext()
 
@@ -351,6 +359,45 @@ def set_threads(device: torch.device) -> None:
     # By default torch takes all cores of the machine, for each of several ranks and in a container with fewer.
     if device.type == "cpu" and not any(name in os.environ for name in THREADS):
         torch.set_num_threads(launch.cores_of_rank())
+
+
+def prepare_cublas() -> None:
+    """Set the workspace with which cuBLAS is deterministic. Raises ConfigError if the environment prevents it."""
+    value = os.environ.get(CUBLAS)
+    if value not in (None, *DETERMINISTIC_WORKSPACES) or (value is None and torch.cuda.is_initialized()):
+        seen = f"{CUBLAS}={value}" if value else f"CUDA has started without {CUBLAS}"
+        raise ConfigError(
+            f"trainer.deterministic=true, but {seen}: set {CUBLAS}={DETERMINISTIC_WORKSPACES[0]} in the environment "
+            "before the start, or trainer.deterministic=false"
+        )
+    os.environ[CUBLAS] = value or DETERMINISTIC_WORKSPACES[0]
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Let torch compute deterministically in the block, or not. Raises ConfigError for an operation that cannot."""
+    cudnn = torch.backends.cudnn
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn_before = cudnn.deterministic, cudnn.benchmark
+    torch.use_deterministic_algorithms(enabled)
+    cudnn.deterministic, cudnn.benchmark = enabled, cudnn.benchmark and not enabled
+    try:
+        yield
+    except RuntimeError as error:
+        operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
+        if not (enabled and is_refused):
+            raise
+        # The innermost part of the model on the stack; autograd runs the backward pass of the encoders without them.
+        frames = [(Path(frame.filename).parent.name, frame.name) for frame in extract_tb(error.__traceback__)]
+        parts = [PARTS.get(folder, "encoder" if name in ENCODER_PASSES else "") for folder, name in frames]
+        part = next(filter(None, reversed(parts)), "head or objective")
+        raise ConfigError(
+            f"trainer.deterministic=true: torch has no deterministic form of {operation}, which the {part} needs on this "
+            f"device: choose another {part}=..., or give trainer.deterministic=false"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+        cudnn.deterministic, cudnn.benchmark = cudnn_before
 
 
 def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,9 @@ from torch import Tensor, nn
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.training.checkpoint_files import local
-from clipzoo.training.parts import Hook
+from clipzoo.errors import ConfigError, TrainingError, first_names, number_of
+from clipzoo.training.checkpoint_files import is_dtensor, local
+from clipzoo.training.parts import Hook, Step
 from clipzoo.training.settings import SpikeSettings
 from clipzoo.types import Progress
 
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 SMALLEST_DEVIATIONS = 0.01, 0.1
 """Lower bounds of the deviations of loss and gradient norm, as shares of their medians: on a plateau they are small."""
+WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> type of whole numbers of this size."""
 MOST_IN_A_ROW = 10
 """Largest number of consecutive skipped steps. More mean a diverging training, not a few bad batches."""
 
@@ -156,8 +160,9 @@ class Spikes(Hook):
         diverged: it is not added. Returns a 0-d bool on the device, and [2], the limits of loss and gradient norm.
         """
         values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
-        median = self._values.median(dim=0).values
-        deviation = (self._values - median).abs().median(dim=0).values
+        # On a GPU torch's median is not deterministic.
+        median = self._values.quantile(0.5, dim=0, interpolation="lower")
+        deviation = (self._values - median).abs().quantile(0.5, dim=0, interpolation="lower")
         deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
         limits = median + self._threshold * deviation
         shifted = torch.cat([self._values[1:], values[None]])
@@ -221,6 +226,61 @@ class Spikes(Hook):
         self._values.fill_(torch.nan)
         self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
         self._in_a_row = state["in_a_row"]
+
+
+class Replicas(Hook):
+    """Compares, bit for bit, the weights and the optimizer state that every rank holds.
+
+    A bit that flips on one rank stays: ranks average gradients, not weights. Shards of weights are left out.
+
+    every: steps between two comparisons. modules: by name, for the message.
+    """
+
+    def __init__(
+        self, every: int, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, world: World
+    ) -> None:
+        self._every, self._modules, self._optimizer, self._world = every, modules, optimizer, world
+        self._equal_after = 0
+
+    def begin(self, progress: Progress) -> None:
+        self._compare(progress.step)
+
+    def after(self, step: Step) -> None:
+        if step.number % self._every == 0 or step.is_last:
+            self._compare(step.number)
+
+    def _compare(self, step: int) -> None:
+        """Raise TrainingError on all ranks if they differ. Collective. step: number of finished steps."""
+        tensors = {f"{key} {name}": p for key, m in self._modules.items() for name, p in m.named_parameters()}
+        for name, parameter in list(tensors.items()):
+            state = self._optimizer.state.get(parameter, {})
+            tensors |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
+        whole = {name: tensor for name, tensor in tensors.items() if not is_dtensor(tensor)}
+        sums = self._world.gather(torch.stack([_sum_of_bits(value).to(self._world.device) for value in whole.values()]))
+        columns = sums.view(self._world.size, len(whole)).T  # [tensors, ranks]
+        different = (columns != columns[:, :1]).any(dim=1).nonzero().flatten().tolist()
+        if not different:
+            self._equal_after = step
+            return
+        hosts, values = self._world.gather_object(socket.gethostname()), columns[different[0]].tolist()
+        value, count = Counter(values).most_common(1)[0]
+        is_majority = 2 * count > len(values)
+        wrong = [rank for rank in range(len(values)) if not is_majority or values[rank] != value]
+        raise TrainingError(
+            f"after step {step} the weights of {first_names([f'rank {rank} ({hosts[rank]})' for rank in wrong])} differ "
+            f"from {'those of the other ranks' if is_majority else 'each other'}: first in {list(whole)[different[0]]}, "
+            f"in {len(different)} of {number_of(len(whole), 'tensor')}. All ranks were equal after step "
+            f"{self._equal_after}. Suspect memory or GPU of the machine: leave it out, and resume from a checkpoint up "
+            "to that step"
+        )
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's bits as whole numbers, 0-d int64: a single flipped bit always changes it."""
+    values = tensor.detach().contiguous().flatten()
+    # Numbers of 8 bytes need no conversion, which takes ten times as long as the sum on a CPU.
+    size = 8 if tensor.nbytes % 8 == 0 else tensor.element_size()
+    return values.view(WHOLE_NUMBERS[size]).sum(dtype=torch.int64)
 
 
 def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:

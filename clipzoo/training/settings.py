@@ -88,6 +88,7 @@ class Computation:
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
     loss_limit: Annotated[float, Range(at_least=1)] = 1e4
     compile: bool = False
+    deterministic: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
     sample_state: Literal["whole", "sharded"] = "whole"
@@ -96,6 +97,7 @@ class Computation:
 
     relations = {
         "not fsdp.offload or precision != 'fp16'": "offloaded gradients cannot be scaled: take trainer.precision=bf16",
+        "not deterministic or not compile": "compiled kernels are chosen by their time: give trainer.compile=false",
     }
 
     def resolved(self, folder: Path | None, world: World) -> Self:
@@ -190,11 +192,12 @@ class SlowRankSettings(Part):
 @checked
 @dataclass(frozen=True)
 class Inspection:
-    """Profile, spikes and slow ranks of a training. None of them changes an ordinary step."""
+    """Profile, spikes, slow ranks and equal weights of a training. None of them changes an ordinary step."""
 
     profile: StepRange | None = None
     spikes: SpikeSettings = SpikeSettings()
     slow_ranks: SlowRankSettings = SlowRankSettings()
+    check_replicas: Count | None = 500
 
 
 @checked
