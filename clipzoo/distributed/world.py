@@ -392,8 +392,8 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
         parts = [PARTS.get(folder, "encoder" if name in ENCODER_PASSES else "") for folder, name in frames]
         part = next(filter(None, reversed(parts)), "head or objective")
         raise ConfigError(
-            f"trainer.deterministic=true: torch has no deterministic form of {operation}, which the {part} needs on this "
-            f"device: choose another {part}=..., or give trainer.deterministic=false"
+            f"trainer.deterministic=true: torch has no deterministic form of {operation}, which the {part} needs on "
+            f"this device: choose another {part}=..., or give trainer.deterministic=false"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)

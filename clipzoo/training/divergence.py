@@ -251,7 +251,9 @@ class Replicas(Hook):
 
     def _compare(self, step: int) -> None:
         """Raise TrainingError on all ranks if they differ. Collective. step: number of finished steps."""
-        tensors = {f"{key} {name}": p for key, m in self._modules.items() for name, p in m.named_parameters()}
+        tensors: dict[str, Tensor] = {
+            f"{key} {name}": p for key, m in self._modules.items() for name, p in m.named_parameters()
+        }
         for name, parameter in list(tensors.items()):
             state = self._optimizer.state.get(parameter, {})
             tensors |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
@@ -266,12 +268,12 @@ class Replicas(Hook):
         value, count = Counter(values).most_common(1)[0]
         is_majority = 2 * count > len(values)
         wrong = [rank for rank in range(len(values)) if not is_majority or values[rank] != value]
+        names, others = [f"rank {rank} ({hosts[rank]})" for rank in wrong], "those of the other ranks"
         raise TrainingError(
-            f"after step {step} the weights of {first_names([f'rank {rank} ({hosts[rank]})' for rank in wrong])} differ "
-            f"from {'those of the other ranks' if is_majority else 'each other'}: first in {list(whole)[different[0]]}, "
-            f"in {len(different)} of {number_of(len(whole), 'tensor')}. All ranks were equal after step "
-            f"{self._equal_after}. Suspect memory or GPU of the machine: leave it out, and resume from a checkpoint up "
-            "to that step"
+            f"after step {step} the weights of {first_names(names)} differ from "
+            f"{others if is_majority else 'each other'}: first in {list(whole)[different[0]]}, in {len(different)} of "
+            f"{number_of(len(whole), 'tensor')}. All ranks were equal after step {self._equal_after}. Suspect memory "
+            "or GPU of the machine: leave it out, and resume from a checkpoint up to that step"
         )
 
 

@@ -116,6 +116,10 @@ def test_a_command_with_a_wrong_workspace_ends_before_it_trains(tiny_shards, tmp
     command = [sys.executable, "train.py", "encoder=tiny", f"data.shards='{tiny_shards}'", "trainer.deterministic=true"]
     environment = {**os.environ, CUBLAS: ":0:0"}
     done = subprocess.run(
-        [*command, f"runs={tmp_path}", "trainer.global_batch=16"], env=environment, cwd=ROOT, capture_output=True, text=True
+        [*command, f"runs={tmp_path}", "trainer.global_batch=16"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2 and done.stderr.startswith("clipzoo: trainer.deterministic=true, but CUBLAS_WORKSPACE")

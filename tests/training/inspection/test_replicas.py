@@ -33,7 +33,7 @@ def test_every_single_bit_changes_the_sum(dtype, count):
 
 
 def compared(flipped: dict[int, str]) -> str:
-    """Train equal layers on all ranks; after the last step flip a bit of a weight, or of its moments; return the message."""
+    """Train equal layers on all ranks, flip a bit of a weight or of its moments at the end; return the message."""
     world = World.from_process_group()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
