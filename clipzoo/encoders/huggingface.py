@@ -38,7 +38,7 @@ class HuggingFaceText(TextTower):
     pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for masked
         language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
     context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
-    checkpoint: recompute activations in the backward pass.
+    checkpoint: recompute activations in the backward pass; a number: of every k-th block only.
     pretrained: a name on the hub or a folder, whose configuration and weights replace those of `name`.
     """
 
@@ -53,7 +53,7 @@ class HuggingFaceText(TextTower):
         pooling: Literal["auto", "first", "mean", "end"] = "auto",
         context_length: Count | None = None,
         end_token: NonNegativeCount | None = None,
-        checkpoint: bool = False,
+        checkpoint: bool | Count = False,
         pretrained: str | None = None,
     ) -> None:
         super().__init__()
@@ -68,8 +68,7 @@ class HuggingFaceText(TextTower):
             with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
                 state, stored_state = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
                 self.trunk.load_state_dict({key: value for key, value in stored_state.items() if key in state})
-        if checkpoint:
-            self.trunk.gradient_checkpointing_enable()
+        recompute_layers(self.trunk, self.layers(), checkpoint)
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
         self.description = f"transformers' {name}"
 
@@ -281,6 +280,15 @@ class HuggingFaceModel(TwoTowers):
         return Features(getattr(output, "pooler_output", output))
 
     pooled_image, pooled_text = Encoder.pooled_image, Encoder.pooled_text
+
+
+def recompute_layers(trunk: Any, layers: Sequence[Any], every: int) -> None:
+    """Let every `every`-th layer of a model of transformers recompute its activations; 0: none."""
+    if every:
+        # The switch of the whole model also turns its caches off; those of its layers are read one by one.
+        trunk.gradient_checkpointing_enable()
+        for number, layer in enumerate(layers, start=1):
+            layer.gradient_checkpointing = number % every == 0
 
 
 def number_of_positions(model: nn.Module, config: Any) -> int | None:
