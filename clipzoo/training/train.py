@@ -28,7 +28,7 @@ from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.checkpoints import TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Replicas, Spikes
-from clipzoo.training.gradients import GradientCache
+from clipzoo.training.gradients import Float8Linears, GradientCache
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import adam, scale_rates, split_groups
 from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step, Teacher
@@ -156,6 +156,7 @@ def fit(
         model, objective, world, settings.micro_batch, tile, autocast, settings.compile, caches, parallel, distill
     )
     trained = parallel.trained
+    float8 = Float8Linears(trained.encoder).active if settings.precision == "fp8" else nullcontext
     optimizer = parts.optimizer.build(trained, objective, *filter(None, [distill]))
     split_groups(optimizer, parallel.trained_parameters(tuned.factors), objective.learning_rates(progress(0)))
     scaler = parallel.scaler(settings.precision == "fp16")
@@ -248,7 +249,8 @@ def fit(
                 scaled = scaler.is_enabled()
                 scale = scaler.scale(torch.ones((), device=world.device)) if scaled else 1.0
                 diagnose = log.is_due(done + 1)
-                loss = gradients(batch, progress(done), scale, throughput.mark, diagnose, train_encoder)
+                with float8():
+                    loss = gradients(batch, progress(done), scale, throughput.mark, diagnose, train_encoder)
                 scaler.unscale_(optimizer)
                 parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 norm = parallel.gradient_norm(parameters)
