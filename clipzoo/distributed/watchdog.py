@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,8 +43,6 @@ RECORD_SECONDS = 10.0
 """Seconds that a rank has to write its last collectives."""
 FAILED = 1
 """Exit code."""
-RECORDS = "watchdog"
-"""Folder in the run directory for Python stacks and last collectives of the ranks."""
 
 
 class Watchdog:
@@ -241,32 +239,23 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
         server = "the first node's torchrun" if launch.read().shares_agent_store else "rank 0"
-        _print(
-            f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}{self._recorded()}"
-        )
+        state += self._recorded()
+        _print(f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
         self._exit(FAILED)
 
     def _recorded(self) -> str:
         """Write this rank's Python stacks and last collectives to the run directory; return a sentence that says so."""
-        if self._folder is None or not self._folder.is_dir():
+        if self._folder is None:
             return ""
-        folder, rank = self._folder / RECORDS, self.world.rank
-        try:
-            folder.mkdir(exist_ok=True)
-            with (folder / f"stacks_rank_{rank}.txt").open("w") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-        except OSError as error:
-            return f"; {folder} cannot be written: {error.strerror}"
-        if self.world.size > 1:
-            # NCCL's record asks the driver, which may not answer.
-            path = folder / f"collectives_rank_{rank}.json"
-            recorder = "nccl" if self.world.device.type == "cuda" else "fr"
-            thread = threading.Thread(target=_write_collectives, args=[path, recorder], daemon=True)
-            thread.start()
-            thread.join(RECORD_SECONDS)
-            if path.exists():
-                return f"; {folder} has Python stacks and last collectives of the living ranks"
-        return f"; {folder} has Python stacks"
+        folder, rank = self._folder / "watchdog", self.world.rank
+        files = {"Python stacks": f"stacks_rank_{rank}.txt", "last collectives": f"collectives_rank_{rank}.json"}
+        paths = [folder / name for name in files.values()]
+        # NCCL's record asks the driver, which may not answer.
+        thread = threading.Thread(target=_write_records, args=[*paths, self.world.device.type], daemon=True)
+        thread.start()
+        thread.join(RECORD_SECONDS)
+        written = " and ".join(name for name, path in zip(files, paths, strict=True) if path.exists())
+        return f"; {folder} has {written} of the living ranks" if written else ""
 
     def _exit(self, code: int) -> NoReturn:
         """Exit without the libraries' destructors, which may wait for lost ranks."""
@@ -296,10 +285,8 @@ class Heartbeat(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Reason for which all ranks end. rank: the reporting rank. code: exit code.
-
-    lost: ranks that no longer answer; None if the cause is an error of one rank or a request to stop.
-    """
+    """Reason for which all ranks end. rank: the reporting rank. code: exit code. lost: ranks that no longer answer;
+    None for an error of a rank or a request to stop."""
 
     rank: int
     code: int
@@ -354,12 +341,17 @@ class MessageBoard:
             self.call = None
 
 
-def _write_collectives(path: Path, recorder: str) -> None:
-    """Write the last collectives of this rank, which torch's flight recorder keeps. recorder: "nccl" or "fr"."""
-    # Older versions of torch have no recorder for gloo.
-    dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, f"_dump_{recorder}_trace_json", None)
-    if dump is not None:
-        path.write_text(json.dumps(json.loads(dump()), indent=1))
+def _write_records(stacks: Path, collectives: Path, device: str) -> None:
+    """Write the stacks of all threads, and the collectives that torch's flight recorder keeps of gloo or NCCL."""
+    with suppress(OSError):
+        stacks.parent.mkdir(exist_ok=True)
+        with stacks.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        # Some versions of torch have no recorder for gloo.
+        name = f"_dump_{'nccl' if device == 'cuda' else 'fr'}_trace_json"
+        dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, name, None)
+        if dump is not None and dist.is_initialized():
+            collectives.write_text(json.dumps(json.loads(dump()), indent=1))
 
 
 def _print(text: str) -> None:

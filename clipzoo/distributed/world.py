@@ -34,10 +34,10 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
 CUBLAS, DETERMINISTIC_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """Environment variable that cuBLAS reads when it starts, and the values with which it is deterministic."""
-PARTS = {"encoders": "encoder", "heads": "head", "objectives": "objective"}
-"""Folder of a part of the model -> its group in a configuration."""
-ENCODER_PASSES = ("encode", "_backward")
-"""Functions of `clipzoo.training.gradients` in which only the encoders compute."""
+GROUPS = {
+    "encoders": "encoder", "encode": "encoder", "_backward": "encoder", "heads": "head", "objectives": "objective",
+}  # fmt: skip
+"""Folder, or function of `clipzoo.training.gradients`, that computes a part of the model -> group of the part."""
 T = TypeVar("T")
 _NOTHING = nullcontext()
 
@@ -377,27 +377,26 @@ def prepare_cublas() -> None:
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     """Let torch compute deterministically in the block, or not. Raises ConfigError for an operation that cannot."""
     cudnn = torch.backends.cudnn
-    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn_before = cudnn.deterministic, cudnn.benchmark
-    torch.use_deterministic_algorithms(enabled)
-    cudnn.deterministic, cudnn.benchmark = enabled, cudnn.benchmark and not enabled
+    before, searches = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark
+    torch.use_deterministic_algorithms(enabled)  # of cuDNN too
+    cudnn.benchmark = searches and not enabled
     try:
         yield
     except RuntimeError as error:
         operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
         if not (enabled and is_refused):
             raise
-        # The innermost part of the model on the stack; autograd runs the backward pass of the encoders without them.
-        frames = [(Path(frame.filename).parent.name, frame.name) for frame in extract_tb(error.__traceback__)]
-        parts = [PARTS.get(folder, "encoder" if name in ENCODER_PASSES else "") for folder, name in frames]
-        part = next(filter(None, reversed(parts)), "head or objective")
+        # The innermost part of the model on the stack, which autograd's threads do not have.
+        frames = extract_tb(error.__traceback__)
+        names = [name for frame in frames for name in (Path(frame.filename).parent.name, frame.name)]
+        part = next((GROUPS[name] for name in reversed(names) if name in GROUPS), "head or objective")
         raise ConfigError(
             f"trainer.deterministic=true: torch has no deterministic form of {operation}, which the {part} needs on "
             f"this device: choose another {part}=..., or give trainer.deterministic=false"
         ) from error
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warns)
-        cudnn.deterministic, cudnn.benchmark = cudnn_before
+        torch.use_deterministic_algorithms(before)
+        cudnn.benchmark = searches
 
 
 def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:

@@ -163,21 +163,16 @@ def recompute_blocks(blocks: Sequence[nn.Module], every: int) -> None:
 
 def _recomputed(block: Any, *inputs: Any, **options: Any) -> Any:
     forward = partial(type(block).forward, block)
-    if _recomputes(block):
-        return checkpoint(forward, *inputs, use_reentrant=False, **options)
-    return forward(*inputs, **options)
-
-
-def _recomputes(block: nn.Module) -> bool:
-    return "forward" in vars(block) and block.training and torch.is_grad_enabled()
+    run = partial(checkpoint, forward, use_reentrant=False) if block.training else forward
+    return run(*inputs, **options)
 
 
 def call_as_forward(block: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Return `function(block, *inputs)` in place of the block's forward pass, recomputed if `recompute_blocks` says so.
 
-    A block with hooks, which may gather weights, is called with them.
+    Hooks of the block, which may gather weights, are called.
     """
-    if _recomputes(block):
+    if "forward" in vars(block) and block.training:
         return checkpoint(_call_with_hooks, block, function, *inputs, use_reentrant=False)
     return _call_with_hooks(block, function, *inputs)
 
@@ -185,14 +180,13 @@ def call_as_forward(block: nn.Module, function: Callable[..., Tensor], *inputs: 
 def _call_with_hooks(block: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     if not (block._forward_pre_hooks or block._forward_hooks):
         return function(block, *inputs)
-    before = vars(block).get("forward")
+    before = {name: value for name, value in vars(block).items() if name == "forward"}
     block.forward = partial(function, block)
     try:
         return block(*inputs)
     finally:
         del block.forward
-        if before is not None:
-            block.forward = before
+        vars(block).update(before)
 
 
 @contextmanager

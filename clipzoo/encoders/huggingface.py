@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.config.trust import values_of
-from clipzoo.encoders.base import Encoder, TextTower, longest_list, on_meta, require_as_large
+from clipzoo.encoders.base import Encoder, TextTower, longest_list, on_meta, recompute_blocks, require_as_large
 from clipzoo.encoders.text import end_positions
 from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
@@ -68,7 +68,8 @@ class HuggingFaceText(TextTower):
             with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
                 state, stored_state = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
                 self.trunk.load_state_dict({key: value for key, value in stored_state.items() if key in state})
-        recompute_layers(self.trunk, self.layers(), checkpoint)
+        config.use_cache = False  # a block that runs again would add its keys again
+        recompute_blocks(self.layers(), checkpoint)
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
         self.description = f"transformers' {name}"
 
@@ -280,15 +281,6 @@ class HuggingFaceModel(TwoTowers):
         return Features(getattr(output, "pooler_output", output))
 
     pooled_image, pooled_text = Encoder.pooled_image, Encoder.pooled_text
-
-
-def recompute_layers(trunk: Any, layers: Sequence[Any], every: int) -> None:
-    """Let every `every`-th layer of a model of transformers recompute its activations; 0: none."""
-    if every:
-        # The switch of the whole model also turns its caches off; those of its layers are read one by one.
-        trunk.gradient_checkpointing_enable()
-        for number, layer in enumerate(layers, start=1):
-            layer.gradient_checkpointing = number % every == 0
 
 
 def number_of_positions(model: nn.Module, config: Any) -> int | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.encoders.base import TextTower, longest_list, recompute_blocks
-from clipzoo.encoders.huggingface import CLIP_TOKENIZER, recompute_layers, require_own_code, require_transformers
+from clipzoo.encoders.huggingface import CLIP_TOKENIZER, require_own_code, require_transformers
 from clipzoo.encoders.image import TrunkTower, require_listed
 from clipzoo.encoders.text import causal_states
 from clipzoo.errors import ConfigError, nearest, one_message
@@ -144,10 +144,12 @@ class OpenClipText(TextTower):
         if self.is_transformers:
             self.trunk, self.pooler, self.proj = tower.transformer, tower.pooler, tower.proj
             self._padding = tower.config.pad_token_id
-            recompute_layers(self.trunk, self.layers(), checkpoint)
-            return
-        self.trunk = tower
+            self.trunk.config.use_cache = False
+        else:
+            self.trunk = tower
         recompute_blocks(self.layers(), checkpoint)
+        if self.is_transformers:
+            return
         is_causal, self._appended = tower.attn_mask is not None, tower.cls_emb is not None
         # open_clip's residual attention blocks without layer scale.
         is_plain = all(

@@ -12,6 +12,7 @@ import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError, TrainingError, first_names, number_of
+from clipzoo.errors import ConfigError, TrainingError, first_names
 from clipzoo.training.checkpoint_files import is_dtensor, local
 from clipzoo.training.parts import Hook, Step
 from clipzoo.training.settings import SpikeSettings
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 
 SMALLEST_DEVIATIONS = 0.01, 0.1
 """Lower bounds of the deviations of loss and gradient norm, as shares of their medians: on a plateau they are small."""
-WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of an element -> type of whole numbers of this size."""
 MOST_IN_A_ROW = 10
 """Largest number of consecutive skipped steps. More mean a diverging training, not a few bad batches."""
 
@@ -228,61 +227,59 @@ class Spikes(Hook):
         self._in_a_row = state["in_a_row"]
 
 
+@dataclass(eq=False)
 class Replicas(Hook):
-    """Compares, bit for bit, the weights and the optimizer state that every rank holds.
+    """Compares the bits of weights and optimizer state that every rank holds; shards of weights are left out.
 
-    A bit that flips on one rank stays: ranks average gradients, not weights. Shards of weights are left out.
-
-    every: steps between two comparisons. modules: by name, for the message.
+    A bit that flips on one rank stays: ranks average gradients, not weights. every: steps between two comparisons.
+    modules: by name, for the message. equal_after: step of the last comparison.
     """
 
-    def __init__(
-        self, every: int, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, world: World
-    ) -> None:
-        self._every, self._modules, self._optimizer, self._world = every, modules, optimizer, world
-        self._equal_after = 0
+    every: int
+    modules: Mapping[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    world: World
+    equal_after: int = 0
 
     def begin(self, progress: Progress) -> None:
         self._compare(progress.step)
 
     def after(self, step: Step) -> None:
-        if step.number % self._every == 0 or step.is_last:
+        if step.number % self.every == 0 or step.is_last:
             self._compare(step.number)
 
     def _compare(self, step: int) -> None:
         """Raise TrainingError on all ranks if they differ. Collective. step: number of finished steps."""
-        tensors: dict[str, Tensor] = {
-            f"{key} {name}": p for key, m in self._modules.items() for name, p in m.named_parameters()
-        }
-        for name, parameter in list(tensors.items()):
-            state = self._optimizer.state.get(parameter, {})
-            tensors |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
-        whole = {name: tensor for name, tensor in tensors.items() if not is_dtensor(tensor)}
-        sums = self._world.gather(torch.stack([_sum_of_bits(value).to(self._world.device) for value in whole.values()]))
-        columns = sums.view(self._world.size, len(whole)).T  # [tensors, ranks]
+        tensors: dict[str, Tensor] = {}
+        for key, module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                tensors[f"{key} {name}"] = parameter
+                for part, value in self.optimizer.state.get(parameter, {}).items():
+                    tensors |= {f"{part} of {key} {name}": value} if isinstance(value, Tensor) else {}
+        names, values = zip(*((name, value) for name, value in tensors.items() if not is_dtensor(value)), strict=True)
+        sums = self.world.gather(torch.stack([_sum_of_bits(value).to(self.world.device) for value in values]))
+        columns = sums.view(self.world.size, len(names)).T  # [tensors, ranks]
         different = (columns != columns[:, :1]).any(dim=1).nonzero().flatten().tolist()
         if not different:
-            self._equal_after = step
+            self.equal_after = step
             return
-        hosts, values = self._world.gather_object(socket.gethostname()), columns[different[0]].tolist()
-        value, count = Counter(values).most_common(1)[0]
-        is_majority = 2 * count > len(values)
-        wrong = [rank for rank in range(len(values)) if not is_majority or values[rank] != value]
-        names, others = [f"rank {rank} ({hosts[rank]})" for rank in wrong], "those of the other ranks"
+        hosts, column = self.world.gather_object(socket.gethostname()), columns[different[0]].tolist()
+        common, count = Counter(column).most_common(1)[0]
+        others = "those of the other ranks" if 2 * count > len(column) else "each other"
+        wrong = [rank for rank, value in enumerate(column) if others == "each other" or value != common]
+        ranks = first_names([f"rank {rank} ({hosts[rank]})" for rank in wrong])
         raise TrainingError(
-            f"after step {step} the weights of {first_names(names)} differ from "
-            f"{others if is_majority else 'each other'}: first in {list(whole)[different[0]]}, in {len(different)} of "
-            f"{number_of(len(whole), 'tensor')}. All ranks were equal after step {self._equal_after}. Suspect memory "
-            "or GPU of the machine: leave it out, and resume from a checkpoint up to that step"
+            f"after step {step} the weights of {ranks} differ from {others}: first in {names[different[0]]}, in "
+            f"{len(different)} of {len(names)} tensors. All ranks were equal after step {self.equal_after}. Suspect "
+            "memory or GPU of the machine: leave it out, and resume from a checkpoint up to that step"
         )
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's bits as whole numbers, 0-d int64: a single flipped bit always changes it."""
-    values = tensor.detach().contiguous().flatten()
     # Numbers of 8 bytes need no conversion, which takes ten times as long as the sum on a CPU.
     size = 8 if tensor.nbytes % 8 == 0 else tensor.element_size()
-    return values.view(WHOLE_NUMBERS[size]).sum(dtype=torch.int64)
+    return tensor.detach().contiguous().flatten().view(getattr(torch, f"int{8 * size}")).sum(dtype=torch.int64)
 
 
 def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:

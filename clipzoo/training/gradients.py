@@ -273,29 +273,27 @@ class PairEncoder(nn.Module):
 class Float8Linears:
     """Layers of torchao with products in float8, in place of an encoder's linear layers while they are `active`.
 
-    They share the parameters of the encoder's own layers, which evaluations and checkpoints use. Layers of sizes that
-    16 does not divide stay as they are, and so do the products of torch's attention modules. Weights, inputs and
-    gradients are scaled by the largest magnitude of the tensor.
-    emulate: compute the products of rounded numbers in float32, for a CPU.
+    They share the parameters of the encoder's own layers, which evaluations and checkpoints use. Sizes that 16 does not
+    divide and torch's attention modules stay as they are. emulate: multiply rounded numbers in float32, on any device.
     """
 
     def __init__(self, encoder: nn.Module, emulate: bool = False) -> None:
         # Not among the requirements.
         float8 = import_module("torchao.float8")
         config = float8.Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
-        self._layers: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
+        self.layers: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
         for parent in encoder.modules():
             for name, layer in parent.named_children():
-                if type(layer) is nn.Linear and not (layer.in_features % 16 or layer.out_features % 16):
+                if type(layer) is nn.Linear and layer.in_features % 16 == layer.out_features % 16 == 0:
                     (converted,) = float8.convert_to_float8_training(nn.Sequential(layer), config=config)
-                    self._layers.append((parent, name, layer, converted))
+                    self.layers.append((parent, name, layer, converted))
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        for parent, name, _, converted in self._layers:
+        for parent, name, _, converted in self.layers:
             setattr(parent, name, converted)
         try:
             yield
         finally:
-            for parent, name, layer, _ in self._layers:
+            for parent, name, layer, _ in self.layers:
                 setattr(parent, name, layer)

@@ -28,8 +28,6 @@ PRECISION = "precision"
 """Name of the precision in the mark of a checkpoint and in results.json."""
 Precision = Literal["auto", "fp8", "bf16", "fp16", "float32", "float64"]
 CheckpointFormat = Literal["auto", "file", "sharded"]
-FLOAT8_CAPABILITY = (8, 9)
-"""Smallest compute capability of NVIDIA's GPUs that multiply in float8."""
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
 
@@ -126,7 +124,16 @@ class Computation:
 
         resolved = replace(self, precision=world.run_on_first(chosen))
         if resolved.precision == "fp8":
-            require_float8(world.device)
+            on_gpu = world.device.type == "cuda"
+            capability = torch.cuda.get_device_capability(world.device) if on_gpu else (0, 0)
+            if capability < (8, 9):
+                name = torch.cuda.get_device_name(world.device) if on_gpu else "the CPU"
+                raise ConfigError(
+                    "trainer.precision=fp8 needs a GPU of compute capability 8.9 or more, such as an H100, and this "
+                    f"run is on {name}: give trainer.precision=bf16"
+                )
+            if find_spec("torchao") is None:
+                raise ConfigError(f"trainer.precision=fp8 needs torchao: {installation('fp8')}")
         return resolved
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
@@ -164,21 +171,6 @@ class Computation:
 
     def tile_size(self, global_batch: int, world: World) -> int | None:
         return automatic_tile(global_batch // world.size, global_batch) if self.tile == "auto" else self.tile
-
-
-def require_float8(device: torch.device) -> None:
-    """Raise ConfigError if the device cannot multiply in float8, or torchao is not installed."""
-    name, capability = "the CPU", (0, 0)
-    if device.type == "cuda":
-        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    if capability < FLOAT8_CAPABILITY:
-        seen = name if device.type == "cpu" else f"{name} of compute capability {'.'.join(map(str, capability))}"
-        raise ConfigError(
-            f"trainer.precision=fp8 needs a GPU of compute capability 8.9 or more, such as an H100 or L40S, and this "
-            f"run is on {seen}: give trainer.precision=bf16"
-        )
-    if find_spec("torchao") is None:
-        raise ConfigError(f"trainer.precision=fp8 needs torchao: {installation('fp8')}")
 
 
 @checked

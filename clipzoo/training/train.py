@@ -191,8 +191,7 @@ def fit(
     evaluate = Evaluate(*shared, average, others)
     if settings.profile is not None and folder is not None and world.is_first:
         profile = Profile(*settings.profile, folder, world, parts.report)
-    possible_hooks = (average, spikes, rewind, replicas, log, *others, save, evaluate, profile)
-    all_hooks = [hook for hook in possible_hooks if hook is not None]
+    all_hooks = [hook for hook in (average, spikes, rewind, replicas, log, *others, save, evaluate, profile) if hook]
 
     with ExitStack() as precision:
         if world.device.type == "cuda":
