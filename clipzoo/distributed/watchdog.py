@@ -249,12 +249,12 @@ class Watchdog:
             return ""
         folder, rank = self._folder / "watchdog", self.world.rank
         files = {"Python stacks": f"stacks_rank_{rank}.txt", "last collectives": f"collectives_rank_{rank}.json"}
-        paths = [folder / name for name in files.values()]
         # NCCL's record asks the driver, which may not answer.
-        thread = threading.Thread(target=_write_records, args=[*paths, self.world.device.type], daemon=True)
+        arguments = [*(folder / file for file in files.values()), self.world.device.type]
+        thread = threading.Thread(target=_write_records, args=arguments, daemon=True)
         thread.start()
         thread.join(RECORD_SECONDS)
-        written = " and ".join(name for name, path in zip(files, paths, strict=True) if path.exists())
+        written = " and ".join(name for name, file in files.items() if (folder / file).exists())
         return f"; {folder} has {written} of the living ranks" if written else ""
 
     def _exit(self, code: int) -> NoReturn:

@@ -363,14 +363,13 @@ def set_threads(device: torch.device) -> None:
 
 def prepare_cublas() -> None:
     """Set the workspace with which cuBLAS is deterministic. Raises ConfigError if the environment prevents it."""
-    value = os.environ.get(CUBLAS)
-    if value not in (None, *DETERMINISTIC_WORKSPACES) or (value is None and torch.cuda.is_initialized()):
-        seen = f"{CUBLAS}={value}" if value else f"CUDA has started without {CUBLAS}"
+    value = os.environ.get(CUBLAS, "" if torch.cuda.is_initialized() else DETERMINISTIC_WORKSPACES[0])
+    if value not in DETERMINISTIC_WORKSPACES:
         raise ConfigError(
-            f"trainer.deterministic=true, but {seen}: set {CUBLAS}={DETERMINISTIC_WORKSPACES[0]} in the environment "
-            "before the start, or trainer.deterministic=false"
+            f"trainer.deterministic=true, but the process has started with {CUBLAS}={value}: set "
+            f"{CUBLAS}={DETERMINISTIC_WORKSPACES[0]} in its environment, or trainer.deterministic=false"
         )
-    os.environ[CUBLAS] = value or DETERMINISTIC_WORKSPACES[0]
+    os.environ[CUBLAS] = value
 
 
 @contextmanager
