@@ -217,7 +217,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     from clipzoo.data.captions import described as described_captions
     from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
-    from clipzoo.distributed.world import World, described, set_threads
+    from clipzoo.distributed.world import World, described, prepare_cublas, set_threads
     from clipzoo.evaluation.suite import Suite
     from clipzoo.exports.open_clip import export_note
     from clipzoo.initial import initialise, report_initial_weights
@@ -235,6 +235,8 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     assert isinstance(evaluator, Suite)
     spares = Spares(settings.global_batch)
     spares.wait_if_spare(settings.timeout)
+    if settings.deterministic:
+        prepare_cublas()
     world = World.join(settings.device, settings.timeout)
     set_threads(world.device)
     with (

@@ -4,11 +4,13 @@ A thread of every rank writes a heartbeat to the process group's store once a se
 rank has reported a failure, when the heartbeat of its right neighbour ends (killed, stopped, or its machine is gone),
 and when its own training makes no step for longer than the timeout; the report then names the ranks that the others
 wait for. A second thread stops the process when the store itself does not answer. Without them a lost rank is a hang
-on NCCL, and on gloo an error that names a port.
+on NCCL, and on gloo an error that names a port. When ranks hang or are lost, each living rank first writes its last
+collectives and its Python stacks to the run directory.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -16,10 +18,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from clipzoo.distributed import launch
@@ -36,6 +39,8 @@ MISSED_IN_DIAGNOSIS = 6
 """Periods without a heartbeat after which a rank counts as lost once a collective has failed."""
 SILENT_PERIODS = 20
 """Periods without an answer to a call after which the store counts as lost."""
+RECORD_SECONDS = 10.0
+"""Seconds that a rank has to write its last collectives."""
 FAILED = 1
 """Exit code."""
 
@@ -52,6 +57,7 @@ class Watchdog:
         self._stopped = threading.Event()
         self._exiting, self._leaving = threading.RLock(), threading.Lock()
         self._board: MessageBoard | None = None
+        self._folder: Path | None = None
 
     @contextmanager
     def guard(
@@ -60,10 +66,10 @@ class Watchdog:
     ) -> Iterator[None]:  # fmt: skip
         """Guard all ranks in the block: an error on one of them ends the processes of all; a single process raises it.
 
-        timeout: seconds without a new status after which a rank counts as hanging. folder: for tracebacks. on_end:
-        called with the exit code and the message before an end other than that of the block.
+        timeout: seconds without a new status after which a rank counts as hanging. folder: for tracebacks and records.
+        on_end: called with the exit code and the message before an end other than that of the block.
         """
-        self.world, self._timeout, self._on_end = world, timeout, on_end
+        self.world, self._timeout, self._folder, self._on_end = world, timeout, folder, on_end
         # The main thread reports through a separate connection: the thread's may break in the middle of a message.
         boards = [] if world.size == 1 else [MessageBoard(world), MessageBoard(world)]
         self._board, thread_board = boards or (None, None)
@@ -136,7 +142,7 @@ class Watchdog:
                 if board is None:
                     if is_hanging:
                         position = f"at step {step}, {activity}; raise trainer.timeout if steps take that long"
-                        _print(text := f"clipzoo: {symptom}: {position}")
+                        _print(text := f"clipzoo: {symptom}: {position}{self._recorded()}")
                         self._exit(FAILED, text)
                     continue
                 board.beat(step, activity)
@@ -184,7 +190,7 @@ class Watchdog:
         cause = "all ranks have entered the same collectives: check the network"
         if positions:
             cause = f"{'; '.join(positions[:8])}; the others wait for it"
-        board.report(FAILED, f"clipzoo: {symptom}: {cause}")
+        board.report(FAILED, f"clipzoo: {symptom}: {cause}", [])
 
     def _report_lost_ranks(self, board: MessageBoard) -> bool:
         """Report the ranks whose heartbeat has ended; return True if there are any.
@@ -221,13 +227,14 @@ class Watchdog:
             if time.monotonic() > end:
                 board.report(FAILED, "clipzoo: a collective failed, and no rank reported the cause")
             time.sleep(PERIOD / 10)
+        records = "" if failure.lost is None else self._recorded()
         if failure.rank == self.world.rank:
-            _print(failure.text)
+            _print(failure.text + records)
         elif self.world.is_first:
             reason = failure.text.splitlines()[-1].removeprefix("clipzoo: ")
             _print(f"clipzoo: rank {failure.rank} ends the run: {reason}")
         # The first rank may serve the store: it waits until all living ranks have read the report.
-        readers, living = board.ask("add", "readers", 1), self.world.size - len(failure.lost)
+        readers, living = board.ask("add", "readers", 1), self.world.size - len(failure.lost or [])
         end = time.monotonic() + REPORT_WAIT
         while self.world.is_first and readers < living and time.monotonic() < end:
             readers = board.ask("add", "readers", 0)
@@ -238,8 +245,23 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
         server = "the first node's torchrun" if launch.read().shares_agent_store else "rank 0"
+        state += self._recorded()
         _print(text := f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
         self._exit(FAILED, text)
+
+    def _recorded(self) -> str:
+        """Write this rank's Python stacks and last collectives to the run directory; return a sentence that says so."""
+        if self._folder is None:
+            return ""
+        folder, rank = self._folder / "watchdog", self.world.rank
+        files = {"Python stacks": f"stacks_rank_{rank}.txt", "last collectives": f"collectives_rank_{rank}.json"}
+        # NCCL's record asks the driver, which may not answer.
+        arguments = [*(folder / file for file in files.values()), self.world.device.type]
+        thread = threading.Thread(target=_write_records, args=arguments, daemon=True)
+        thread.start()
+        thread.join(RECORD_SECONDS)
+        written = " and ".join(name for name, file in files.items() if (folder / file).exists())
+        return f"; {folder} has {written} of the living ranks" if written else ""
 
     def _exit(self, code: int, text: str) -> NoReturn:
         """Exit without the libraries' destructors, which may wait for lost ranks."""
@@ -270,12 +292,13 @@ class Heartbeat(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Reason for which all ranks end. rank: the reporting rank. code: exit code. lost: ranks that no longer answer."""
+    """Reason for which all ranks end. rank: the reporting rank. code: exit code. lost: ranks that no longer answer;
+    None for an error of a rank or a request to stop."""
 
     rank: int
     code: int
     text: str
-    lost: list[int]
+    lost: list[int] | None
 
 
 class MessageBoard:
@@ -306,7 +329,7 @@ class MessageBoard:
 
     def report(self, code: int, text: str, lost: list[int] | None = None) -> None:
         """Report a failure of the run; only the first report counts."""
-        self.ask("compare_set", "failure", "", json.dumps(Failure(self._world.rank, code, text, lost or [])))
+        self.ask("compare_set", "failure", "", json.dumps(Failure(self._world.rank, code, text, lost)))
 
     def failure(self) -> Failure | None:
         values = self._read("failure")
@@ -323,6 +346,19 @@ class MessageBoard:
             return getattr(self._store, method)(*arguments)
         finally:
             self.call = None
+
+
+def _write_records(stacks: Path, collectives: Path, device: str) -> None:
+    """Write the stacks of all threads, and the collectives that torch's flight recorder keeps of gloo or NCCL."""
+    with suppress(OSError):
+        stacks.parent.mkdir(exist_ok=True)
+        with stacks.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        # Some versions of torch have no recorder for gloo.
+        name = f"_dump_{'nccl' if device == 'cuda' else 'fr'}_trace_json"
+        dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, name, None)
+        if dump is not None and dist.is_initialized():
+            collectives.write_text(json.dumps(json.loads(dump()), indent=1))
 
 
 def _print(text: str) -> None:

@@ -9,10 +9,12 @@ import threading
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -30,6 +32,12 @@ JOIN_GRACE = 10.0
 """Seconds for torch to report by itself that ranks are missing."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
+CUBLAS, DETERMINISTIC_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""Environment variable that cuBLAS reads when it starts, and the values with which it is deterministic."""
+GROUPS = {
+    "encoders": "encoder", "encode": "encoder", "_backward": "encoder", "heads": "head", "objectives": "objective",
+}  # fmt: skip
+"""Folder, or function of `clipzoo.training.gradients`, that computes a part of the model -> group of the part."""
 T = TypeVar("T")
 _NOTHING = nullcontext()
 
@@ -351,6 +359,43 @@ def set_threads(device: torch.device) -> None:
     # By default torch takes all cores of the machine, for each of several ranks and in a container with fewer.
     if device.type == "cpu" and not any(name in os.environ for name in THREADS):
         torch.set_num_threads(launch.cores_of_rank())
+
+
+def prepare_cublas() -> None:
+    """Set the workspace with which cuBLAS is deterministic. Raises ConfigError if the environment prevents it."""
+    value = os.environ.get(CUBLAS, "" if torch.cuda.is_initialized() else DETERMINISTIC_WORKSPACES[0])
+    if value not in DETERMINISTIC_WORKSPACES:
+        raise ConfigError(
+            f"trainer.deterministic=true, but the process has started with {CUBLAS}={value}: set "
+            f"{CUBLAS}={DETERMINISTIC_WORKSPACES[0]} in its environment, or trainer.deterministic=false"
+        )
+    os.environ[CUBLAS] = value
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Let torch compute deterministically in the block, or not. Raises ConfigError for an operation that cannot."""
+    cudnn = torch.backends.cudnn
+    before, searches = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark
+    torch.use_deterministic_algorithms(enabled)  # of cuDNN too
+    cudnn.benchmark = searches and not enabled
+    try:
+        yield
+    except RuntimeError as error:
+        operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
+        if not (enabled and is_refused):
+            raise
+        # The innermost part of the model on the stack, which autograd's threads do not have.
+        frames = extract_tb(error.__traceback__)
+        names = [name for frame in frames for name in (Path(frame.filename).parent.name, frame.name)]
+        part = next((GROUPS[name] for name in reversed(names) if name in GROUPS), "head or objective")
+        raise ConfigError(
+            f"trainer.deterministic=true: torch has no deterministic form of {operation}, which the {part} needs on "
+            f"this device: choose another {part}=..., or give trainer.deterministic=false"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before)
+        cudnn.benchmark = searches
 
 
 def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:

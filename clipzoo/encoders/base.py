@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -154,22 +155,38 @@ def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -
     return max(uniform_lists, key=len, default=[])
 
 
-def call_as_forward(
-    module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = False
-) -> Tensor:
-    """Return `function(module, *inputs)`, called as the module's forward pass if the module has hooks.
+def recompute_blocks(blocks: Sequence[nn.Module], every: int) -> None:
+    """Let every `every`-th block recompute its activations in the backward pass instead of keeping them; 0: none."""
+    for block in blocks[every - 1 :: every] if every else ():
+        block.forward = MethodType(_recomputed, block)
 
-    Hooks may gather weights. recompute: recompute activations in the backward pass instead of keeping them.
+
+def _recomputed(block: Any, *inputs: Any, **options: Any) -> Any:
+    forward = partial(type(block).forward, block)
+    run = partial(checkpoint, forward, use_reentrant=False) if block.training else forward
+    return run(*inputs, **options)
+
+
+def call_as_forward(block: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Return `function(block, *inputs)` in place of the block's forward pass, recomputed if `recompute_blocks` says so.
+
+    Hooks of the block, which may gather weights, are called.
     """
-    if recompute:
-        return checkpoint(call_as_forward, module, function, *inputs, use_reentrant=False)
-    if not (module._forward_pre_hooks or module._forward_hooks):
-        return function(module, *inputs)
-    module.forward = partial(function, module)
+    if "forward" in vars(block) and block.training:
+        return checkpoint(_call_with_hooks, block, function, *inputs, use_reentrant=False)
+    return _call_with_hooks(block, function, *inputs)
+
+
+def _call_with_hooks(block: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    if not (block._forward_pre_hooks or block._forward_hooks):
+        return function(block, *inputs)
+    before = {name: value for name, value in vars(block).items() if name == "forward"}
+    block.forward = partial(function, block)
     try:
-        return module(*inputs)
+        return block(*inputs)
     finally:
-        del module.forward
+        del block.forward
+        vars(block).update(before)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.config.trust import values_of
-from clipzoo.encoders.base import Encoder, TextTower, longest_list, on_meta, require_as_large
+from clipzoo.encoders.base import Encoder, TextTower, longest_list, on_meta, recompute_blocks, require_as_large
 from clipzoo.encoders.text import end_positions
 from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
@@ -38,7 +38,7 @@ class HuggingFaceText(TextTower):
     pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for masked
         language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
     context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
-    checkpoint: recompute activations in the backward pass.
+    checkpoint: recompute activations in the backward pass; a number: of every k-th block only.
     pretrained: a name on the hub or a folder, whose configuration and weights replace those of `name`.
     """
 
@@ -53,7 +53,7 @@ class HuggingFaceText(TextTower):
         pooling: Literal["auto", "first", "mean", "end"] = "auto",
         context_length: Count | None = None,
         end_token: NonNegativeCount | None = None,
-        checkpoint: bool = False,
+        checkpoint: bool | Count = False,
         pretrained: str | None = None,
     ) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class HuggingFaceText(TextTower):
             with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} cannot be loaded"):
                 state, stored_state = self.trunk.state_dict(), pretrained_model(pretrained)[0].state_dict()
                 self.trunk.load_state_dict({key: value for key, value in stored_state.items() if key in state})
-        if checkpoint:
-            self.trunk.gradient_checkpointing_enable()
+        config.use_cache = False  # a block that runs again would add its keys again
+        recompute_blocks(self.layers(), checkpoint)
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
         self.description = f"transformers' {name}"
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from clipzoo.encoders.base import ImageTower, call_as_forward
+from clipzoo.encoders.base import ImageTower, call_as_forward, recompute_blocks
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json
 from clipzoo.io.weights import from_hub, import_alone, require_bounded
@@ -44,13 +43,13 @@ class TrunkTower(ImageTower):
     """
 
     trunk: Any
-    checkpoint: bool
     is_timm = is_resnet = False
 
-    def set_trunk(self, trunk: Any, checkpoint: bool, is_timm: bool = False, is_resnet: bool = False) -> None:
+    def set_trunk(self, trunk: Any, checkpoint: int, is_timm: bool = False, is_resnet: bool = False) -> None:
         """Set the trunk: a model of timm, open_clip's modified ResNet, or else its vision transformer."""
-        self.trunk, self.checkpoint, self.is_timm, self.is_resnet = trunk, checkpoint, is_timm, is_resnet
+        self.trunk, self.is_timm, self.is_resnet = trunk, is_timm, is_resnet
         self._pools_first = False
+        recompute_blocks(self.layers(), checkpoint)
         if is_timm:
             from timm.models.vision_transformer import Attention, Block, VisionTransformer
 
@@ -89,8 +88,7 @@ class TrunkTower(ImageTower):
         if self.is_resnet:
             features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
             for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
-                recompute = self.checkpoint and self.training
-                features = checkpoint(stage, features, use_reentrant=False) if recompute else stage(features)
+                features = stage(features)
             tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
             # One query, the mean of the tokens, attends to itself and to all tokens.
             pool = trunk.attnpool
@@ -115,15 +113,15 @@ class TrunkTower(ImageTower):
         trunk = self.trunk
         if self.is_timm:
             states = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(image))))
-            recompute, (*blocks, last) = trunk.grad_checkpointing, trunk.blocks
+            *blocks, last = trunk.blocks
         else:
             states = trunk._embeds(image)
-            recompute, (*blocks, last) = trunk.transformer.grad_checkpointing, trunk.transformer.resblocks
+            *blocks, last = trunk.transformer.resblocks
         for block in blocks:
-            states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
+            states = block(states)
         if self.is_timm:
-            return self.pool(trunk.norm(call_as_forward(last, _timm_block_at_first, states, recompute=recompute)))
-        return trunk.ln_post(call_as_forward(last, open_clip_block_at, states, states[:, 0], recompute=recompute))
+            return self.pool(trunk.norm(call_as_forward(last, _timm_block_at_first, states)))
+        return trunk.ln_post(call_as_forward(last, open_clip_block_at, states, states[:, 0]))
 
     def layers(self) -> list[nn.Module]:
         trunk = self.trunk
@@ -154,11 +152,16 @@ class TimmTower(TrunkTower):
 
     name: timm's model name. image_size: H = W; None for the size that the model is made for.
     pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of OPTIONS.
-    checkpoint: recompute activations in the backward pass instead of keeping them.
+    checkpoint: recompute activations in the backward pass instead of keeping them; a number: of every k-th block only.
     """
 
     def __init__(
-        self, name: str, image_size: Side | None, pretrained: bool, options: dict[str, Any], checkpoint: bool = False
+        self,
+        name: str,
+        image_size: Side | None,
+        pretrained: bool,
+        options: dict[str, Any],
+        checkpoint: bool | Count = False,
     ) -> None:
         super().__init__()
         trunk = timm_trunk(name, image_size, pretrained, options)
@@ -169,8 +172,6 @@ class TimmTower(TrunkTower):
             raise ConfigError(
                 f"encoder.image_size={image_size} must be a multiple of the patches of {name}, {patch[0]}"
             )
-        if checkpoint:
-            trunk.set_grad_checkpointing()
         self.width = getattr(trunk, "head_hidden_size", None) or trunk.num_features
         self.input_size = image_size or own_size
         self.mean, self.std = settings["mean"], settings["std"]
@@ -184,7 +185,7 @@ class ClipViT(TrunkTower):
 
     image_size: H = W. patch_size: side of a patch in pixels. width: width of the tokens. layers: number of blocks.
     heads: number of attention heads. quick_gelu: x sigmoid(1.702 x) instead of GELU.
-    checkpoint: recompute activations in the backward pass instead of keeping them.
+    checkpoint: recompute activations in the backward pass instead of keeping them; a number: of every k-th block only.
     """
 
     relations = {
@@ -201,7 +202,7 @@ class ClipViT(TrunkTower):
         layers: Layers,
         heads: Count,
         quick_gelu: bool,
-        checkpoint: bool = False,
+        checkpoint: bool | Count = False,
     ) -> None:
         super().__init__()
         transformer = import_alone("open_clip.transformer")
@@ -217,7 +218,6 @@ class ClipViT(TrunkTower):
             output_dim=width,
         )
         trunk.proj = None
-        trunk.set_grad_checkpointing(checkpoint)
         self.set_trunk(trunk, checkpoint)
 
 
@@ -225,7 +225,7 @@ class ClipViT(TrunkTower):
 class ClipResNet(TrunkTower):
     """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
 
-    image_size: H = W. checkpoint: recompute activations in the backward pass.
+    image_size: H = W. checkpoint: recompute activations in the backward pass; a number: of every k-th block only.
     layers: blocks per stage, [3, 4, 6, 3] for ResNet-50. stem_width: 64 for ResNet-50; the features are 32 times as
     wide. heads: number of heads of the attention pooling. Tokens: the last feature map's positions.
     """
@@ -243,7 +243,7 @@ class ClipResNet(TrunkTower):
         layers: tuple[Layers, Layers, Layers, Layers],
         stem_width: Count,
         heads: Count,
-        checkpoint: bool = False,
+        checkpoint: bool | Count = False,
     ) -> None:
         super().__init__()
         self.width = 32 * stem_width

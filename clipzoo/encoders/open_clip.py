@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import TextTower, longest_list
+from clipzoo.encoders.base import TextTower, longest_list, recompute_blocks
 from clipzoo.encoders.huggingface import CLIP_TOKENIZER, require_own_code, require_transformers
 from clipzoo.encoders.image import TrunkTower, require_listed
 from clipzoo.encoders.text import causal_states
@@ -53,10 +53,12 @@ class OpenClipImage(TrunkTower):
     name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
     image_size: H = W; None for the model's.
     options: settings of open_clip's vision_cfg, in place of the model's (patch_dropout, timm_drop_path, ...).
-    checkpoint: recompute activations in the backward pass instead of keeping them.
+    checkpoint: recompute activations in the backward pass instead of keeping them; a number: of every k-th block only.
     """
 
-    def __init__(self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool = False) -> None:
+    def __init__(
+        self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool | Count = False
+    ) -> None:
         super().__init__()
         from open_clip.model import CLIPVisionCfg, _build_vision_tower
         from open_clip.modified_resnet import ModifiedResNet
@@ -74,8 +76,6 @@ class OpenClipImage(TrunkTower):
             tower = _build_vision_tower(description.model["embed_dim"], settings, quick_gelu)
         if settings.timm_model_name and self.input_size != own_size:
             tower.set_input_size(self.input_size)
-        if checkpoint and not isinstance(tower, ModifiedResNet):
-            tower.set_grad_checkpointing()
         self.width, self.embed_width = remove_projection(tower), description.model["embed_dim"]
         self.mean, self.std = description.mean, description.std
         self.interpolation, self.resize_mode = description.interpolation, description.resize_mode
@@ -101,7 +101,7 @@ class OpenClipText(TextTower):
     name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
     context_length: number of tokens; None for the model's.
     options: settings of open_clip's text_cfg, in place of the model's.
-    checkpoint: recompute activations in the backward pass.
+    checkpoint: recompute activations in the backward pass; a number: of every k-th block only.
     """
 
     trunk: Any
@@ -109,7 +109,7 @@ class OpenClipText(TextTower):
     names_elsewhere = {"trunk.": "transformer."}
 
     def __init__(
-        self, name: str, context_length: Count | None, options: dict[str, Any], checkpoint: bool = False
+        self, name: str, context_length: Count | None, options: dict[str, Any], checkpoint: bool | Count = False
     ) -> None:
         super().__init__()
         from open_clip.model import CLIPTextCfg, _build_text_tower
@@ -138,17 +138,18 @@ class OpenClipText(TextTower):
                 "clean": cleaning.get("clean", "whitespace"),
                 "strip_end": cleaning.get("strip_sep_token", False),
             }
-        self.checkpoint, self.description = checkpoint, f"the text tower of open_clip's {name}"
+        self.description = f"the text tower of open_clip's {name}"
         self.is_transformers = bool(settings.hf_model_name)
         self._uses_causal_states = False
         if self.is_transformers:
             self.trunk, self.pooler, self.proj = tower.transformer, tower.pooler, tower.proj
             self._padding = tower.config.pad_token_id
-            if checkpoint:
-                self.trunk.gradient_checkpointing_enable()
+            self.trunk.config.use_cache = False
+        else:
+            self.trunk = tower
+        recompute_blocks(self.layers(), checkpoint)
+        if self.is_transformers:
             return
-        self.trunk = tower
-        tower.set_grad_checkpointing(checkpoint)
         is_causal, self._appended = tower.attn_mask is not None, tower.cls_emb is not None
         # open_clip's residual attention blocks without layer scale.
         is_plain = all(
@@ -169,7 +170,7 @@ class OpenClipText(TextTower):
             return Features(pooled, tokens if tokens.shape[-1] == self.width else None, mask)
         trunk = self.trunk
         if self._uses_causal_states:
-            states = causal_states(trunk, text, self.checkpoint and self.training)
+            states = causal_states(trunk, text)
         else:
             embedded, mask = trunk._embeds(text)
             if mask is not None and mask.dim() == 2:
@@ -188,7 +189,7 @@ class OpenClipText(TextTower):
         if not self._uses_causal_states or self.trunk.pool_type in ("first", "last"):
             return self(text).pooled
         offset = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
-        return self.trunk.ln_final(causal_states(self.trunk, text, self.checkpoint and self.training, offset))
+        return self.trunk.ln_final(causal_states(self.trunk, text, offset))
 
     def gives_tokens(self) -> bool:
         return not self.is_transformers or isinstance(self.proj, nn.Identity)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.encoders.base import Tower, call_as_forward
+from clipzoo.encoders.base import Tower, call_as_forward, recompute_blocks
 from clipzoo.encoders.image import open_clip_block_at
 from clipzoo.io.weights import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
@@ -27,7 +27,7 @@ class ClipTextTower(Tower):
     end_token: id of the end token; all positions after its first occurrence are padding.
     distinct_pads: the k-th position after the end token has its own embedding, row vocabulary - 1 + k (for WPSE and
     KME-CLIP, where padding tokens are points). norm_eps: epsilon of the layer norms.
-    checkpoint: recompute activations in the backward pass.
+    checkpoint: recompute activations in the backward pass; a number: of every k-th block only.
     """
 
     relations = {
@@ -46,12 +46,12 @@ class ClipTextTower(Tower):
         distinct_pads: bool,
         end_token: NonNegativeCount,
         norm_eps: Annotated[float, Range(at_least=1e-30, at_most=1)],
-        checkpoint: bool = False,
+        checkpoint: bool | Count = False,
     ) -> None:
         super().__init__()
         transformer = import_alone("open_clip.transformer")
         self.width, self.context_length, self.end_token = width, context_length, end_token
-        self.first_pad, self.checkpoint = vocabulary if distinct_pads else None, checkpoint
+        self.first_pad = vocabulary if distinct_pads else None
         self.trunk = transformer.TextTransformer(
             context_length=context_length,
             vocab_size=vocabulary + (context_length - 1 if distinct_pads else 0),
@@ -65,15 +65,16 @@ class ClipTextTower(Tower):
         )
         # The causal flag replaces open_clip's mask tensor.
         self.trunk.attn_mask = None
+        recompute_blocks(self.layers(), checkpoint)
 
     def forward(self, text: Tensor) -> Features:
         ids, offset = self._with_pads(text)
-        tokens = self.trunk.ln_final(causal_states(self.trunk, ids, self.checkpoint and self.training))
+        tokens = self.trunk.ln_final(causal_states(self.trunk, ids))
         return Features(_at(tokens, offset == 0), tokens, offset <= 0)
 
     def pooled(self, text: Tensor) -> Tensor:
         ids, offset = self._with_pads(text)
-        return self.trunk.ln_final(causal_states(self.trunk, ids, self.checkpoint and self.training, offset))
+        return self.trunk.ln_final(causal_states(self.trunk, ids, offset))
 
     def layers(self) -> list[nn.Module]:
         return list(self.trunk.transformer.resblocks)
@@ -91,19 +92,19 @@ def end_positions(text: Tensor, end_token: int) -> Tensor:
     return torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), text.shape[1] - 1)
 
 
-def causal_states(trunk: Any, text: Tensor, recompute: bool, offset: Tensor | None = None) -> Tensor:
+def causal_states(trunk: Any, text: Tensor, offset: Tensor | None = None) -> Tensor:
     """Ids [b, L] -> [b, L, w] after the last block of open_clip's causal text transformer.
 
-    recompute: recompute activations in the backward pass. offset: [b, L], increasing by 1; return only the states where
-    it is 0, [b, w], so that the last block computes queries, attention and perceptron only there.
+    offset: [b, L], increasing by 1; return only the states where it is 0, [b, w], so that the last block computes
+    queries, attention and perceptron only there.
     """
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
     *blocks, last = trunk.transformer.resblocks
     for block in blocks:
-        states = call_as_forward(block, _causal_block, states, recompute=recompute)
+        states = call_as_forward(block, _causal_block, states)
     if offset is None:
-        return call_as_forward(last, _causal_block, states, recompute=recompute)
-    return call_as_forward(last, open_clip_block_at, states, _at(states, offset == 0), offset <= 0, recompute=recompute)
+        return call_as_forward(last, _causal_block, states)
+    return call_as_forward(last, open_clip_block_at, states, _at(states, offset == 0), offset <= 0)
 
 
 def _causal_block(block: Any, states: Tensor) -> Tensor:

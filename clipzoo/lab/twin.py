@@ -214,7 +214,8 @@ def train_both(
     if norms:
         peer.visual = freeze_batch_norm_2d(peer.visual)
         model.frozen = tuple(norm.requires_grad_(False) for norm in norms)
-    model, peer = (side.to(getattr(torch, precision)) for side in (model, peer))
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    model, peer = model.to(dtype), peer.to(world.device, dtype)
 
     pairs = ((model.encoder.normalised(batch.image), batch.text) for batch in batches)  # type: ignore[operator]
     inputs = (part for pair in pairs for part in zip(*(view.split(flags.batch_size) for view in pair), strict=True))

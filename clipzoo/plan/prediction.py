@@ -58,7 +58,7 @@ def predict(plain: Mapping[str, Any], counts: Counts, cluster: Cluster, setting:
     all_transfers = transfers(plain, counts, shape, setting)
     again = (setting.micro_batch < shape.local) + setting.recomputed
     encoders = (counts.step_flops + again * counts.forward_flops) * shape.local
-    speed = cluster.gpu.bf16 if plain["trainer"]["precision"] in ("bf16", "fp16", "auto") else cluster.gpu.tf32
+    speed = cluster.gpu.bf16 if plain["trainer"]["precision"] in ("fp8", "bf16", "fp16", "auto") else cluster.gpu.tf32
     towers = encoders / (speed * cluster.reached)
     hidden = sum(transfer.received / cluster.link(transfer.ranks) for transfer in all_transfers if transfer.hidden)
     trained = counts.trained_encoder / setting.shards + counts.trained_others

@@ -28,7 +28,8 @@ HARMLESS = (
     "trainer.profile", "trainer.spikes", "trainer.head_products", "trainer.slow_ranks",
     "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
-    "trainer.parallel", "trainer.fsdp", "teacher.path", "teacher.cache_gigabytes", "data.locality",
+    "trainer.parallel", "trainer.fsdp", "trainer.deterministic", "trainer.check_replicas", "teacher.path",
+    "teacher.cache_gigabytes", "data.locality",
 )  # fmt: skip
 """Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
 LATER = (

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ from torch import Tensor, nn
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.training.checkpoint_files import local
-from clipzoo.training.parts import Hook
+from clipzoo.errors import ConfigError, TrainingError, first_names
+from clipzoo.training.checkpoint_files import is_dtensor, local
+from clipzoo.training.parts import Hook, Step
 from clipzoo.training.settings import SpikeSettings
 from clipzoo.types import Progress
 
@@ -156,8 +159,9 @@ class Spikes(Hook):
         diverged: it is not added. Returns a 0-d bool on the device, and [2], the limits of loss and gradient norm.
         """
         values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
-        median = self._values.median(dim=0).values
-        deviation = (self._values - median).abs().median(dim=0).values
+        # On a GPU torch's median is not deterministic.
+        median = self._values.quantile(0.5, dim=0, interpolation="lower")
+        deviation = (self._values - median).abs().quantile(0.5, dim=0, interpolation="lower")
         deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
         limits = median + self._threshold * deviation
         shifted = torch.cat([self._values[1:], values[None]])
@@ -221,6 +225,61 @@ class Spikes(Hook):
         self._values.fill_(torch.nan)
         self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
         self._in_a_row = state["in_a_row"]
+
+
+@dataclass(eq=False)
+class Replicas(Hook):
+    """Compares the bits of weights and optimizer state that every rank holds; shards of weights are left out.
+
+    A bit that flips on one rank stays: ranks average gradients, not weights. every: steps between two comparisons.
+    modules: by name, for the message. equal_after: step of the last comparison.
+    """
+
+    every: int
+    modules: Mapping[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    world: World
+    equal_after: int = 0
+
+    def begin(self, progress: Progress) -> None:
+        self._compare(progress.step)
+
+    def after(self, step: Step) -> None:
+        if step.number % self.every == 0 or step.is_last:
+            self._compare(step.number)
+
+    def _compare(self, step: int) -> None:
+        """Raise TrainingError on all ranks if they differ. Collective. step: number of finished steps."""
+        tensors: dict[str, Tensor] = {}
+        for key, module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                tensors[f"{key} {name}"] = parameter
+                for part, value in self.optimizer.state.get(parameter, {}).items():
+                    tensors |= {f"{part} of {key} {name}": value} if isinstance(value, Tensor) else {}
+        names, values = zip(*((name, value) for name, value in tensors.items() if not is_dtensor(value)), strict=True)
+        sums = self.world.gather(torch.stack([_sum_of_bits(value).to(self.world.device) for value in values]))
+        columns = sums.view(self.world.size, len(names)).T  # [tensors, ranks]
+        different = (columns != columns[:, :1]).any(dim=1).nonzero().flatten().tolist()
+        if not different:
+            self.equal_after = step
+            return
+        hosts, column = self.world.gather_object(socket.gethostname()), columns[different[0]].tolist()
+        common, count = Counter(column).most_common(1)[0]
+        others = "those of the other ranks" if 2 * count > len(column) else "each other"
+        wrong = [rank for rank, value in enumerate(column) if others == "each other" or value != common]
+        ranks = first_names([f"rank {rank} ({hosts[rank]})" for rank in wrong])
+        raise TrainingError(
+            f"after step {step} the weights of {ranks} differ from {others}: first in {names[different[0]]}, in "
+            f"{len(different)} of {len(names)} tensors. All ranks were equal after step {self.equal_after}. Suspect "
+            "memory or GPU of the machine: leave it out, and resume from a checkpoint up to that step"
+        )
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's bits as whole numbers, 0-d int64: a single flipped bit always changes it."""
+    # Numbers of 8 bytes need no conversion, which takes ten times as long as the sum on a CPU.
+    size = 8 if tensor.nbytes % 8 == 0 else tensor.element_size()
+    return tensor.detach().contiguous().flatten().view(getattr(torch, f"int{8 * size}")).sum(dtype=torch.int64)
 
 
 def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:

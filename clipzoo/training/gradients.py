@@ -7,8 +7,10 @@ at once) or is computed again, one micro-batch at a time (GradCache, Gao et al. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -266,3 +268,32 @@ class PairEncoder(nn.Module):
         towers = list(self.encoder.towers.values()) or [self.encoder]
         blocks = [tower.layers() if isinstance(tower, Tower) else longest_list(tower) for tower in towers]
         return list(dict.fromkeys(block for tower_blocks in blocks for block in tower_blocks))
+
+
+class Float8Linears:
+    """Layers of torchao with products in float8, in place of an encoder's linear layers while they are `active`.
+
+    They share the parameters of the encoder's own layers, which evaluations and checkpoints use. Sizes that 16 does not
+    divide and torch's attention modules stay as they are. emulate: multiply rounded numbers in float32, on any device.
+    """
+
+    def __init__(self, encoder: nn.Module, emulate: bool = False) -> None:
+        # Not among the requirements.
+        float8 = import_module("torchao.float8")
+        config = float8.Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
+        self.layers: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
+        for parent in encoder.modules():
+            for name, layer in parent.named_children():
+                if type(layer) is nn.Linear and layer.in_features % 16 == layer.out_features % 16 == 0:
+                    (converted,) = float8.convert_to_float8_training(nn.Sequential(layer), config=config)
+                    self.layers.append((parent, name, layer, converted))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        for parent, name, _, converted in self.layers:
+            setattr(parent, name, converted)
+        try:
+            yield
+        finally:
+            for parent, name, layer, _ in self.layers:
+                setattr(parent, name, layer)

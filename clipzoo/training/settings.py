@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -14,7 +15,7 @@ from clipzoo.config.vocabulary import Count, Epochs, Positive, Range, Seconds, S
 from clipzoo.distributed import launch
 from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
-from clipzoo.errors import ConfigError, number_of
+from clipzoo.errors import ConfigError, installation, number_of
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PRECISION = "precision"
 """Name of the precision in the mark of a checkpoint and in results.json."""
-Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
+Precision = Literal["auto", "fp8", "bf16", "fp16", "float32", "float64"]
 CheckpointFormat = Literal["auto", "file", "sharded"]
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
@@ -88,6 +89,7 @@ class Computation:
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
     loss_limit: Annotated[float, Range(at_least=1)] = 1e4
     compile: bool = False
+    deterministic: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
     sample_state: Literal["whole", "sharded"] = "whole"
@@ -96,12 +98,15 @@ class Computation:
 
     relations = {
         "not fsdp.offload or precision != 'fp16'": "offloaded gradients cannot be scaled: take trainer.precision=bf16",
+        "precision != 'fp8' or parallel == 'ddp'": "torchao's layers share whole weights: give trainer.parallel=ddp",
+        "not deterministic or not compile": "compiled kernels are chosen by their time: give trainer.compile=false",
     }
 
     def resolved(self, folder: Path | None, world: World) -> Self:
         """Return these settings with a precision in place of "auto". Collective.
 
-        A resumed run keeps the precision of its checkpoints on every device. Warns if bf16 is slow on this CPU.
+        A resumed run keeps the precision of its checkpoints on every device. Warns if bf16 is slow on this CPU. Raises
+        ConfigError for fp8 without a device or package for it.
         """
 
         def chosen() -> Precision:
@@ -117,7 +122,19 @@ class Computation:
                 log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
             return precision
 
-        return replace(self, precision=world.run_on_first(chosen))
+        resolved = replace(self, precision=world.run_on_first(chosen))
+        if resolved.precision == "fp8":
+            on_gpu = world.device.type == "cuda"
+            capability = torch.cuda.get_device_capability(world.device) if on_gpu else (0, 0)
+            if capability < (8, 9):
+                name = torch.cuda.get_device_name(world.device) if on_gpu else "the CPU"
+                raise ConfigError(
+                    "trainer.precision=fp8 needs a GPU of compute capability 8.9 or more, such as an H100, and this "
+                    f"run is on {name}: give trainer.precision=bf16"
+                )
+            if find_spec("torchao") is None:
+                raise ConfigError(f"trainer.precision=fp8 needs torchao: {installation('fp8')}")
+        return resolved
 
     def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
         """Set the precision of the parameters, and move those that ranks do not divide to the device."""
@@ -150,7 +167,7 @@ class Computation:
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """Precision of the encoders under autocast; None without autocast."""
-        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return {"fp8": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     def tile_size(self, global_batch: int, world: World) -> int | None:
         return automatic_tile(global_batch // world.size, global_batch) if self.tile == "auto" else self.tile
@@ -190,11 +207,12 @@ class SlowRankSettings(Part):
 @checked
 @dataclass(frozen=True)
 class Inspection:
-    """Profile, spikes and slow ranks of a training. None of them changes an ordinary step."""
+    """Profile, spikes, slow ranks and equal weights of a training. None of them changes an ordinary step."""
 
     profile: StepRange | None = None
     spikes: SpikeSettings = SpikeSettings()
     slow_ranks: SlowRankSettings = SlowRankSettings()
+    check_replicas: Count | None = 500
 
 
 @checked

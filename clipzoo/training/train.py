@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from clipzoo.distributed.launch import load_warning, say
 from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World, choose_device, step_part
+from clipzoo.distributed.world import World, choose_device, deterministic_algorithms, prepare_cublas, step_part
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
@@ -27,8 +27,8 @@ from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.checkpoints import TrainingState
-from clipzoo.training.divergence import DivergenceCheck, Spikes
-from clipzoo.training.gradients import GradientCache
+from clipzoo.training.divergence import DivergenceCheck, Replicas, Spikes
+from clipzoo.training.gradients import Float8Linears, GradientCache
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import adam, scale_rates, split_groups
 from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step, Teacher
@@ -96,6 +96,8 @@ def train(
     compatible, or the dataset cannot supply this batch or length; TrainingError if the loss diverged.
     """
     folder = None if folder is None else Path(folder)
+    if computation is not None and computation.deterministic:
+        prepare_cublas()
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
     checkpoints = CheckpointSettings(save_every)
@@ -154,12 +156,13 @@ def fit(
         model, objective, world, settings.micro_batch, tile, autocast, settings.compile, caches, parallel, distill
     )
     trained = parallel.trained
+    float8 = Float8Linears(trained.encoder).active if settings.precision == "fp8" else nullcontext
     optimizer = parts.optimizer.build(trained, objective, *filter(None, [distill]))
     split_groups(optimizer, parallel.trained_parameters(tuned.factors), objective.learning_rates(progress(0)))
     scaler = parallel.scaler(settings.precision == "fp16")
 
     # Hooks, and the state that a checkpoint holds.
-    average = spikes = early_stopping = rewind = profile = None
+    average = spikes = early_stopping = rewind = replicas = profile = None
     if parts.averaging is not None:
         average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
     if teacher is not None:
@@ -181,17 +184,21 @@ def fit(
     log = Log(*shared, slow_ranks)
     if spikes is not None and spikes.policy == "rewind":
         rewind = Rewind(*shared, spikes)
+    if settings.check_replicas is not None and world.size > 1:
+        replicas = Replicas(settings.check_replicas, {"model": trained, "objective": objective}, optimizer, world)
     save = Save(*shared)
     others = [hook for hook in (early_stopping, *hooks) if hook is not None]
     evaluate = Evaluate(*shared, average, others)
     if settings.profile is not None and folder is not None and world.is_first:
         profile = Profile(*settings.profile, folder, world, parts.report)
-    all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
+    all_hooks = [hook for hook in (average, spikes, rewind, replicas, log, *others, save, evaluate, profile) if hook]
 
     with ExitStack() as precision:
         if world.device.type == "cuda":
             precision.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(settings.matmul_precision)
+        if settings.deterministic:
+            precision.enter_context(deterministic_algorithms(True))
         preemption.watchdog.before_exit(state.wait_locally)
         done = start = state.restore()
         if world.is_first:
@@ -241,7 +248,8 @@ def fit(
                 scaled = scaler.is_enabled()
                 scale = scaler.scale(torch.ones((), device=world.device)) if scaled else 1.0
                 diagnose = log.is_due(done + 1)
-                loss = gradients(batch, progress(done), scale, throughput.mark, diagnose, train_encoder)
+                with float8():
+                    loss = gradients(batch, progress(done), scale, throughput.mark, diagnose, train_encoder)
                 scaler.unscale_(optimizer)
                 parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 norm = parallel.gradient_norm(parameters)
@@ -467,7 +475,9 @@ class Evaluate(RunHook):
         held_out = HeldOutLoss(parts.objective, progress, progress.global_batch)
 
         def measured(output: Path) -> dict[str, float]:
-            with self.throughput.evaluating(), self.parallel.whole() as model:
+            # Metrics need operations that cannot be deterministic on a GPU.
+            exact = deterministic_algorithms(False) if parts.settings.deterministic else nullcontext()
+            with exact, self.throughput.evaluating(), self.parallel.whole() as model:
                 return parts.evaluator.run(model, output, world, held_out)
 
         metrics = measured(output)

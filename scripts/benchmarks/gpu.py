@@ -3,6 +3,7 @@
     python scripts/benchmark.py gpu                            # all parts, into docs/benchmarks/gpu
     python scripts/benchmark.py gpu --parts kernels probe --output runs/gpu_probe
     python scripts/benchmark.py gpu --device cpu --small       # a rehearsal: every part at small sizes
+    python scripts/benchmark.py gpu --open-clip-main ../open_clip   # also with a checkout of open_clip's main branch
 
 Every part runs in a separate process with a time limit; after each, the folder holds report.md, results.json and
 plots of the parts so far. The exit code is 1 if a part failed, was stopped or left out, or a kernel's error is above
@@ -67,17 +68,22 @@ PARTS: dict[str, Part] = {
         "Triton's kernels compared with float64", "measure", 150, 80, "benchmarks.kernels",
         tuple((operation, products) for operation in OPERATIONS for products in PRODUCTS), (("TRITON_INTERPRET", "1"),),
     ),
-    "heads": Part("training steps of every head", "heads", 200, 120),
+    "heads": Part("training steps of every head", "heads", 200, 85),
     "scores": Part("only objectives and scores", "scores", 75, 40),
     "probe": Part("the linear probe's search", "probe", 110, 70),
-    "loader": Part("loading during training", "loader", 70, 40),
-    "compile": Part("training steps with torch.compile", "compiled", 240, 90),
+    "loader": Part("loading during training", "loader", 70, 35),
+    "compile": Part("training steps with torch.compile", "compiled", 240, 75),
+    "determinism": Part("a training killed and resumed, bit for bit", "determinism", 150, 35),
+    "twin": Part("open_clip's training in bf16 and ours", "twin_in_bf16", 60, 15),
+    "fp8": Part("training steps in float8", "float8", 120, 40),
+    "open_clip_main": Part("training steps of open_clip's main branch", "open_clip_main", 60, 20),
 }  # fmt: skip
 """The parts in order of their importance: an early end leaves out the last ones."""
 
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="all by default")
+    parser.add_argument("--open-clip-main", type=Path, metavar="CHECKOUT", help="of open_clip's main branch")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for a rehearsal")
     parser.add_argument("--small", action="store_true", help="small sizes, which any machine computes")
     parser.add_argument("--minutes", type=number_in(Positive), default=9.0, help="for all parts together")
@@ -112,6 +118,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("torch sees no CUDA device: give --device cpu --small for a rehearsal")
     if options.output.exists() and not options.output.is_dir():
         raise ConfigError(f"--output {options.output} is a file: give a folder")
+    if options.open_clip_main is not None and not (options.open_clip_main / "src" / "open_clip").is_dir():
+        raise ConfigError(f"--open-clip-main {options.open_clip_main} has no folder src/open_clip")
     if not options.overwrite and any((options.output / name).exists() for name in FILES):
         raise ConfigError(f"{options.output} holds results: give --output FOLDER, or --overwrite to replace them")
 
@@ -152,6 +160,9 @@ def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, f
     environment = {"OMP_NUM_THREADS": str(max(1, cores // together))}
     if options.device == "cpu":
         environment = {"CUDA_VISIBLE_DEVICES": "", **dict(part.on_cpu)}
+    if name == "open_clip_main" and options.open_clip_main is not None:
+        checkout = options.open_clip_main.absolute()
+        environment |= {"OPEN_CLIP_MAIN": str(checkout), "PYTHONPATH": f"{checkout / 'src'}:{ROOT}"}
     end = time.monotonic() + seconds
     program = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), "gpu", "--child", str(os.getpid()), name]
 

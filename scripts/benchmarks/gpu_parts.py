@@ -6,11 +6,14 @@ import importlib.metadata
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,16 +27,21 @@ from benchmarks.loader import photographs
 from benchmarks.loader_process import our_data
 from benchmarks.measurement import PRODUCTS, Recorder, Run, extra_mib, seconds, wait_for, whole_mib
 from benchmarks.probe import features as probe_features
-from clipzoo import World
+from clipzoo import ConfigError, World
+from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.distributed.launch import loader_workers
 from clipzoo.evaluation.logistic import LogisticRegression, Solution
 from clipzoo.evaluation.probe import LabelledFeatures, accuracies, search as probe_search
 from clipzoo.evaluation.scoring import exact_products
-from clipzoo.training.settings import MATMUL_PRECISIONS
+from clipzoo.lab import twin
+from clipzoo.lab.worlds.world import WorldParameters, ensure_world
+from clipzoo.training import checkpoint_files
+from clipzoo.training.parts import Dataset
+from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
 
-REPEATS = 5
+REPEATS = 3
 PACKAGES = ("torch", "triton", "open_clip_torch", "timm", "numpy")
 
 
@@ -107,6 +115,101 @@ def compiled(recorder: Recorder) -> None:
             options = step_options(recorder, batch=8 if recorder.small else 256, compile=compile)
             title = f"{name}, {'compiled' if compile else 'eager'}"
             recorder.measure("compile", title, partial(_step_row, name, options, recorder))
+
+
+def determinism(recorder: Recorder) -> None:
+    """Weights of a deterministic training, of the same again, and of one that is killed and resumed, bit for bit."""
+    batch, steps, samples = (8, 8, 32) if recorder.small else (256, 24, 1024)
+    encoder = "tiny" if recorder.small else "vit_b16"
+    with tempfile.TemporaryDirectory() as folder:
+        shards = photographs(Path(folder), 400, 300, samples)
+        command = [
+            sys.executable, "-m", "clipzoo.cli", "train", f"encoder={encoder}", f"data.shards='{shards}'", "eval=none",
+            f"runs={folder}/runs", f"trainer.global_batch={batch}", "trainer.epochs=null", f"trainer.steps={steps}",
+            f"trainer.device={recorder.device}", f"trainer.checkpoints.every={steps // 4}",
+            "trainer.checkpoints.in_background=false", "trainer.deterministic=true",
+        ]  # fmt: skip
+
+        def trained(name: str, killed: bool = False) -> dict[str, torch.Tensor]:
+            run, checkpoints = [*command, f"name={name}"], Path(folder) / "runs" / name / "checkpoints"
+            if killed:
+                process = subprocess.Popen(run, stderr=subprocess.DEVNULL)
+                while process.poll() is None and not any(checkpoints.glob("step_*.json")):
+                    time.sleep(0.01)
+                process.kill()
+                process.wait()
+            subprocess.run(run, check=True)
+            state, *_ = checkpoint_files.load_newest(checkpoints) or ({},)
+            return dict(state["model"])
+
+        first = trained("first")
+
+        def compared(name: str, killed: bool) -> dict[str, Any]:
+            other = trained(name, killed)
+            different = [name for name, value in first.items() if not torch.equal(value, other[name])]
+            return {"proved": not different, "tensors": len(first), "different": len(different), "steps": steps}
+
+        for title, killed in (("the same command again", False), ("killed and resumed", True)):
+            recorder.measure("determinism", title, partial(compared, title.replace(" ", "_"), killed))
+
+
+def twin_in_bf16(recorder: Recorder) -> None:
+    """Losses of open_clip's `train_one_epoch` and of `clipzoo.train` in bf16, from equal weights on equal batches."""
+    samples, batch, steps = (64, 8, 4) if recorder.small else (512, 32, 200)
+    case = replace(
+        twin.CASES["vit"],
+        flags=[*twin.CASES["vit"].flags, "--precision", "amp_bf16", "--device", recorder.device.type],
+    )
+    world = World(device=recorder.device)
+
+    def curves(precision: Precision) -> dict[str, Any]:
+        flags = case.flags if precision == "bf16" else [*case.flags, "--precision", "fp32"]
+        both = twin.train_both(replace(case, flags=flags), precision, plain, dataset, batches, world)
+        losses = {side: both[side]["loss"] for side in ("clipzoo", twin.OPEN_CLIP)}
+        differences = twin.relative(*losses.values())
+        return {
+            "first": float(differences[0]), "tenth": float(differences[:10].max()), "all": float(differences.max()),
+            "steps": len(batches), **losses,
+        }  # fmt: skip
+
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = WorldParameters(seed=0, image_size=64, train=samples, shard=samples // 4, probe=8, test=8, scenes=8)
+        ensure_world(Path(folder) / "scenes", scenes, 1, lambda done, total: None)
+        plain = compose([*case.all_overrides, f"data.shards='{folder}/scenes/train'"])
+        dataset = build_part(plain["data"], kind=Dataset)
+        dataset.open(None, World())
+        drawn = dataset.batches(
+            seed=0, global_batch=batch, world=World(), start_step=0, stop_step=steps, trim_text=False
+        )
+        batches = list(drawn)
+        for precision in ("float32", "bf16"):
+            recorder.measure("twin", precision, partial(curves, precision))
+
+
+def float8(recorder: Recorder) -> None:
+    """The step of CLIP's head with timm's ViT in bf16 and with linear layers in float8, compiled."""
+    for precision in ("bf16", "fp8"):
+        encoder = {"encoder": "tiny" if recorder.small else "vit_b16", "compile": not recorder.small}
+        options = step_options(recorder, batch=8 if recorder.small else 256, precision=precision, **encoder)
+        try:
+            Computation(precision).resolved(None, World(device=recorder.device))
+        except ConfigError as error:
+            recorder.add("fp8", precision, {"left_out": str(error)})
+            continue
+        recorder.measure("fp8", precision, partial(_step_row, "clip", options, recorder))
+
+
+def open_clip_main(recorder: Recorder) -> None:
+    """The step of open_clip's main branch, of which a checkout comes first on the path of this process."""
+    if "OPEN_CLIP_MAIN" not in os.environ:
+        return recorder.add("open_clip_main", "open_clip main", {"left_out": "give --open-clip-main CHECKOUT"})
+    import open_clip
+
+    assert str(open_clip.__file__).startswith(os.environ["OPEN_CLIP_MAIN"]), open_clip.__file__
+    for compile in (False,) if recorder.small else (False, True):
+        options = step_options(recorder, batch=8 if recorder.small else 256, compile=compile)
+        title = f"open_clip main {open_clip.__version__}, {'compiled' if compile else 'eager'}"
+        recorder.measure("open_clip_main", title, partial(_step_row, "open_clip", options, recorder))
 
 
 def step_options(recorder: Recorder, **changes: Any) -> Namespace:

@@ -157,7 +157,7 @@ STEPS: list[Column] = [
 ]  # fmt: skip
 TABLES: dict[str, tuple[str, str, list[Column]]] = {
     "rates": (
-        "Rates of the device", "The best of six runs, random numbers. A copy on the device counts reads and writes.",
+        "Rates of the device", "The best of four runs, random numbers. A copy on the device counts reads and writes.",
         [SPEED, ("GB/s", "gigabytes_per_second", ".3g", 1)],
     ),
     "kernels": (
@@ -173,7 +173,7 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
     "heads": (
         "Training steps",
         "The whole step of each head, and open_clip's model and ClipLoss with the same towers: encoders, head, loss, "
-        "gradient, AdamW, in micro-batches on a GPU. Medians of 5 steps. TFLOP: recomputation not counted.",
+        "gradient, AdamW, in micro-batches on a GPU. Medians of 3 steps. TFLOP: recomputation not counted.",
         STEPS,
     ),
     "captions": (
@@ -184,6 +184,26 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
         "torch.compile", "The whole batch at once. The first step includes the compilation.",
         [MS, ("of open_clip's, eager", "open_clip, eager", TIMES, 1), *STEPS[2:],
          ("first step, s", "first_seconds", ".1f", 1)],
+    ),
+    "determinism": (
+        "The same bits again",
+        "The weights after the last step of trainings with `trainer.deterministic=true`, compared with a first one.",
+        [("tensors", "tensors", "", 1), ("of which differ", "different", "", 1), ("steps", "steps", "", 1),
+         ("", "proved", HOLDS, 1)],
+    ),
+    "twin": (
+        "The same training in open_clip and in clipzoo",
+        "`clipzoo twin`'s case vit: the largest relative difference of the losses; all losses are in results.json. "
+        "In bf16 both sides run their encoders under autocast and round differently.",
+        [("step 1", "first", ".1e", 1), ("10 steps", "tenth", ".1e", 1), ("all", "all", ".1e", 1),
+         ("steps", "steps", "", 1)],
+    ),
+    "fp8": (
+        "Training steps in float8", "CLIP's head, timm's ViT-B/16, compiled, the whole batch at once.",
+        [MS, ("of bf16's", "bf16", TIMES, 1), *STEPS[2:]],
+    ),
+    "open_clip_main": (
+        "open_clip's main branch", "As in the table of torch.compile.", [MS, *STEPS[2:]],
     ),
     "objectives": (
         "Objectives without their matrix",

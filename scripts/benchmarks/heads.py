@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -31,7 +32,7 @@ from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
-from clipzoo.training.gradients import GradientCache
+from clipzoo.training.gradients import Float8Linears, GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
 from clipzoo.training.throughput import flops_per_step
 from clipzoo.types import PointSet
@@ -135,10 +136,12 @@ def contender(name: str, options: argparse.Namespace, device: torch.device) -> C
         model.train(), objective.train(), World(device=device), options.micro_batch, None, autocast, options.compile
     )
     model.head.resample(0)
+    float8 = Float8Linears(model.encoder).active if options.precision == "fp8" else nullcontext
 
     def step(given: Batch = batch) -> None:
         optimizer.zero_grad(set_to_none=True)
-        gradients(given, PROGRESS)
+        with float8():
+            gradients(given, PROGRESS)
         optimizer.step()
         model.head.clamp_()
 

@@ -94,8 +94,16 @@ def _whole_step(model: Any, objective: Any, batch: Batch, micro_batch: int | Non
     return step
 
 
-def _checkpointed(on: bool) -> Run:
-    return _whole_step(*_parts(*(f"encoder.{view}_tower.checkpoint={str(on).lower()}" for view in ("image", "text"))))
+def _checkpointed(on: bool, value: str = "true") -> Run:
+    return _whole_step(*_parts(*(f"encoder.{view}_tower.checkpoint={value}" for view in ("image", "text") if on)))
+
+
+def _compiled_loss(on: bool) -> Run:
+    """A step with the forward pass of head and objective through torch.compile, which no option does."""
+    model, objective, batch = _parts()
+    if on:
+        model.compare, objective = torch.compile(model.compare), torch.compile(objective)
+    return _whole_step(model, objective, batch)
 
 
 def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Run:
@@ -150,6 +158,9 @@ def _convolutions_step(channels_last: bool) -> Run:
 OPTIONS: dict[str, tuple[Callable[[bool], Run], str, str]] = {
     # name: function that returns a step, the key or "always", the measured part
     "activation checkpointing": (_checkpointed, "`encoder.*_tower.checkpoint`, off", "whole step"),
+    "activation checkpointing of every second block": (
+        lambda on: _checkpointed(on, "2"), "`encoder.*_tower.checkpoint`, off", "whole step",
+    ),
     "micro-batches of a quarter": (
         lambda on: _whole_step(*_parts(), micro_batch=BATCH // 4 if on else None), "`trainer.micro_batch`, off",
         "whole step",
@@ -157,6 +168,7 @@ OPTIONS: dict[str, tuple[Callable[[bool], Run], str, str]] = {
     "torch.compile of the encoders": (
         lambda on: _whole_step(*_parts(), compile=on), "`trainer.compile`, off", "whole step, compilation left out",
     ),
+    "torch.compile of head and objective": (_compiled_loss, "never", "whole step, compilation left out"),
     "captions trimmed to 16 of 77 tokens": (
         lambda on: _whole_step(*_parts("encoder.context_length=77", length=16 if on else 77)), "on where exact",
         "whole step",

@@ -41,7 +41,10 @@ def test_the_default_configuration_needs_only_shards():
         ("+head.gama=0.1", "head.gama: ClipHead has no such argument"),
         ("head.temperature=hot", "head.temperature must be a number from 0.001 to 1000, not 'hot' (str)"),
         ("trainer.global_batch=1.5", "trainer.global_batch must be a whole number of at least 2, not 1.5 (float)"),
-        ("trainer.precision=fp8", "trainer.precision must be auto or bf16 or fp16 or float32 or float64, not 'fp8'"),
+        (
+            "trainer.precision=fp4",
+            "trainer.precision must be auto or fp8 or bf16 or fp16 or float32 or float64, not 'fp4'",
+        ),
         ("head=clyp", "there is no head=clyp; did you mean clip?"),
         ("lab=default", "lab is a setting of `clipzoo lab`, not of a training"),
         ("study.epochs=1", "study.epochs is a setting of `clipzoo studies`, not of a training"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -56,6 +57,21 @@ def test_a_stopped_first_rank_which_serves_the_store_is_named_and_ends_the_other
     assert second.wait(8 + 30) == 1
     expected = "rank 1 ends: rank 0, which serves the ranks' store, has not answered for 20 seconds: stopped, or its"
     assert expected in second.stderr and "Traceback" not in second.stderr
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_and_the_other_leaves_its_collectives_and_stacks(tiny_shards, tmp_path):
+    ranks = start(tiny_shards, tmp_path, "trainer.steps=100000", "trainer.timeout=60", ranks=2)
+    ranks[0].wait_for("step 3/")
+    ranks[1].send_signal(signal.SIGSTOP)
+    assert ranks[0].wait(60 + 60) == 1
+    folder = tmp_path / "run" / "watchdog"
+    assert "rank 1 no longer answers: killed (out of memory?), stopped" in ranks[0].stderr
+    assert f"; {folder} has Python stacks and last collectives of the living ranks" in ranks[0].stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["collectives_rank_0.json", "stacks_rank_0.txt"]
+    assert "in fit" in (folder / "stacks_rank_0.txt").read_text()
+    entries = json.loads((folder / "collectives_rank_0.json").read_text())["entries"]
+    assert entries[-1]["profiling_name"].startswith("gloo:") and entries[-1]["pg_id"] == 0
 
 
 @pytest.mark.slow

@@ -7,6 +7,9 @@ import signal
 import sys
 import time
 
+import torch
+
+from clipzoo.heads.vector import ClipHead
 from clipzoo.objectives.amorlip import AmorLIP
 from clipzoo.objectives.fastclip import FastCLIP
 from clipzoo.objectives.infonce import InfoNCE
@@ -45,9 +48,26 @@ class Faults:
             raise LookupError("broken on purpose")
         if kind == "hangs":
             time.sleep(600)
+        if kind == "flips":
+            return loss
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         return Loss(loss.total * FACTORS[kind], loss.logs)
+
+
+class FlippingHead(ClipHead):
+    """CLIP's head. FAULT="flips:STEP:RANK" flips one bit of its first weight on this rank before this step."""
+
+    def resample(self, index: int) -> None:
+        kind, step, rank = os.environ.get("FAULT", "none:-1:-1").split(":")
+        if (kind, index, os.environ.get("RANK")) == ("flips", int(step), rank):
+            flip_bit(self.image_projection)
+
+
+@torch.no_grad()
+def flip_bit(tensor: torch.Tensor, bit: int = 30) -> None:
+    """Flip a bit of the first element of a contiguous tensor of 8 bytes an element."""
+    tensor.flatten().view(torch.int64)[0] ^= 1 << bit
 
 
 class FaultyInfoNCE(Faults, InfoNCE):
