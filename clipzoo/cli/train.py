@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -82,7 +83,9 @@ def main(arguments: list[str]) -> None:
     if not (line.options.multirun or shows(line.options) or sets_hydra):
         experiments = [entry.value() for entry in map(overrides.read, line.lines) if entry.key_or_group == "experiment"]
         experiment = None if not experiments or experiments[-1] is None else str(experiments[-1])
-        return train(line.configurations[0], line.lines, experiment)
+        return train(line.configurations[0], line.lines, experiment, line.options if line.options.dry_run else None)
+    if line.options.dry_run:
+        raise ConfigError("--dry-run checks a single training: leave out -m, and options and keys of Hydra")
     sys.argv[1:] = line.hydra_arguments
     if line.options.help or line.options.shell_completion:
         hide_internal_options()
@@ -110,6 +113,8 @@ def read_command_line(arguments: list[str]) -> CommandLine:
         parser.add_argument(*option.split("/"))
     parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFORMATION)
     parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--dry-run", action="store_true")
+    import_module("clipzoo.plan.plan").add_cluster(parser, needs=["--dry-run"])
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
@@ -178,10 +183,14 @@ def job(config: DictConfig) -> None:
             raise
 
 
-def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) -> None:
+def train(
+    config: dict[str, Any], lines: Sequence[str], experiment: str | None, dry_run: Namespace | None = None
+) -> None:
     """Train a run to its end, or report that it is finished.
 
-    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None.
+    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None. dry_run:
+    options of `clipzoo plan` that end the training before its first step; then the plan is printed and a new run
+    directory removed.
 
     results.json comes last: a run directory that has it is finished and complete. Until then, the same command resumes
     from the last checkpoint, with the cached evaluation.
@@ -192,7 +201,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     from clipzoo.runs.lock import RunLock
     from clipzoo.runs.remote import runs_of
 
-    trust = trusted_names(lines)
+    began, trust = time.time(), trusted_names(lines)
     full_config = with_digests(config)
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(full_config), with_variables(full_config)
@@ -206,7 +215,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
 
     folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
-        if launch.read().is_first and (run := runs.run(folder.name)) is not None:
+        if launch.read().is_first and dry_run is None and (run := runs.run(folder.name)) is not None:
             run.complete()
         launch.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
@@ -230,7 +239,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     quiet_libraries()
     model_facts = found_in_model(values, trust)
     plain, values = filled(plain, model_facts), filled(values, model_facts)
-    parts = replace(build_parts(values, trust), folder=folder, config=plain)
+    parts = replace(build_parts(values, trust), folder=folder, config=plain, began=began)
     settings, dataset, evaluator = parts.settings, parts.dataset, parts.evaluator
     assert isinstance(evaluator, Suite)
     spares = Spares(settings.global_batch)
@@ -240,26 +249,30 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     with (
         watchdog.guard(world, settings.timeout, folder),
         RunLock(folder) as lock,
-        uploaded(runs.run(folder.name), lock, world, preemption, watchdog),
+        uploaded(None if dry_run else runs.run(folder.name), lock, world, preemption, watchdog),
+        ExitStack() as start,
     ):
-        with created(folder, world.is_first):
-            model = build_model(values, parts.head, trust)
-            dataset.open(folder, world)
-            dataset.check(parts.seed, settings.global_batch)
-            settings.check(dataset.samples, world)
-            if parts.teacher is not None:
-                parts.teacher.open(parts, model, trust)
-            rows = initialise(model, folder, plain, values, parts, trust, world)
-            settings = settings.resolved(folder, world)
-            evaluator.open()
-            best_metric = settings.checkpoints.best_metric
-            if best_metric and parts.averaging is not None:
-                best_metric = best_metric.removeprefix(f"{record.AVERAGE}/")
-            evaluator.require(best_metric, settings.global_batch)
+        start.enter_context(created(folder, world.is_first, is_kept=dry_run is None))
+        model = build_model(values, parts.head, trust)
+        dataset.open(folder, world)
+        dataset.check(parts.seed, settings.global_batch)
+        settings.check(dataset.samples, world)
+        if parts.teacher is not None:
+            parts.teacher.open(parts, model, trust)
+        rows = initialise(model, folder, plain, values, parts, trust, world)
+        settings = settings.resolved(folder, world)
+        evaluator.open()
+        best_metric = settings.checkpoints.best_metric
+        if best_metric and parts.averaging is not None:
+            best_metric = best_metric.removeprefix(f"{record.AVERAGE}/")
+        evaluator.require(best_metric, settings.global_batch)
+        if dry_run is None:
+            start.close()
         device, warning = described(world, plain["data"].get("workers"))
 
         def begin() -> None:
-            claim(lock, plain, dataset.fingerprint, full_config)
+            if dry_run is None:
+                claim(lock, plain, dataset.fingerprint, full_config)
             report_initial_weights(rows, folder)
             launch.say(
                 f"{folder}: {number_of(dataset.samples, 'sample')}, {settings.global_batch} per step, "
@@ -274,24 +287,34 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
-        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world))
-        samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
+        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world), dry_run is not None)
+        if dry_run is not None:
+            plan = import_module("clipzoo.plan.plan")
+            dry_run.gpus = dry_run.gpus or world.size
+            dry_run.gpu = dry_run.gpu or next((gpu for gpu in reversed(plan.GPUS) if gpu in device), "H100")
+            total = settings.total_steps(dataset.samples)
+            launch.say(f"{folder}: ready for step {cost['steps'] + 1} of {total:,}; nothing was trained")
+            world.run_on_first(lambda: plan.show(values, trust, dry_run, dataset.samples))
+        else:
+            samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
 
-        def finish() -> None:
-            write_examples(samples, dataset, folder / "evaluation" / "samples")
-            results = record.results(folder, plain, experiment, lines, cost, metrics)
-            # Imported by name and only now: training does not need the report.
-            import_module("clipzoo.report.pages").write_report(folder, results)
-            parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
-            parts.logger.close()
-            if any(name.endswith("lora_A") for name in model.state_dict()):
-                from clipzoo.exports.adapters import save_adapters
+            def finish() -> None:
+                write_examples(samples, dataset, folder / "evaluation" / "samples")
+                results = record.results(folder, plain, experiment, lines, cost, metrics)
+                # Imported by name and only now: training does not need the report.
+                pages = import_module("clipzoo.report.pages")
+                pages.write_report(folder, results)
+                parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
+                parts.logger.close()
+                if any(name.endswith("lora_A") for name in model.state_dict()):
+                    from clipzoo.exports.adapters import save_adapters
 
-                save_adapters(folder, folder / "adapters")
-            results.write(folder)
-            launch.say(record.summary(folder))
+                    save_adapters(folder, folder / "adapters")
+                card = pages.write_card(folder, results)
+                results.write(folder)
+                launch.say(card)
 
-        world.run_on_first(finish)
+            world.run_on_first(finish)
     world.leave()
     spares.release()
 
