@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -83,7 +84,7 @@ def main(arguments: list[str]) -> None:
     if not (line.options.multirun or shows(line.options) or sets_hydra):
         experiments = [entry.value() for entry in map(overrides.read, line.lines) if entry.key_or_group == "experiment"]
         experiment = None if not experiments or experiments[-1] is None else str(experiments[-1])
-        return train(line.configurations[0], line.lines, experiment, line.options if line.options.dry_run else None)
+        return train(line.configurations[0], line.lines, experiment, line.options.dry_run)
     if line.options.dry_run:
         raise ConfigError("--dry-run checks a single training: leave out -m, and options and keys of Hydra")
     sys.argv[1:] = line.hydra_arguments
@@ -114,7 +115,6 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFORMATION)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--dry-run", action="store_true")
-    import_module("clipzoo.plan.plan").add_cluster(parser, needs=["--dry-run"])
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
@@ -183,14 +183,11 @@ def job(config: DictConfig) -> None:
             raise
 
 
-def train(
-    config: dict[str, Any], lines: Sequence[str], experiment: str | None, dry_run: Namespace | None = None
-) -> None:
+def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, dry_run: bool = False) -> None:
     """Train a run to its end, or report that it is finished.
 
-    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None. dry_run:
-    options of `clipzoo plan` that end the training before its first step; then the plan is printed and a new run
-    directory removed.
+    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None. dry_run: end
+    before the first step, print the plan, and remove a new run directory.
 
     results.json comes last: a run directory that has it is finished and complete. Until then, the same command resumes
     from the last checkpoint, with the cached evaluation.
@@ -215,7 +212,7 @@ def train(
 
     folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
-        if launch.read().is_first and dry_run is None and (run := runs.run(folder.name)) is not None:
+        if launch.read().is_first and not dry_run and (run := runs.run(folder.name)) is not None:
             run.complete()
         launch.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
@@ -252,7 +249,7 @@ def train(
         uploaded(None if dry_run else runs.run(folder.name), lock, world, preemption, watchdog),
         ExitStack() as start,
     ):
-        start.enter_context(created(folder, world.is_first, is_kept=dry_run is None))
+        start.enter_context(created(folder, world.is_first, is_kept=not dry_run))
         model = build_model(values, parts.head, trust)
         dataset.open(folder, world)
         dataset.check(parts.seed, settings.global_batch)
@@ -266,12 +263,12 @@ def train(
         if best_metric and parts.averaging is not None:
             best_metric = best_metric.removeprefix(f"{record.AVERAGE}/")
         evaluator.require(best_metric, settings.global_batch)
-        if dry_run is None:
+        if not dry_run:
             start.close()
         device, warning = described(world, plain["data"].get("workers"))
 
         def begin() -> None:
-            if dry_run is None:
+            if not dry_run:
                 claim(lock, plain, dataset.fingerprint, full_config)
             report_initial_weights(rows, folder)
             launch.say(
@@ -287,14 +284,15 @@ def train(
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
-        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world), dry_run is not None)
-        if dry_run is not None:
+        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world), dry_run)
+        if dry_run:
             plan = import_module("clipzoo.plan.plan")
-            dry_run.gpus = dry_run.gpus or world.size
-            dry_run.gpu = dry_run.gpu or next((gpu for gpu in reversed(plan.GPUS) if gpu in device), "H100")
+            gpu = next((name for name in reversed(plan.GPUS) if name in device), "H100")
+            words = ["--gpus", str(world.size), "--gpu", gpu, "--samples", str(dataset.samples)]
+            words += ["--per-node", str(math.gcd(world.size, 8))] if world.size > 8 else []
             total = settings.total_steps(dataset.samples)
             launch.say(f"{folder}: ready for step {cost['steps'] + 1} of {total:,}; nothing was trained")
-            world.run_on_first(lambda: plan.show(values, trust, dry_run, dataset.samples))
+            world.run_on_first(lambda: plan.main([*lines, *words]))
         else:
             samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
 

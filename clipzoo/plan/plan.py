@@ -11,9 +11,8 @@ GPUs; times are predictions: counts divided by the GPU's data sheet and the shar
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from clipzoo.cli.arguments import Parser, number_in, refuse
 from clipzoo.config.compose import compose
@@ -32,37 +31,24 @@ SHOWN = 8
 
 
 def main(arguments: list[str]) -> None:
+    number, size = number_in(Figure), number_in(Machines)
     parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_cluster(parser)
     add = parser.add_argument
+    add("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
+    add("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
+    add("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
+    add("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
+    add("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
+    add("--within", type=number, help="GB/s that a GPU receives within its node")
+    add("--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)")
+    share = number_in(Annotated[float, Range(above=0, at_most=1)])
+    add("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
     add("--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
     options = parser.parse_intermixed_args(arguments)
     data = [] if any(line.startswith("data") for line in options.overrides) else ["data.shards=none.tar"]
     plain = compose([*options.overrides, *data])
-    options.gpus, options.gpu = options.gpus or 8, options.gpu or "H100"
-    show(plain, trusted_names(options.overrides), options, options.samples)
-
-
-def add_cluster(parser: Parser, needs: Sequence[str] = ()) -> None:
-    """Add the options of a cluster. needs: option without which they have no effect."""
-    number, size, share = map(number_in, (Figure, Machines, Annotated[float, Range(above=0, at_most=1)]))
-
-    def add(name: str, help: str, **settings: Any) -> None:
-        parser.add_argument(name, help=help, needs=needs, **settings)
-
-    add("--gpus", "number of GPUs, one rank each (default: 8, or the ranks of a dry run)", type=size)
-    add("--per-node", "GPUs of a node (default: %(default)s)", type=size, default=8)
-    add("--gpu", "data sheet to use (default: H100, or the GPU of a dry run)", choices=GPUS)
-    add("--memory", "GB of a GPU, instead of the data sheet's", type=number)
-    add("--peak", "dense bf16 TFLOP/s of a GPU; TF32 is half of it", type=number)
-    add("--within", "GB/s that a GPU receives within its node", type=number)
-    add("--between", "GB/s that a GPU receives from other nodes (default: %(default)s)", type=number, default=50.0)
-    add("--reached", "reached share of the peak (default: %(default)s)", type=share, default=0.4)
-
-
-def show(plain: dict[str, Any], trust: Collection[str], options: argparse.Namespace, samples: int) -> None:
-    """Print the plan of a configuration. options: of `add_cluster`. samples: of the dataset."""
+    trust = trusted_names(options.overrides)
     if options.gpus <= options.per_node:
         refuse(options, ("--per-node", "--between"), f"is for several nodes, and one has all {options.gpus} GPUs")
     elif options.gpus % options.per_node:
@@ -89,7 +75,7 @@ def show(plain: dict[str, Any], trust: Collection[str], options: argparse.Namesp
 
     quiet_libraries()
     plain = filled(plain, found_in_model(plain, trust))
-    counts = count(plain, samples, trust)
+    counts = count(plain, options.samples, trust)
     shape = shape_of(plain, counts, cluster)
     switches = recomputation(plain)
     recomputed = any(switches.values())
@@ -111,12 +97,11 @@ def show(plain: dict[str, Any], trust: Collection[str], options: argparse.Namesp
     print(f"received a GPU and step, GB: {_gigabytes(as_configured.received)}{': ' if received else ''}{received}")
     print(f"predicted step, ms: {_milliseconds(as_configured.step)}: {seconds}")
     trainer = plain["trainer"]
-    steps = Length(trainer["global_batch"], trainer["epochs"], trainer["steps"]).total_steps(samples)
-    hours, price = as_configured.step * steps / 3600, trainer.get("hourly_price")
-    print(
-        f"predicted training: {number_of(steps, 'step')} in {hours:.3g} h, {hours * cluster.gpus:.3g} GPU-hours"
-        f"{'' if price is None else f', price {price * hours * cluster.gpus:,.2f}'}, without evaluations and stops"
-    )
+    steps = Length(trainer["global_batch"], trainer["epochs"], trainer["steps"]).total_steps(options.samples)
+    hours, price = as_configured.step * steps / 3600, trainer["hourly_price"]
+    length = f"{number_of(steps, 'step')} in {hours:.3g} h, {hours * cluster.gpus:.3g} GPU-hours"
+    cost = "" if price is None else f", price {price * hours * cluster.gpus:,.2f}"
+    print(f"predicted training: {length}{cost}, without evaluations and stops")
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
         "that fits for each way to share the weights.\n"

@@ -124,6 +124,8 @@ def write_card(run: Path, record: RunRecord) -> str:
         interval = damage.read(partial(over_answers, key, run / "evaluation"), None)
         ends = "" if interval is None else f"[{interval.low:.{key.decimals}f}, {interval.high:.{key.decimals}f}]"
         results.append([str(key), f"{value:.{key.decimals}f}", ends])
+    if (more := len(record.metrics) - MOST_RESULTS) > 0:
+        results.append([f"and {more} more in report.md", "", ""])
     name = shlex.quote(str(run))
     commands = [f"evaluate run={name} eval=datacomp", f"report {name}", f"explore {name} --images FOLDER",
                 f"export {name} --to hub --output FOLDER"]  # fmt: skip

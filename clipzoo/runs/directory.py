@@ -109,10 +109,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def created(folder: Path, is_first: bool, is_kept: bool = True) -> Iterator[None]:
-    """Make the run directory on the first rank; if the start fails with a user error, remove it if it is new.
-
-    is_kept: False always removes a new one, unless another process has claimed it.
-    """
+    """Make the run directory on the first rank; remove a new one after a user error, or if it is not kept."""
     is_new = not folder.exists()
     if is_first:
         try:

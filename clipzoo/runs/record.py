@@ -345,18 +345,16 @@ WALL_PHASES = ("start", *PHASES, "other", "lost", "stopped")
 
 
 def record_start(folder: Path, began: float, step: int, spent: Mapping[str, float]) -> None:
-    """Add a line for a process that continues at `step`, before the logger removes later lines of metrics.jsonl.
+    """Add a line for a process that continues at `step`, before the logger removes later steps, which are lost.
 
-    began: time in seconds since the epoch. spent: seconds of the run up to `step`, in all and by phase. Steps after
-    `step` that an earlier process has logged are lost.
+    began: time in seconds since the epoch. spent: seconds of the run up to `step`, in all and by phase.
     """
     lines = TrainingLog.read(folder).training if (folder / STARTS).exists() else ()
     last = lines[-1] if lines else {}
-    lost_steps = max(0, int(last.get("step", 0)) - step)
-    lost_seconds = max(0.0, float(last.get("seconds", 0.0)) - spent["seconds"])
-    line = {"began": began, "start": time.time() - began, "lost_steps": lost_steps, "lost": lost_seconds}
+    lost = {"lost_steps": max(0, int(last.get("step", 0)) - step),
+            "lost": max(0.0, float(last.get("seconds", 0.0)) - spent["seconds"])}  # fmt: skip
     file = io.JsonLines(folder / STARTS)
-    file.append({"step": step, "spent": dict(spent), **line})
+    file.append({"began": began, "start": time.time() - began, "step": step, "spent": dict(spent), **lost})
     file.close()
 
 

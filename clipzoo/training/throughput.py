@@ -97,10 +97,7 @@ class Throughput:
         self._spent_before.update(spent)
 
     def state(self, step: int) -> dict[str, float]:
-        """Return seconds of training and of each part, steps, and this GPU's joules where they are known.
-
-        All since the run first started, without interruptions.
-        """
+        """Return seconds of training and of each part, steps, and joules if known, of all processes of the run."""
         before, now = self._spent_before, self._measured(step)
         own = {**now.parts, **({"joules": self._joules() - self._joules_before} if self._joules else {})}
         parts = {name: before.get(name, 0.0) + value for name, value in own.items()}
