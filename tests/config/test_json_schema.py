@@ -64,9 +64,9 @@ def test_every_file_of_conf_is_valid(schema):
         ("experiment/demo", "defaults: [{override /head: klip}]", ["defaults[0]['override /head']"]),
         ("encoder", "image_tower: {_target_: clipzoo.encoders.image.ClipViT, layers: none}", ["image_tower.layers"]),
         ("head", "_target_: clipzoo.heads.vector.ClipHead\ntemprature: 1", ["$"]),
-        ("head", "_target_: clipzoo.heads.vector.Nosuch", ["_target_"]),
+        ("head", "_target_: clipzoo.heads.vector.Nosuch", ["$['_target_']"]),
         ("head/kernel", "_target_: clipzoo.heads.wpse.GaussianKernel\nwidth: '1'", ["width"]),
-        ("optim", "betas: [0.9]", ["betas"]),
+        ("optim", "_target_: clipzoo.training.optimizers.AdamW\nbetas: [0.9]", ["betas"]),
         ("logger", "also: {wandb: {mode: off-line}}", ["also.wandb.mode"]),
         ("data", "views: {captions: two}", ["views.captions"]),
         # Interpolations, missing values, values of the model and the user's own classes are admitted.
