@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import textwrap
@@ -135,16 +136,24 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo config tau                 those that contain the word: keys, options, types and meanings are searched
     clipzoo config head temperature    those that contain both words
     clipzoo config --markdown          the page docs/configuration.md
+    clipzoo config --schema head       JSON Schema of the options of a group; without it of experiments and runs
     """
     parser.add_argument("words", nargs="*", metavar="WORD", help="list only entries that contain all of these words")
     parser.add_argument("--markdown", action="store_true", help="print the page of the documentation")
+    parser.add_argument("--schema", nargs="?", const="train.yaml", metavar="GROUP", help="print a JSON Schema")
     parser.set_defaults(run=config)
 
 
 def config(options: argparse.Namespace) -> None:
     # Imports Hydra, which help and the other commands do not need.
     from clipzoo.config.groups import groups as all_groups, options as options_of
+    from clipzoo.config.json_schema import json_schema
     from clipzoo.config.listing import sections
+
+    if options.schema is not None:
+        refuse(options, ("--markdown",), "is another form than --schema: give one of the two")
+        print(json.dumps(json_schema(options.schema), indent=1))
+        return
 
     def holds_all(texts: Sequence[str]) -> bool:
         text = " ".join(texts).lower()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -82,7 +84,9 @@ def main(arguments: list[str]) -> None:
     if not (line.options.multirun or shows(line.options) or sets_hydra):
         experiments = [entry.value() for entry in map(overrides.read, line.lines) if entry.key_or_group == "experiment"]
         experiment = None if not experiments or experiments[-1] is None else str(experiments[-1])
-        return train(line.configurations[0], line.lines, experiment)
+        return train(line.configurations[0], line.lines, experiment, line.options.dry_run)
+    if line.options.dry_run:
+        raise ConfigError("--dry-run checks a single training: leave out -m, and options and keys of Hydra")
     sys.argv[1:] = line.hydra_arguments
     if line.options.help or line.options.shell_completion:
         hide_internal_options()
@@ -110,6 +114,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
         parser.add_argument(*option.split("/"))
     parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFORMATION)
     parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--dry-run", action="store_true")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
@@ -178,10 +183,11 @@ def job(config: DictConfig) -> None:
             raise
 
 
-def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) -> None:
+def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, dry_run: bool = False) -> None:
     """Train a run to its end, or report that it is finished.
 
-    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None.
+    config: checked configuration. lines: overrides as typed. experiment: option of this group, or None. dry_run: end
+    before the first step, print the plan, and remove a new run directory.
 
     results.json comes last: a run directory that has it is finished and complete. Until then, the same command resumes
     from the last checkpoint, with the cached evaluation.
@@ -192,7 +198,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     from clipzoo.runs.lock import RunLock
     from clipzoo.runs.remote import runs_of
 
-    trust = trusted_names(lines)
+    began, trust = time.time(), trusted_names(lines)
     full_config = with_digests(config)
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(full_config), with_variables(full_config)
@@ -206,7 +212,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
 
     folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
-        if launch.read().is_first and (run := runs.run(folder.name)) is not None:
+        if launch.read().is_first and not dry_run and (run := runs.run(folder.name)) is not None:
             run.complete()
         launch.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
@@ -230,7 +236,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     quiet_libraries()
     model_facts = found_in_model(values, trust)
     plain, values = filled(plain, model_facts), filled(values, model_facts)
-    parts = replace(build_parts(values, trust), folder=folder, config=plain)
+    parts = replace(build_parts(values, trust), folder=folder, config=plain, began=began)
     settings, dataset, evaluator = parts.settings, parts.dataset, parts.evaluator
     assert isinstance(evaluator, Suite)
     spares = Spares(settings.global_batch)
@@ -242,26 +248,30 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     with (
         RunLock(folder) as lock,
         watchdog.guard(world, settings.timeout, folder, lock.note_end),
-        uploaded(runs.run(folder.name), lock, world, preemption, watchdog),
+        uploaded(None if dry_run else runs.run(folder.name), lock, world, preemption, watchdog),
+        ExitStack() as start,
     ):
-        with created(folder, world.is_first):
-            model = build_model(values, parts.head, trust)
-            dataset.open(folder, world)
-            dataset.check(parts.seed, settings.global_batch)
-            settings.check(dataset.samples, world)
-            if parts.teacher is not None:
-                parts.teacher.open(parts, model, trust)
-            rows = initialise(model, folder, plain, values, parts, trust, world)
-            settings = settings.resolved(folder, world)
-            evaluator.open()
-            best_metric = settings.checkpoints.best_metric
-            if best_metric and parts.averaging is not None:
-                best_metric = best_metric.removeprefix(f"{record.AVERAGE}/")
-            evaluator.require(best_metric, settings.global_batch)
+        start.enter_context(created(folder, world.is_first, is_kept=not dry_run))
+        model = build_model(values, parts.head, trust)
+        dataset.open(folder, world)
+        dataset.check(parts.seed, settings.global_batch)
+        settings.check(dataset.samples, world)
+        if parts.teacher is not None:
+            parts.teacher.open(parts, model, trust)
+        rows = initialise(model, folder, plain, values, parts, trust, world)
+        settings = settings.resolved(folder, world)
+        evaluator.open()
+        best_metric = settings.checkpoints.best_metric
+        if best_metric and parts.averaging is not None:
+            best_metric = best_metric.removeprefix(f"{record.AVERAGE}/")
+        evaluator.require(best_metric, settings.global_batch)
+        if not dry_run:
+            start.close()
         device, warning = described(world, plain["data"].get("workers"))
 
         def begin() -> None:
-            claim(lock, plain, dataset.fingerprint, full_config)
+            if not dry_run:
+                claim(lock, plain, dataset.fingerprint, full_config)
             report_initial_weights(rows, folder)
             launch.say(
                 f"{folder}: {number_of(dataset.samples, 'sample')}, {settings.global_batch} per step, "
@@ -276,24 +286,35 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
-        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world))
-        samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
+        cost, metrics = fit(model, parts, world, preemption, hooks(watchdog, world), dry_run)
+        if dry_run:
+            plan = import_module("clipzoo.plan.plan")
+            gpu = next((name for name in reversed(plan.GPUS) if name in device), "H100")
+            words = ["--gpus", str(world.size), "--gpu", gpu, "--samples", str(dataset.samples)]
+            words += ["--per-node", str(math.gcd(world.size, 8))] if world.size > 8 else []
+            total = settings.total_steps(dataset.samples)
+            launch.say(f"{folder}: ready for step {cost['steps'] + 1} of {total:,}; nothing was trained")
+            world.run_on_first(lambda: plan.main([*lines, *words]))
+        else:
+            samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
 
-        def finish() -> None:
-            write_examples(samples, dataset, folder / "evaluation" / "samples")
-            results = record.results(folder, plain, experiment, lines, cost, metrics)
-            # Imported by name and only now: training does not need the report.
-            import_module("clipzoo.report.pages").write_report(folder, results)
-            parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
-            parts.logger.close()
-            if any(name.endswith("lora_A") for name in model.state_dict()):
-                from clipzoo.exports.adapters import save_adapters
+            def finish() -> None:
+                write_examples(samples, dataset, folder / "evaluation" / "samples")
+                results = record.results(folder, plain, experiment, lines, cost, metrics)
+                # Imported by name and only now: training does not need the report.
+                pages = import_module("clipzoo.report.pages")
+                pages.write_report(folder, results)
+                parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
+                parts.logger.close()
+                if any(name.endswith("lora_A") for name in model.state_dict()):
+                    from clipzoo.exports.adapters import save_adapters
 
-                save_adapters(folder, folder / "adapters")
-            results.write(folder)
-            launch.say(record.summary(folder))
+                    save_adapters(folder, folder / "adapters")
+                card = pages.write_card(folder, results)
+                results.write(folder)
+                launch.say(card)
 
-        world.run_on_first(finish)
+            world.run_on_first(finish)
     world.leave()
     spares.release()
 

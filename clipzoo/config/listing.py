@@ -35,13 +35,14 @@ class Entry(NamedTuple):
 
 
 class Section(NamedTuple):
-    """The keys of one class at one place. options: the group's options that have this class there."""
+    """The keys of one class at one place. options: the group's options that have this class there. place: its key."""
 
     group: str
     options: tuple[str, ...]
     target: str
     summary: str
     entries: tuple[Entry, ...]
+    place: str
 
     @property
     def title(self) -> str:
@@ -56,19 +57,23 @@ def sections() -> Iterator[Section]:
     kinds = {name: kind_of(annotation).words for name, annotation in TOP_LEVEL["train"].items()}
     kinds["trust"] = "str or a list, every value str"
     entries = (Entry(name, words, _shown(values[name]), meanings.get(name, "")) for name, words in kinds.items())
-    yield Section("", (), "", "The run", tuple(entries))
+    yield Section("", (), "", "The run", tuple(entries), "")
     for name, value in values.items():
         if _is_node(value):
             yield _section("", name, value["_target_"], [(("", values, meanings), value)])
     for group in groups():
-        if group.partition("/")[0] in ONLY_OPTIONS:
-            continue
-        uses: dict[tuple[str, str], list[tuple[_Option, Mapping[str, Any]]]] = {}
-        for option in [_option(group, name) for name in options(group)]:
-            for node, place in nodes(option[1]):
-                uses.setdefault((place, str(node["_target_"])), []).append((option, node))
-        for (place, target), options_and_nodes in uses.items():
-            yield _section(group, place, target, options_and_nodes)
+        if group.partition("/")[0] not in ONLY_OPTIONS:
+            yield from group_sections(group)
+
+
+def group_sections(group: str) -> Iterator[Section]:
+    """Yield the keys of a group, by place and class."""
+    uses: dict[tuple[str, str], list[tuple[_Option, Mapping[str, Any]]]] = {}
+    for option in [_option(group, name) for name in options(group)]:
+        for node, place in nodes(option[1]):
+            uses.setdefault((place, str(node["_target_"])), []).append((option, node))
+    for (place, target), options_and_nodes in uses.items():
+        yield _section(group, place, target, options_and_nodes)
 
 
 def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option, Mapping[str, Any]]]) -> Section:
@@ -98,7 +103,7 @@ def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option,
     parts = (text[: end.start()] for end in re.finditer(r"(?<! )\.(?= |$)", text))
     summary = next((part for part in parts if part.count("(") == part.count(")")), text)
     names = tuple(name for (name, _, _), _ in found if name)
-    return Section(group, names, target, summary, tuple(entries))
+    return Section(group, names, target, summary, tuple(entries), prefix)
 
 
 def _shown(value: Any) -> str:

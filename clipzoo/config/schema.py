@@ -32,6 +32,9 @@ ANY_KEY = "**"
 """Name of a constructor's **kwargs among its arguments."""
 _WITHOUT_ARGUMENTS = {"object", "ABC", "Protocol", "Generic", "Module", "Part"}
 """Bases whose constructors take no arguments."""
+_LIMITS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum",
+           "divisor": "multipleOf"}  # fmt: skip
+"""Bound of the vocabulary -> its keyword in JSON Schema."""
 PREFIX = "from_model:"
 """Prefix of a value that is taken from the model; see `filled`."""
 RUN = {
@@ -196,15 +199,19 @@ def kind_of(annotation: Any) -> Kind:
         bounds = [one for one in constraints if isinstance(one, Range | MultipleOf | Ascending | Distinct)]
         text = " ".join(["a number" if base is float else kind.words, *(bound.words for bound in bounds)])
         admits = _is_number if any(isinstance(one, NonFinite) for one in constraints) else kind.admits
-        return Kind(text, lambda value: admits(value) and all(bound.admits(value) for bound in bounds))
+        limits = {_LIMITS[name]: limit for one in bounds for name, limit in vars(one).items() if limit is not None}
+        schema = {**kind.schema, **limits, **({"uniqueItems": True} if Distinct() in bounds else {})}
+        return Kind(text, lambda value: admits(value) and all(bound.admits(value) for bound in bounds), schema)
     if origin is typing.Literal:
         constants = [(type(constant), constant) for constant in parameters]
-        return Kind(" or ".join(map(str, parameters)), lambda value: (type(value), value) in constants)
+        schema = {"enum": [*parameters]}
+        return Kind(" or ".join(map(str, parameters)), lambda value: (type(value), value) in constants, schema)
     is_class = isinstance(origin, type) and origin.__module__ not in ("builtins", "typing", "collections.abc", "types")
     if is_class or origin is collections.abc.Callable:
         return Kind(
             name_of(annotation),
             lambda value: isinstance(value, Mapping) and "_target_" in value or not isinstance(value, PLAIN),
+            {"type": "object"},
         )
     if origin not in _COMPOUND:
         raise UncheckableError(name_of(annotation))
@@ -212,10 +219,13 @@ def kind_of(annotation: Any) -> Kind:
     kinds = [kind_of(parameter) for parameter in parameters if parameter is not ...]
     words = list(dict.fromkeys(kind.words for kind in kinds))
     if origin in (typing.Union, types.UnionType):
-        return Kind(" or ".join(words), lambda value: any(kind.admits(value) for kind in kinds))
+        schema = {"anyOf": [kind.schema for kind in kinds]}
+        return Kind(" or ".join(words), lambda value: any(kind.admits(value) for kind in kinds), schema)
     if origin in (list, collections.abc.Sequence) or ... in parameters:
         (kind,) = kinds
-        return Kind(f"a list, every value {kind.words}", lambda value: _is_list(value) and all(map(kind.admits, value)))
+        schema = {"type": "array", "items": kind.schema}
+        text = f"a list, every value {kind.words}"
+        return Kind(text, lambda value: _is_list(value) and all(map(kind.admits, value)), schema)
     if origin is tuple:
         values = f"every value {words[0]}" if len(words) == 1 else ", ".join(kind.words for kind in kinds)
 
@@ -223,13 +233,16 @@ def kind_of(annotation: Any) -> Kind:
             is_pair = _is_list(value) and len(value) == len(kinds)
             return is_pair and all(kind.admits(part) for kind, part in zip(kinds, value, strict=True))
 
-        return Kind(f"a list of {len(kinds)}, {values}", fits)
+        sizes = dict.fromkeys(("minItems", "maxItems"), len(kinds))
+        schema = {"type": "array", "items": [kind.schema for kind in kinds], **sizes}
+        return Kind(f"a list of {len(kinds)}, {values}", fits, schema)
     keys, inner = kinds
     return Kind(
         name_of(annotation),
         lambda value: (
             isinstance(value, Mapping) and all(map(keys.admits, value)) and all(map(inner.admits, value.values()))
         ),
+        {"type": "object", "additionalProperties": inner.schema},
     )
 
 
@@ -302,18 +315,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_whole(value)
 
 
-_TEXT = Kind("str", lambda value: isinstance(value, str | PurePath))
+_NULL = Kind("null", lambda value: value is None, {"type": "null"})
+_TEXT = Kind("str", lambda value: isinstance(value, str | PurePath), {"type": "string"})
+_NUMBER, _LIST, _OBJECT = ({"type": name} for name in ("number", "array", "object"))
 _SIMPLE: dict[Any, Kind] = {
     Any: Kind("any value", lambda value: True),
-    type(None): Kind("null", lambda value: value is None),
-    None: Kind("null", lambda value: value is None),
-    bool: Kind("bool", lambda value: isinstance(value, bool)),
-    int: Kind("a whole number", _is_whole),
-    float: Kind("a finite number", lambda value: _is_number(value) and -FLOAT32_MAX <= value <= FLOAT32_MAX),
-    str: _TEXT, Path: Kind("Path", _TEXT.admits),
-    list: Kind("list", _is_list), tuple: Kind("tuple", _is_list), collections.abc.Sequence: Kind("Sequence", _is_list),
-    dict: Kind("dict", lambda value: isinstance(value, Mapping)),
-    collections.abc.Mapping: Kind("Mapping", lambda value: isinstance(value, Mapping)),
+    type(None): _NULL, None: _NULL,
+    bool: Kind("bool", lambda value: isinstance(value, bool), {"type": "boolean"}),
+    int: Kind("a whole number", _is_whole, {"type": "integer"}),
+    float: Kind("a finite number", lambda value: _is_number(value) and -FLOAT32_MAX <= value <= FLOAT32_MAX, _NUMBER),
+    str: _TEXT, Path: Kind("Path", _TEXT.admits, _TEXT.schema),
+    list: Kind("list", _is_list, _LIST), tuple: Kind("tuple", _is_list, _LIST),
+    dict: Kind("dict", lambda value: isinstance(value, Mapping), _OBJECT),
+    collections.abc.Sequence: Kind("Sequence", _is_list, _LIST),
+    collections.abc.Mapping: Kind("Mapping", lambda value: isinstance(value, Mapping), _OBJECT),
 }  # fmt: skip
 _COMPOUND = (typing.Union, types.UnionType, list, collections.abc.Sequence, tuple, dict, collections.abc.Mapping)
 

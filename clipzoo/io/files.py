@@ -18,7 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -53,10 +53,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kind:
-    """Values of a file or a configuration. words: their name in messages."""
+    """Values of a file or a configuration. words: their name in messages. schema: as JSON Schema, where it can."""
 
     words: str
     admits: Callable[[Any], bool]
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
 
 Kinds = type | tuple[type, ...] | Kind

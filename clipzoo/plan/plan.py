@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> None:
     from clipzoo.plan.counts import count, recomputation
     from clipzoo.plan.prediction import predict, predictions, shape_of
     from clipzoo.training.loggers import quiet_libraries
+    from clipzoo.training.settings import Length
 
     quiet_libraries()
     plain = filled(plain, found_in_model(plain, trust))
@@ -95,6 +96,12 @@ def main(arguments: list[str]) -> None:
     print(f"memory a GPU, GB: {_gigabytes(memory.total)} of {cluster.gpu.memory / 1e9:g}, {room}: {parts}")
     print(f"received a GPU and step, GB: {_gigabytes(as_configured.received)}{': ' if received else ''}{received}")
     print(f"predicted step, ms: {_milliseconds(as_configured.step)}: {seconds}")
+    trainer = plain["trainer"]
+    steps = Length(trainer["global_batch"], trainer["epochs"], trainer["steps"]).total_steps(options.samples)
+    hours, price = as_configured.step * steps / 3600, trainer["hourly_price"]
+    length = f"{number_of(steps, 'step')} in {hours:.3g} h, {hours * cluster.gpus:.3g} GPU-hours"
+    cost = "" if price is None else f", price {price * hours * cluster.gpus:,.2f}"
+    print(f"predicted training: {length}{cost}, without evaluations and stops")
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
         "that fits for each way to share the weights.\n"

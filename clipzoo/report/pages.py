@@ -21,10 +21,11 @@ from matplotlib.figure import Figure
 from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.io.text import save_figure
+from clipzoo.io.text import save_figure, shorten
 from clipzoo.report import figures, frame as frames, render, scaling as laws, sections as parts
 from clipzoo.report.published import Metrics, experiments, layout, table, table_names
 from clipzoo.report.render import Cell, Picture, Section, Span, Table, Text, capitalised, text_table, write
+from clipzoo.report.statistics import over_answers
 from clipzoo.report.trials import Trials, trial_sections, trial_table
 from clipzoo.runs.directory import CAPTIONS, config_of, departs, is_finished
 from clipzoo.runs.record import (
@@ -51,6 +52,8 @@ EMBEDDING_TEXT = (
 )
 MOST_IN_MATRIX = 100
 """Largest number of classes whose confusion matrix can still be read as a picture."""
+MOST_RESULTS = 10
+"""Largest number of metrics on the card of a run."""
 PROFILE, TRACE, SNAPSHOT = "profile", "trace.json.gz", "memory_snapshot.pickle"
 PROFILE_FIGURE = "time of each part of a step and allocated memory"
 PROFILE_TEXT = (
@@ -101,6 +104,38 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         items = [f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults]
         content.insert(1, Section("Damaged files", [text], items=items))
     return write(run.name, [run / "report.md", run / "report.html"], content)
+
+
+def write_card(run: Path, record: RunRecord) -> str:
+    """Write card.txt of an ended run, one screen of plain text, and return it. record: not written yet."""
+    damage, cost, config = io.DamageLog(), record.training, config_of(run)
+    facts = _facts(run, config, record, {}, damage)
+    data = config["data"]
+    facts["Data"] = io.shortened(data.get("shards") or data.get("path") or data["_target_"])
+    facts["Samples"] = f"{int(cost['steps']) * config['trainer']['global_batch']:,} seen in {cost['steps']} steps"
+    facts["Speed"] = f"{cost['samples_per_second']:,.0f} samples/s, {cost['ranks']} x {cost['device']}"
+    stops = f"{number_of(int(cost['restarts']), 'restart')}, {number_of(int(cost['lost_steps']), 'lost step')}"
+    facts["Goodput"] = f"{cost['goodput']:.1%} of {cost['wall_seconds']:,.1f} s; {stops}"
+    facts |= {"Energy": f"{cost['energy_kwh']:,.3g} kWh"} if "energy_kwh" in cost else {}
+    facts |= {"Price": f"{cost['price']:,.2f}"} if "price" in cost else {}
+    rows = [[name, shorten(text.text if isinstance(text, Span) else str(text), 58)] for name, text in facts.items()]
+    results = []
+    for key, value in list(record.metrics.items())[:MOST_RESULTS]:
+        interval = damage.read(partial(over_answers, key, run / "evaluation"), None)
+        ends = "" if interval is None else f"[{interval.low:.{key.decimals}f}, {interval.high:.{key.decimals}f}]"
+        results.append([str(key), f"{value:.{key.decimals}f}", ends])
+    if (more := len(record.metrics) - MOST_RESULTS) > 0:
+        results.append([f"and {more} more in report.md", "", ""])
+    name = shlex.quote(str(run))
+    commands = [f"evaluate run={name} eval=datacomp", f"report {name}", f"explore {name} --images FOLDER",
+                f"export {name} --to hub --output FOLDER"]  # fmt: skip
+    tables = [text_table(["", ""], rows, left=2), parts.phase_table(cost),
+              text_table(["result", "", "95 % interval"], results, left=1)]  # fmt: skip
+    lines = [f"{run} is finished after {cost['steps']} steps; pass name=NEW to train again."]
+    lines += [f"{render.terminal(table)}\n" for table in tables if table.rows]
+    lines += [f"report: {run / 'report.md'}", *(f"next: clipzoo {command}" for command in commands)]
+    io.write_whole(run / "card.txt", "\n".join([*lines, ""]))
+    return "\n".join(lines)
 
 
 def _facts(
@@ -168,7 +203,7 @@ def _training_sections(
         cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
         unit, value_log = (figures.objective_constant(config, name) for name in ("loss_unit", "value_log"))
         figure = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
-        costs = [parts.cost_table(cost)] if cost else []
+        costs = [table for table in (parts.cost_table(cost), parts.phase_table(cost)) if table.rows]
         yield Section("Training", tables=costs, figures=[_picture("training curves", "training", figure)])
     yield from damage.read(partial(_profile_sections, run), list[Section]())
     if (spikes := parts.spike_table(run, damage)).rows:

@@ -21,7 +21,7 @@ from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumb
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, MetricKey, TrainingLog
+from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, WALL_PHASES, MetricKey, TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -483,14 +483,26 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
         "samples_per_second": ("samples/s", "{:,.0f}", 1), "data_wait": ("waiting for data", "{:.0%}", 1),
         **{part: (part, "{:.0%}", 1) for part in ("forward", "backward", "optimizer")},
         "flops_utilisation": ("model FLOPs utilization", "{:.1%}", 1), "flops": ("model FLOPs", "{:.3g}", 1),
-        "peak_memory_mib": ("peak memory", "{:.2f} GiB", 1024),
+        "peak_memory_mib": ("peak memory", "{:.2f} GiB", 1024), "goodput": ("goodput", "{:.1%}", 1),
+        "energy_kwh": ("kWh", "{:,.3g}", 1), "price": ("price", "{:,.2f}", 1),
     }  # fmt: skip
     labels, row = [], []
     for name, value in cost.items():
+        if name.endswith("_seconds") and name not in forms:
+            continue  # in `phase_table`
         label, form, unit = forms.get(name, (name.replace("_", " "), "{:,}", None))
         labels.append(label)
         row.append(form.format(value if unit is None else value / unit) if isinstance(value, int | float) else value)
     return text_table(labels, [row] if row else [], left=1)
+
+
+def phase_table(cost: Mapping[str, float | str]) -> Table:
+    """Wall time of a run by phase, in seconds and as shares, with bars; empty for a run of an earlier version."""
+    wall, rows = float(cost.get("wall_seconds", 0)), list[list[str]]()
+    for name in WALL_PHASES if wall else ():
+        if seconds := float(cost.get(f"{name}_seconds", 0)):
+            rows.append([name, "#" * round(36 * seconds / wall), f"{seconds:,.1f}", f"{seconds / wall:.1%}"])
+    return text_table(["phase", "of the wall time", "seconds", "share"], rows, left=2)
 
 
 def spike_table(run: Path, damage: DamageLog) -> Table:

@@ -453,6 +453,14 @@ def outcomes_of(key: MetricKey, arrays: Mapping[str, np.ndarray]) -> tuple[np.nd
     return (outcomes, samples) if key.metric in ("top1", "mean_per_class") else None
 
 
+def over_answers(key: MetricKey, folder: Path) -> Interval | None:
+    """Return the bootstrap interval of a metric in percent over the stored answers in `folder`; None without them."""
+    if (key.task, key.protocol) not in ANSWERS or not (path := below(folder, f"{key.task}/{key.dataset}.npz")).exists():
+        return None
+    outcomes = outcomes_of(key, read_arrays(path))
+    return None if outcomes is None else over_samples(100 * outcomes[0], outcomes[1])
+
+
 def compare_with_published(
     metrics: Mapping[MetricKey, float], numbers: Mapping[MetricKey, PaperNumber], source: str, folder: Path
 ) -> dict[str, dict[str, Any]]:
@@ -463,9 +471,8 @@ def compare_with_published(
     """
     compared = {}
     for key in (key for key in metrics if key in numbers):
-        path, number = below(folder, f"{key.task}/{key.dataset}.npz"), numbers[key]
-        if path.exists() and (outcomes := outcomes_of(key, read_arrays(path))) is not None:
-            interval = over_samples(100 * outcomes[0], outcomes[1])
+        if (interval := over_answers(key, folder)) is not None:
+            number = numbers[key]
             rounding = 0.5 * 10.0 ** -len(number.printed.partition(".")[2])
             ends = {"low": interval.low - rounding, "high": interval.high + rounding}
             difference = metrics[key] - number.value

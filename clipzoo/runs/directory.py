@@ -108,8 +108,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def created(folder: Path, is_first: bool) -> Iterator[None]:
-    """Make the run directory on the first rank; if the start fails with a user error, remove it if it is new."""
+def created(folder: Path, is_first: bool, is_kept: bool = True) -> Iterator[None]:
+    """Make the run directory on the first rank; remove a new one after a user error, or if it is not kept."""
     is_new = not folder.exists()
     if is_first:
         try:
@@ -127,6 +127,8 @@ def created(folder: Path, is_first: bool) -> Iterator[None]:
         if is_new and is_first:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    if is_new and is_first and not is_kept and not (folder / CONFIG).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any] | None = None) -> None:

@@ -26,6 +26,7 @@ HARMLESS = (
     "trainer.log_every", "trainer.checkpoints", "trainer.micro_batch", "trainer.device", "trainer.timeout",
     "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit", "trainer.sample_state",
     "trainer.profile", "trainer.spikes", "trainer.head_products", "trainer.slow_ranks",
+    "trainer.hourly_price",
     "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
     "trainer.parallel", "trainer.fsdp", "trainer.deterministic", "trainer.check_replicas", "teacher.path",

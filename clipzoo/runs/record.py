@@ -6,6 +6,7 @@ import math
 import platform
 import shlex
 import subprocess
+import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -333,6 +334,52 @@ class TrainingLog:
     def last_loss(self) -> float | None:
         """The last training loss; None if no line has one."""
         return next((float(line["loss"]) for line in reversed(self.training) if "loss" in line), None)
+
+
+# Wall time of a run: starts.jsonl has a line for every process that has trained it, also for those that were killed.
+
+STARTS = "starts.jsonl"
+PRODUCTIVE = ("forward", "backward", "optimizer")
+PHASES = ("data", *PRODUCTIVE, "evaluation", "checkpoint")
+"""Parts of the wall time that a training measures; see `clipzoo.training.throughput`."""
+WALL_PHASES = ("start", *PHASES, "other", "lost", "stopped")
+
+
+def record_start(folder: Path, began: float, step: int, spent: Mapping[str, float]) -> None:
+    """Add a line for a process that continues at `step`, before the logger removes later steps, which are lost.
+
+    began: time in seconds since the epoch. spent: seconds of the run up to `step`, in all and by phase.
+    """
+    lines = TrainingLog.read(folder).training if (folder / STARTS).exists() else ()
+    last = lines[-1] if lines else {}
+    lost = {"lost_steps": max(0, int(last.get("step", 0)) - step),
+            "lost": max(0.0, float(last.get("seconds", 0.0)) - spent["seconds"])}  # fmt: skip
+    file = io.JsonLines(folder / STARTS)
+    file.append({"began": began, "start": time.time() - began, "step": step, "spent": dict(spent), **lost})
+    file.close()
+
+
+def goodput(folder: Path, spent: Mapping[str, float]) -> dict[str, float]:
+    """Return the wall time of a run since its first start, in seconds and by phase, and its goodput.
+
+    spent: as in `record_start`, at the end. stopped: no process ran, or one was killed before it logged a step.
+    goodput: share of the wall time in forward and backward passes and updates of steps that were kept.
+    """
+    needed = {"began", "start", "lost", "lost_steps", "spent"}
+    starts = [line for line in io.read_json_lines(folder / STARTS, 16 * io.MB) if needed <= line.keys()]
+    # A run that continues another run has the seconds of that run in its checkpoint.
+    before, sums = starts[0]["spent"], {name: sum(line[name] for line in starts) for name in ("start", "lost")}
+    own = {name: spent.get(name, 0.0) - before.get(name, 0.0) for name in ("seconds", "start", *PHASES)}
+    inside = own["seconds"] - own["start"] + own["evaluation"]
+    wall = time.time() - starts[0]["began"]
+    rest = wall - inside - sum(sums.values())
+    own |= {"other": inside - sum(own[name] for name in PHASES), "stopped": 0.0, **sums}
+    own["stopped" if len(starts) > 1 else "other"] += rest
+    return {
+        "wall_seconds": wall, **{f"{name}_seconds": own.get(name, 0.0) for name in WALL_PHASES},
+        "restarts": len(starts) - 1, "lost_steps": sum(line["lost_steps"] for line in starts),
+        "goodput": sum(own[name] for name in PRODUCTIVE) / wall,
+    }  # fmt: skip
 
 
 def stored_arrays(

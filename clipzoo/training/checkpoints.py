@@ -32,7 +32,7 @@ from clipzoo.training.checkpoint_files import Keys, Piece, Place, is_dtensor, lo
 from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import PRECISION, CheckpointFormat
-from clipzoo.training.throughput import Throughput
+from clipzoo.training.throughput import CHECKPOINT, Throughput
 from clipzoo.training.tuned import KEY, TunedModel, TunedPart, read_frozen, write_frozen
 
 MODEL = "model"
@@ -89,7 +89,8 @@ class TrainingState:
         Raises TrainingError on all ranks if weights are not finite, or the file cannot be written.
         """
         if self._folder is not None and step != self._saved_step:
-            self.write(self._folder / "checkpoints", step, self._keep)
+            with self._throughput.part(CHECKPOINT):
+                self.write(self._folder / "checkpoints", step, self._keep)
             self._saved_step = step
 
     def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
@@ -151,10 +152,11 @@ class TrainingState:
 
     def wait(self) -> None:
         """Wait until all checkpoints are on the disk. Collective."""
-        if self._sharded:
-            self.writer.wait()
-        else:
-            self._world.run_on_first(self.writer.wait)
+        with self._throughput.part(CHECKPOINT):
+            if self._sharded:
+                self.writer.wait()
+            else:
+                self._world.run_on_first(self.writer.wait)
 
     def wait_locally(self) -> None:
         """Wait for this rank's checkpoints, without the other ranks; called when the run fails."""

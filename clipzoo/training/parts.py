@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ class Parts:
     head: the model's head. seed: seeds all random numbers. folder: run directory; None: nothing is written. config:
     configuration, for the logger. tuning: which parameters of the encoder train; None for all. averaging: None for no
     average of the weights. teacher: None for none. distill: terms of the loss that read the teacher. report: called
-    with each line for the terminal.
+    with each line for the terminal. began: time at which the process began, in seconds since the epoch.
     """
 
     settings: Settings
@@ -184,6 +185,7 @@ class Parts:
     teacher: Teacher | None = None
     distill: Distillation | None = None
     report: Callable[[str], None] = say
+    began: float = field(default_factory=time.time)
 
     def require_compatible(self) -> None:
         """Log warnings about the parts. Raises ConfigError if they do not fit together; the dataset may be closed."""

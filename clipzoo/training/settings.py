@@ -225,6 +225,7 @@ class Settings(Computation, Inspection, Length, Part):
     log_every: Count = 10
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: Seconds = 600.0
+    hourly_price: Positive | None = None
 
     relations = {
         "patience is None or checkpoints.best_metric is not None": (

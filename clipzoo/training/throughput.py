@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import resource
 import socket
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from statistics import median_low
 from typing import Any, NamedTuple, TypeVar
@@ -32,8 +33,9 @@ T = TypeVar("T")
 SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 """Part of a step -> its name in metrics.jsonl, where it is a share of the time."""
 EVALUATION = "evaluation"
-PARTS = (*SHARES, "other", EVALUATION)
-"""Parts of a step, and evaluations: together they are the whole time."""
+START, CHECKPOINT = "start", "checkpoint"
+PARTS = (*SHARES, "other", EVALUATION, START, CHECKPOINT)
+"""Parts of a step, evaluations, the start of a process and checkpoints: together they are the whole time."""
 OWN_WORK = {"data": "data", "transfer": "transfer", OWN_PASSES: "computation"}
 """Mark -> cause of the time before it, in which this rank does not wait for other ranks."""
 BLOCKS = 4
@@ -42,7 +44,7 @@ CAUSE_TEXTS = {
     "data": "it waits for data: compare its disk, network and CPU cores with those of the other ranks",
     "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
     "computation": "its computation is slow: compare clocks, temperature and other processes of its device",
-    "checkpoint": "it waits for its checkpoint files: compare its disk",
+    CHECKPOINT: "it waits for its checkpoint files: compare its disk",
 }
 CAUSES = tuple(CAUSE_TEXTS)
 """Causes of a rank's own time."""
@@ -60,7 +62,7 @@ Log = Callable[[int, Mapping[str, Any]], None]
 class Throughput:
     """Measures a loop over `timed(batches)`; `mark(part)` ends a part of a step, or a phase inside a part.
 
-    Seconds, rates and shares do not include evaluations (`evaluating`). A GPU records events at the
+    Seconds, rates and shares do not include evaluations. A GPU records events at the
     marks, so that the host does not wait for it.
 
     own: seconds and steps between the last two readings, and this rank's own seconds by cause (see OWN_WORK).
@@ -84,6 +86,8 @@ class Throughput:
         self.own = [0.0] * (2 + len(CAUSES))
         self._estimate_from = self._started, 0
         self._spent_before: dict[str, float] = {"seconds": 0.0, "steps": 0}
+        self._joules = energy_meter(world.device)
+        self._joules_before = self._joules() if self._joules else 0.0
 
     def resume(self, step: int, spent: Mapping[str, float]) -> None:
         """Continue at `step`. spent: `state` of the interrupted run."""
@@ -93,18 +97,19 @@ class Throughput:
         self._spent_before.update(spent)
 
     def state(self, step: int) -> dict[str, float]:
-        """Return seconds of training and of each part, and steps since the run first started, without interruptions."""
+        """Return seconds of training and of each part, steps, and joules if known, of all processes of the run."""
         before, now = self._spent_before, self._measured(step)
-        parts = {name: before.get(name, 0.0) + seconds for name, seconds in now.parts.items()}
+        own = {**now.parts, **({"joules": self._joules() - self._joules_before} if self._joules else {})}
+        parts = {name: before.get(name, 0.0) + value for name, value in own.items()}
         sums = {"seconds": before["seconds"] + now.seconds, "steps": before["steps"] + step - self._first_step}
         return {**before, **parts, **sums}
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Count the time of the block as evaluation, which is not a part of the training."""
+    def part(self, name: str) -> Iterator[None]:
+        """Assign the time of the block to a part. EVALUATION is not a part of the training."""
         self.mark("other")
         yield
-        self.mark(EVALUATION)
+        self.mark(name)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches; the time that each one takes to arrive counts as waiting for data.
@@ -171,6 +176,7 @@ class Throughput:
             "evaluation_seconds": state.get(EVALUATION, 0.0),
             **self._rates(steps, seconds, state),
             **({} if self.flops_per_step is None else {"flops": self.flops_per_step * steps * self._ranks}),
+            **({"energy_kwh": state["joules"] * self._ranks / 3.6e6} if "joules" in state else {}),
             "peak_memory_mib": self._peak_memory(),
             "ranks": self._ranks,
             "device": torch.cuda.get_device_name(self._device) if self._on_gpu else "CPU",
@@ -366,6 +372,20 @@ def _of_step(formula: Callable[..., float]) -> Callable[..., float]:
     # FlopCounterMode passes tensors, not their shapes.
     of_step._get_raw = True  # type: ignore[attr-defined]
     return of_step
+
+
+def energy_meter(device: torch.device) -> Callable[[], float] | None:
+    """Return a function that reads the joules of a GPU since its driver was loaded; None where NVML does not count."""
+    if device.type != "cuda":
+        return None
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    with suppress(OSError, AttributeError):  # no NVML, or an old one
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        read = partial(nvml.nvmlDeviceGetTotalEnergyConsumption, handle, ctypes.byref(millijoules))
+        if not (nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)) or read()):
+            return lambda: (read(), millijoules.value / 1000)[1]
+    return None
 
 
 @cache

@@ -24,7 +24,7 @@ from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
+from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, goodput, of_average, record_start
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.checkpoints import TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Replicas, Spikes
@@ -34,7 +34,7 @@ from clipzoo.training.optimizers import adam, scale_rates, split_groups
 from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step, Teacher
 from clipzoo.training.profile import Profile
 from clipzoo.training.settings import PRECISION, CheckpointSettings, Computation, Inspection, Settings
-from clipzoo.training.throughput import SlowRanks, Throughput, flops_per_step, peak_flops
+from clipzoo.training.throughput import EVALUATION, START, SlowRanks, Throughput, flops_per_step, peak_flops
 from clipzoo.training.tuned import FEATURES, TunedModel
 from clipzoo.types import Progress, evaluation_mode
 
@@ -121,7 +121,7 @@ def train(
 
 
 def fit(
-    model: Model, parts: Parts, world: World, preemption: Preemption, hooks: Sequence[Hook] = ()
+    model: Model, parts: Parts, world: World, preemption: Preemption, hooks: Sequence[Hook] = (), dry_run: bool = False
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train a model to the last step and evaluate it; return the cost of the training and the metrics.
 
@@ -130,6 +130,7 @@ def fit(
     been requested, the state is saved and the process ends.
 
     parts: have an open dataset and resolved settings. hooks: called after a step, before its checkpoint and evaluation.
+    dry_run: return before the first step, once the state is restored; the cost is then {"steps": steps before it}.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     teacher, distill = parts.teacher, parts.distill
@@ -201,7 +202,13 @@ def fit(
             precision.enter_context(deterministic_algorithms(True))
         preemption.watchdog.before_exit(state.wait_locally)
         done = start = state.restore()
+        if dry_run:
+            parallel.finish()
+            return {"steps": start}, {}
+        throughput.mark(START)
         if world.is_first:
+            if folder is not None:
+                record_start(folder, parts.began, start, throughput.state(start))
             parts.logger.open(folder, parts.config, start)
         trained.train()
         with preemption.deferred(), ExitStack() as ends:
@@ -290,6 +297,10 @@ def fit(
         reason = reason_to_end(all_hooks)
         metrics = evaluate.run(progress(done)) if reason is None else evaluate.metrics
         cost = throughput.summary(done)
+        if folder is not None:
+            cost |= world.run_on_first(lambda: goodput(folder, throughput.state(done)))
+        if settings.hourly_price is not None and "wall_seconds" in cost:
+            cost["price"] = settings.hourly_price * world.size * (cost["wall_seconds"] - cost["stopped_seconds"]) / 3600
     if reason is not None:
         parts.report(f"step {done}/{total_steps}: the training ends early: {reason}")
         cost[ENDED_EARLY] = reason
@@ -477,7 +488,7 @@ class Evaluate(RunHook):
         def measured(output: Path) -> dict[str, float]:
             # Metrics need operations that cannot be deterministic on a GPU.
             exact = deterministic_algorithms(False) if parts.settings.deterministic else nullcontext()
-            with exact, self.throughput.evaluating(), self.parallel.whole() as model:
+            with exact, self.throughput.part(EVALUATION), self.parallel.whole() as model:
                 return parts.evaluator.run(model, output, world, held_out)
 
         metrics = measured(output)

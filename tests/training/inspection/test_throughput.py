@@ -25,7 +25,7 @@ from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training.settings import Computation, Inspection, SlowRankSettings
-from clipzoo.training.throughput import CAUSES, SlowRank, SlowRanks, Throughput, flops_per_step
+from clipzoo.training.throughput import CAUSES, EVALUATION, SlowRank, SlowRanks, Throughput, flops_per_step
 from clipzoo.types import Batch, Features, Progress
 from tests.support.ranks import run_ranks
 
@@ -100,7 +100,7 @@ def test_evaluations_count_apart_in_readings_and_in_the_summary_also_after_a_res
                 assert reading["samples_per_second"] == pytest.approx(BATCH / 4)
                 assert reading["forward"] == pytest.approx(1.0)
                 assert reading["seconds"] == 4.0 * (start + number)
-            with throughput.evaluating():
+            with throughput.part(EVALUATION):
                 now += 100.0
         cost, spent = throughput.summary(start + 6), throughput.state(start + 6)
         assert cost["seconds"] == 4.0 * (start + 6) and cost["evaluation_seconds"] == 100.0 * (start + 6)
