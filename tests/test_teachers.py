@@ -395,7 +395,7 @@ def test_features_of_processes_that_are_killed_equal_those_of_one_process(tmp_pa
     for shard in range(2, 12):
         content = (tmp_path / "shards" / f"{shard % 2:05d}.tar").read_bytes()
         (tmp_path / "shards" / f"{shard:05d}.tar").write_bytes(content.replace(b"picture", b"pic%04d" % shard))
-    command = [sys.executable, "-m", "clipzoo.cli", "features", str(tmp_path / "model"), f"data.shards={tmp_path}/shards",
+    command = [sys.executable, "-m", "clipzoo.cli", "features", tmp_path / "model", f"data.shards={tmp_path}/shards",
                "data.caption_key=caption", "data.workers=0", "--device", "cpu", "--on"]  # fmt: skip
     subprocess.run([*command, "local:1", "--output", tmp_path / "one"], cwd=ROOT, check=True)
     assert len(embedded(tmp_path / "one")) == 13
