@@ -257,6 +257,8 @@ class OpenTable:
         self.names = find_names(rules, present, location)
         images = self.columns.get(self.names.image)
         self.has_paths = images is None or _is_text(images.type)
+        if self.has_paths and is_remote(location) and rules.image_folder is None:
+            raise ConfigError(f"{location} has paths of images, which are read from disks: give data.image_folder")
         self.has_images = images is None or self.has_paths or not arrow().types.is_null(images.type)
 
     def __len__(self) -> int:
@@ -287,6 +289,8 @@ class TableSample(StoredSample):
             return image
         if not isinstance(image, str) or not image:
             raise BadSampleError("missing_image", f"{table.names.image} is {image!r:.80}, neither bytes nor a path")
+        if is_remote(image):
+            raise BadSampleError("remote_image", f"{image:.80} is not a file: download the images, as img2dataset does")
         try:
             name = image.removeprefix(f"{table.folder}".rstrip("/") + "/")
             return read_image_file(io.below(table.folder, name, links=True))
