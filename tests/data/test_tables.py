@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from clipzoo.data.tables import formats
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.range_server import range_server
@@ -122,6 +123,18 @@ def test_tables_on_a_server_give_the_batches_of_local_ones(root, form, tmp_path)
         if form == "csv":
             with pytest.raises(ConfigError, match=r"http.*csv has paths of images.*give data\.image_folder"):
                 shard_data(None, path=path, **settings | {"index_folder": str(tmp_path)}).open(None, World())
+
+
+def test_a_parquet_file_of_many_row_groups_gives_the_batches_of_files_of_its_parts(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_SHARD_ROWS", 15)
+    write_table(tmp_path / "all.parquet", "parquet", numbered(0, sum(COUNTS)))
+    (tmp_path / "parts").mkdir()
+    for first, end in ((0, 10), (10, 25), (25, 40)):
+        write_table(tmp_path / "parts" / f"{first:02d}.parquet", "parquet", numbered(first, end - first))
+    whole = table_data(tmp_path, "all.parquet", where="uid != '000007'", workers=2)
+    assert equal(read(whole), read(table_data(tmp_path, "parts", where="uid != '000007'")))
+    names = [(name, count) for name, _, count in whole.shards()]
+    assert names == [("all#groups0-2.parquet", 9), ("all#groups2-5.parquet", 15), ("all#groups5-8.parquet", 15)]
 
 
 def test_huggingface_datasets_on_disk_are_read_in_the_order_of_their_files(root):
