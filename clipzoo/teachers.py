@@ -9,11 +9,11 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ from clipzoo.config.vocabulary import Range
 from clipzoo.data.captions import digest
 from clipzoo.data.dataset import ShardDataset
 from clipzoo.data.loader import iterate
-from clipzoo.distributed.world import World
+from clipzoo.data.maps.engines import Map, run_map
+from clipzoo.distributed.launch import loader_workers
 from clipzoo.encoders.base import no_tokenizer
 from clipzoo.errors import ConfigError, number_of, one_message
 from clipzoo.evaluation.encoder import PRECISIONS, PREFETCH, BatchEncoder, Precision
@@ -166,6 +167,7 @@ HEAD = Path("embeddings") / "head.safetensors"
 REMEDY = "remove it, and run the same clipzoo features again"
 VERSION, OPEN_SHARDS = 1, 64
 LOADER_TIMEOUT_SECONDS = 600.0
+Opening = tuple[Any, ...]
 
 
 def shard_files(
@@ -270,61 +272,46 @@ class StoredTeacher(Teacher):
             return image, text, {key: row for row, key in enumerate(keys)}
 
 
-@torch.no_grad()
-def write_features(
-    model: LoadedModel,
-    source: str,
-    dataset: ShardDataset,
-    folder: Path,
-    world: World = World(),
-    *,
-    batch: int = 256,
-    workers: int = 0,
-    precision: Precision = "float32",
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
-    """Write the embeddings of all samples of an open dataset, and return the number of new files. Collective.
+class EmbeddedShards(Map):
+    """Map of shards to the embeddings of their samples.
 
-    Complete files are kept: after a kill the same call continues with the next shard. Ranks share the shards.
-
-    source: name of the model for messages. batch: samples per batch. workers: processes that decode images.
-    precision: of the encoders. report: called with the done and all samples of this rank. Raises ConfigError if the
-    folder has features of another model or other settings.
+    opening: function that returns model and open dataset, and its arguments. shards: file and sample ids of each.
+    Others: see `Map` and `write_features`.
     """
-    transform, tokenizer = model.transform, cast(Any, model.tokenizer)
-    key = model_key(model, (precision, transform.interpolation, transform.resize_mode))
 
-    def claim() -> list[tuple[Path, range]]:
-        if not (folder / FEATURES).exists():
-            save_weights(model.head.state_dict(), folder / HEAD)
-            io.write_json(folder / FEATURES, {"model": source, "key": key, "head": model.config["head"]})
-        elif _facts(folder)["key"] != key:
-            raise ConfigError(f"{folder} has features of another model or other settings: give another --output")
-        return [
-            (file, rows) for _, file, rows in shard_files(folder, key, dataset.shards()) if rows and not file.exists()
-        ]
+    def __init__(
+        self, opening: Opening, shards: Sequence[tuple[Path, range]], gpus: int, batch: int, precision: Precision
+    ) -> None:
+        self._opening, self._shards, self.gpus, self._batch, self._precision = opening, shards, gpus, batch, precision
 
-    def load(rows: range, number: int) -> tuple[Tensor, list[list[str]]]:
-        # Images [b, 3, S, S] and the captions of each sample.
-        samples = dataset.whole(rows[number * batch : (number + 1) * batch])
-        return torch.stack([transform(image) for image, _ in samples]), [captions for _, captions in samples]
+    def contents(self) -> list[str]:
+        return [file.name for file, _ in self._shards]
 
-    missing = world.run_on_first(claim)
-    own, done = missing[world.rank :: world.size], 0
-    total = sum(len(rows) for _, rows in own)
-    encoder = BatchEncoder(tokenizer, model.encoder.image_size, transform.interpolation, batch, workers, precision)
-    for file, rows in own:
+    def files(self, folder: Path) -> list[Path]:
+        return [file for file, _ in self._shards]
+
+    @torch.no_grad()
+    def write(self, item: int, file: Path) -> None:
+        model, dataset = _open(*self._opening)
+        transform, precision, rows = model.transform, self._precision, self._shards[item][1]
+
+        def load(number: int) -> tuple[Tensor, list[list[str]]]:
+            # Images [b, 3, S, S] and the captions of each sample.
+            samples = dataset.whole(rows[number * self._batch : (number + 1) * self._batch])
+            return torch.stack([transform(image) for image, _ in samples]), [captions for _, captions in samples]
+
+        size, workers = model.encoder.image_size, loader_workers(model.device.type == "cuda", dataset.workers)
+        tokenizer: Any = model.tokenizer
+        encoder = BatchEncoder(tokenizer, size, transform.interpolation, self._batch, workers, precision)
         images, texts, captions = list[Embedding](), list[Embedding](), list[list[str]]()
-        compute, steps = partial(load, rows), range(-(-len(rows) // batch))
-        for pixels, own_captions in iterate(compute, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
+        steps = range(-(-len(rows) // self._batch))
+        for pixels, own_captions in iterate(load, steps, workers, PREFETCH, LOADER_TIMEOUT_SECONDS, "data.workers"):
             autocast = torch.autocast(model.device.type, PRECISIONS[precision], enabled=precision != "float32")
             with exact_products(), autocast:
                 images.append(map_embedding(Tensor.cpu, model.encode_image(pixels)))
             text = encoder.embed_captions(model, list(chain(*own_captions)), draws=1)[0]
             texts.append(map_embedding(Tensor.cpu, text))
             captions += own_captions
-            done += len(pixels)
-            report(done, total)
         digests = np.fromiter(map(digest, chain(*captions)), np.uint64)
         counts = torch.tensor([len(of_sample) for of_sample in captions])
         tensors = {"samples": torch.repeat_interleave(counts), "captions": torch.from_numpy(digests.view(np.int64))}
@@ -332,5 +319,40 @@ def write_features(
             values = vars(embedding) if isinstance(embedding, PointSet) else {"": embedding}
             tensors |= {f"{view}.{name}".rstrip("."): value for name, value in values.items()}
         save_weights(tensors, file)
-    world.barrier()
-    return len(missing)
+
+
+@lru_cache(1)
+def _open(
+    function: Callable[..., tuple[LoadedModel, ShardDataset]], *arguments: Any
+) -> tuple[LoadedModel, ShardDataset]:
+    """Call a function, once for all shards of a process."""
+    return function(*arguments)
+
+
+def write_features(
+    opening: Opening,
+    source: str,
+    folder: Path,
+    on: str = "local:1",
+    *,
+    batch: int = 256,
+    precision: Precision = "float32",
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[int, int]:
+    """Write the embeddings of a dataset's samples; return the numbers of files that this process wrote and of samples.
+
+    Complete files are kept: after a kill the same call continues with the next shard.
+
+    opening: see `EmbeddedShards`. source: name of the model for messages. on, report: see `run_map`. batch: samples per
+    batch. precision: of the encoders. Raises ConfigError if the folder has features of another model or other settings.
+    """
+    model, dataset = _open(*opening)
+    key = model_key(model, (precision, model.transform.interpolation, model.transform.resize_mode))
+    if not (folder / FEATURES).exists():
+        save_weights(model.head.state_dict(), folder / HEAD)
+        io.write_json(folder / FEATURES, {"model": source, "key": key, "head": model.config["head"]})
+    elif _facts(folder)["key"] != key:
+        raise ConfigError(f"{folder} has features of another model or other settings: give another --output")
+    shards = [(file, rows) for _, file, rows in shard_files(folder, key, dataset.shards()) if rows]
+    work = EmbeddedShards(opening, shards, int(model.device.type == "cuda"), batch, precision)
+    return run_map(work, folder, on, report), dataset.samples

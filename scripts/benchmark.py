@@ -26,7 +26,19 @@ from clipzoo.config.vocabulary import Count, Workers
 PEER_PACKAGES = ("webdataset==0.2.86", "pandas")
 BENCH = ("training", "loader", "ops", "heads", "options", "epochs", "evaluation", "probe")
 """Subjects of `make bench`."""
-SUBJECTS = (*BENCH, "captions", "duplicates", "export", "explore", "locality", "search", "start", "tuning", "gpu")
+SUBJECTS = (
+    *BENCH,
+    "captions",
+    "duplicates",
+    "export",
+    "explore",
+    "locality",
+    "search",
+    "start",
+    "tables",
+    "tuning",
+    "gpu",
+)
 TRAINED = ROOT / "runs" / "demo" / "results.json"
 """`evaluation` judges the demo's model: without it, it is left out."""
 SHARED = {

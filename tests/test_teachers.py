@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +21,11 @@ from clipzoo.build import build_model
 from clipzoo.cli import __main__ as commands
 from clipzoo.config.compose import compose
 from clipzoo.data.dataset import ShardDataset
+from clipzoo.data.maps.engines import UnfinishedError
 from clipzoo.distillation import ClipKD, DataCompDR, OpenClipDistillation
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.errors import ConfigError
+from clipzoo.exports.hub import export
 from clipzoo.exports.open_clip import write_open_clip
 from clipzoo.exports.transformers import write_transformers
 from clipzoo.heads.pairs import Scope
@@ -36,6 +43,7 @@ from clipzoo.training.settings import Computation
 from clipzoo.types import Progress, Views, World
 from tests.support import runs, tuned
 from tests.support.experiments import composed_once
+from tests.support.paths import ROOT
 from tests.support.processes import run_script
 from tests.support.ranks import run_ranks
 from tests.support.shards import picture, shard_data, write_shard
@@ -298,7 +306,7 @@ def loaded(seed: int) -> LoadedModel:
 def test_stored_features_give_the_terms_of_their_model(tmp_path, captions):
     data = dataset(squares(tmp_path / "shards"), views=Views(captions=captions))
     teacher = loaded(1)
-    assert write_features(teacher, "runs/teacher", data, tmp_path / "features", batch=5) == 2
+    assert write_features((lambda: (teacher, data),), "runs/teacher", tmp_path / "features", batch=5) == (2, 24)
 
     def terms(teacher) -> list[float]:
         distill = DataCompDR(0.5)
@@ -315,7 +323,7 @@ def test_stored_features_give_the_terms_of_their_model(tmp_path, captions):
 
 def test_the_page_of_the_shards_shows_the_pairs_that_stored_features_call_most_and_least_similar(tmp_path):
     data, teacher, folder = dataset(squares(tmp_path / "shards")), loaded(1), tmp_path / "features"
-    write_features(teacher, "runs/teacher", data, folder, batch=5)
+    write_features((lambda: (teacher, data),), "runs/teacher", folder, batch=5)
     images, captions = zip(*data.whole(range(data.samples)), strict=True)
     with torch.no_grad():
         embeddings = teacher.encode_image(list(images)), teacher.encode_text([texts[0] for texts in captions])
@@ -337,19 +345,21 @@ def test_features_continue_after_an_interruption_and_follow_moved_shards(tmp_pat
     folder, teacher = tmp_path / "features", loaded(1)
     data = dataset(squares(tmp_path / "shards"))
     seen: list[tuple[int, int]] = []
-    write_features(teacher, "a", data, folder, batch=5, report=lambda *counts: seen.append(counts))
-    assert seen == [(5, 24), (10, 24), (12, 24), (17, 24), (22, 24), (24, 24)]
+    write_features((lambda: (teacher, data),), "a", folder, batch=5, report=lambda *counts: seen.append(counts))
+    assert seen == [(1, 2), (2, 2)]
     files = sorted((folder / "embeddings").glob("[0-9a-f]*.safetensors"))
     files = [file for file in files if file.stem != "head"]
     content = files[0].read_bytes()
     files[0].unlink()
     with pytest.raises(ConfigError, match="has no features of 1 of 2 shards of data.shards, 0000.*clipzoo features a"):
         StoredTeacher(str(folder)).open(SimpleNamespace(dataset=data), model())
-    assert write_features(teacher, "a", data, folder, batch=5) == 1 and files[0].read_bytes() == content
+    assert (
+        write_features((lambda: (teacher, data),), "a", folder, batch=5) == (1, 24) and files[0].read_bytes() == content
+    )
     (tmp_path / "shards").rename(tmp_path / "moved")
-    assert write_features(teacher, "a", dataset(tmp_path / "moved"), folder) == 0
+    assert write_features((lambda: (teacher, dataset(tmp_path / "moved")),), "a", folder) == (0, 24)
     with pytest.raises(ConfigError, match="has features of another model or other settings: give another --output"):
-        write_features(loaded(2), "b", data, folder)
+        write_features((lambda: (loaded(2), data),), "b", folder)
     with pytest.raises(ConfigError, match="has no features of this dataset"):
         StoredTeacher(str(folder)).open(SimpleNamespace(dataset=pairs()), model())
     files[0].write_bytes(files[1].read_bytes()[:-8])
@@ -358,6 +368,46 @@ def test_features_continue_after_an_interruption_and_follow_moved_shards(tmp_pat
     with pytest.raises(ConfigError, match="safetensors"):
         for number in range(2):
             teacher_of_features._shard(number)
+
+
+def embedded(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob("embeddings/*.safetensors")}
+
+
+def test_processes_that_share_the_shards_write_the_features_of_one(tmp_path, monkeypatch):
+    data, teacher = dataset(squares(tmp_path / "shards")), loaded(1)
+    write_features((lambda: (teacher, data),), "a", tmp_path / "one", batch=5)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    for name, value in (("JOB_ID", "7"), ("STEP_NUM_TASKS", "2"), ("PROCID", "0")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(UnfinishedError, match="--on slurm: other processes have not finished"):
+        write_features((lambda: (teacher, data),), "a", tmp_path / "two", "slurm", batch=5)
+    assert embedded(tmp_path / "two").items() < embedded(tmp_path / "one").items()
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert write_features((lambda: (teacher, data),), "a", tmp_path / "two", "slurm", batch=5) == (1, 24)
+    assert embedded(tmp_path / "two") == embedded(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_features_of_processes_that_are_killed_equal_those_of_one_process(tmp_path):
+    export(loaded(1), tmp_path / "model", "hub")
+    squares(tmp_path / "shards")
+    for shard in range(2, 12):
+        content = (tmp_path / "shards" / f"{shard % 2:05d}.tar").read_bytes()
+        (tmp_path / "shards" / f"{shard:05d}.tar").write_bytes(content.replace(b"picture", b"pic%04d" % shard))
+    command = [sys.executable, "-m", "clipzoo.cli", "features", tmp_path / "model", f"data.shards={tmp_path}/shards",
+               "data.caption_key=caption", "data.workers=0", "--device", "cpu", "--on"]  # fmt: skip
+    subprocess.run([*command, "local:1", "--output", tmp_path / "one"], cwd=ROOT, check=True)
+    assert len(embedded(tmp_path / "one")) == 13
+    killed = subprocess.Popen([*command, "local:2", "--output", tmp_path / "two"], cwd=ROOT, start_new_session=True)
+    while len(embedded(tmp_path / "two")) < 3:
+        assert killed.poll() is None
+        time.sleep(0.005)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert embedded(tmp_path / "two").items() < embedded(tmp_path / "one").items()
+    subprocess.run([*command, "local:2", "--output", tmp_path / "two"], cwd=ROOT, check=True)
+    assert embedded(tmp_path / "two") == embedded(tmp_path / "one")
 
 
 RUNS = {

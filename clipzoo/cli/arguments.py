@@ -140,6 +140,12 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
                         help="batch size for the expected number of equal captions (default: %(default)s)")  # fmt: skip
 
 
+def add_engine(parser: argparse.ArgumentParser, default: str | None, said: str) -> None:
+    """Add --on, see `clipzoo.data.maps.engines.run_map`. said: the default in words."""
+    parser.add_argument("--on", default=default, metavar="ENGINE", help="local:PROCESSES, torchrun, slurm (under srun "
+                        f"or in an array) or ray; default: {said}")  # fmt: skip
+
+
 def output_folder(text: str) -> Path:
     """Return the folder of `--output`; an argparse `type`. See `output_fault`."""
     path = _path(text)

@@ -7,7 +7,6 @@ import glob
 import hashlib
 import os
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import Progress, add_batch, number_in, output_folder, refuse
+from clipzoo.cli.arguments import Progress, add_batch, add_engine, number_in, output_folder, refuse
 from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
 from clipzoo.errors import ConfigError, first_names, nearest, number_of
 from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_json, write_json
@@ -118,12 +117,10 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
                       help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all "
                       "for several captions (default: all lines joined to one caption)")  # fmt: skip
 
+    for command in (index, look, contamination):
+        add_engine(command, "local", "local, a process per core")
     for command in (look, contamination):
-        command.add_argument("--on", default="local", metavar="ENGINE",
-                             help="local:PROCESSES, torchrun, slurm (under srun or in an array) or ray; default: "
-                             "local, a process per core")  # fmt: skip
         command.add_argument("--output", type=output_folder, help="default: clipzoo_look in the folder of the shards")
-        command.set_defaults(processes=None)
     look.add_argument("--features", type=Path, help="folder of clipzoo features: similarity of image and caption")
     look.add_argument("--trust", action="append", default=[], metavar="PACKAGE", needs=["--features"],
                       help="package whose head may be built; repeatable")  # fmt: skip
@@ -153,9 +150,10 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
 
     for command in (make, inspect, look, contamination):
         command.add_argument("--max-pixels", type=number_in(Pixels), default=89_000_000, help="as data.max_pixels")
-    for command, run in ((make, make_shards), (index, index_shards), (inspect, inspect_shards)):
+    for command, run in ((make, make_shards), (inspect, inspect_shards)):
         _add_processes(command)
         command.set_defaults(run=run)
+    index.set_defaults(run=index_shards)
     look.set_defaults(run=look_at_shards)
     contamination.set_defaults(run=find_evaluation_images)
 
@@ -368,7 +366,7 @@ def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> S
     (source,) = parse_sources(options.source) if rules is None else rules.sources(options.source)
     beside = [] if is_remote(source.shards[0]) else [Path(source.shards[0]).parent / FOLDER]
     cache, folders = ShardCache(None, 50.0), [*beside, partial / _SOURCE_INDEX]
-    index = load_or_build(source.shards, cache, folders, options.processes, caption, rules)
+    index = load_or_build(source.shards, cache, folders, f"local:{options.processes}", caption, rules)
     check_shards([index], 0.01, options.source, limit=None)
     stored, fingerprint = StoredPairs(index, cache, rules, caption, options.keep), index.fingerprint
     return [StoredPair(number, fingerprint, stored) for number in range(index.samples)]
@@ -376,7 +374,7 @@ def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> S
 
 def index_shards(options: argparse.Namespace) -> None:
     start = time.perf_counter()
-    index = _load_index(options)[0]
+    index = _load_index(options, options.on)[0]
     seconds = time.perf_counter() - start
     counts = f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')}"
     print(f"{counts}, {seconds:.1f} s: {index.data}")
@@ -388,7 +386,7 @@ def index_shards(options: argparse.Namespace) -> None:
 def inspect_shards(options: argparse.Namespace) -> None:
     from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
 
-    index, cache, tables = _load_index(options)
+    index, cache, tables = _load_index(options, f"local:{options.processes}")
     rules = Inspection(cache, options.caption_key, options.max_pixels, not options.quick, tables)
     statistics = sample_statistics(
         index, rules, options.samples, options.images if options.sheet else 0, options.seed,
@@ -401,11 +399,9 @@ def inspect_shards(options: argparse.Namespace) -> None:
 
 
 def look_at_shards(options: argparse.Namespace) -> None:
-    if (mapped := _map_samples(options)) is None:
-        return
     from clipzoo.report.samples import write_samples
 
-    (work, output), scores = mapped, None
+    (work, output), scores = _map_samples(options), None
     if options.features is not None:
         from clipzoo.teachers import StoredTeacher
 
@@ -419,15 +415,14 @@ def find_evaluation_images(options: argparse.Namespace) -> None:
     from clipzoo.evaluation.datasets.contamination import test_images
 
     evaluation, faults = test_images(options.root, options.dataset)
-    if (mapped := _map_samples(options, *evaluation.values())) is not None:
-        from clipzoo.report.samples import write_contamination
+    work, output = _map_samples(options, *evaluation.values())
+    from clipzoo.report.samples import write_contamination
 
-        work, output = mapped
-        print(write_contamination(work, evaluation, faults, output / MAPS, output))
+    print(write_contamination(work, evaluation, faults, output / MAPS, output))
 
 
-def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts, Path] | None:
-    """Compute the facts about all samples, and other maps; None while other processes have not finished theirs."""
+def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts, Path]:
+    """Compute the facts about all samples, and other maps. Raises UnfinishedError as `run_map` does."""
     from clipzoo.data.locations import is_remote
     from clipzoo.data.maps.engines import run_map
     from clipzoo.data.maps.samples import SampleFacts
@@ -438,16 +433,12 @@ def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts
         raise ConfigError("remote shards need --output FOLDER")
     output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
     work = SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels)
-    for part in (work, *others):
-        progress = Progress("samples", "shards") if read().is_first else lambda done, total: None
-        run_map(part, output / MAPS, options.on, progress)
-    if all(part.is_complete(output / MAPS) for part in (work, *others)):
-        return work, output
-    print("other processes have not finished their shards: the last one writes the page", file=sys.stderr)
-    return None
+    progress = Progress("samples", "shards") if read().is_first else lambda done, total: None
+    run_map(work, output / MAPS, options.on, progress, *others)
+    return work, output
 
 
-def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache, TableRules | None]:
+def _load_index(options: argparse.Namespace, on: str = "local") -> tuple[ShardIndex, ShardCache, TableRules | None]:
     from clipzoo.data.index import FOLDER, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
     from clipzoo.data.tables.formats import TableRules, holds_tables
@@ -457,13 +448,13 @@ def _load_index(options: argparse.Namespace) -> tuple[ShardIndex, ShardCache, Ta
         tables = TableRules(None, options.image_key, options.caption_key, options.uid_key, options.image_folder)
     else:
         # Pages name the samples of tars by uid, too.
-        keys = ("--image-key", "--image-folder") if "on" in options else ("--image-key", "--uid-key", "--image-folder")
-        refuse(options, keys, "is for tables")
+        unread = ("--image-key", "--image-folder", *([] if "output" in options else ["--uid-key"]))
+        refuse(options, unread, "is for tables")
     (source,) = parse_sources(options.shards) if tables is None else tables.sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key, tables)
+    index = load_or_build(source.shards, cache, [folder], on, options.caption_key, tables)
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import Progress, number_in, output_folder
+from clipzoo.cli.arguments import Progress, add_engine, number_in, output_folder
 from clipzoo.config.vocabulary import Count, Range, Samples
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
+
+if TYPE_CHECKING:
+    from clipzoo.data.dataset import ShardDataset
+    from clipzoo.loading import LoadedModel
 
 FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
 
@@ -91,9 +97,10 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
 
     clipzoo features runs/teacher data.shards='data/cc3m/{00000..00331}.tar' --output data/cc3m_features
     clipzoo features open_clip:ViT-L-14/datacomp_xl_s13b_b90k data=cc3m --output data/cc3m_features --device cuda
+    clipzoo features runs/teacher data=cc3m --output data/cc3m_features --on local:8        8 processes, each with a GPU
     torchrun --nproc-per-node 8 --no-python clipzoo features runs/teacher data=cc3m --output data/cc3m_features
 
-    The same command completes interrupted features, and adds those of new shards.
+    The same command completes interrupted features, with any --on, and adds those of new shards.
     """
     parser.add_argument("model", metavar="MODEL", help="a run, a checkpoint, a hub directory, open_clip:NAME/TAG or "
                         "transformers:NAME")  # fmt: skip
@@ -103,41 +110,50 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=number_in(Count), default=256, help="samples per batch (default: %(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="float32", help="of the encoders")
+    add_engine(parser, None, "torchrun where that started the process, otherwise local:1")
     _set_defaults(parser, features)
 
 
 def features(options: argparse.Namespace) -> None:
-    from clipzoo.config.compose import compose
     from clipzoo.config.trust import read, trusted_names
-    from clipzoo.runs.identity import with_variables
+    from clipzoo.distributed import launch
 
     for line in options.overrides:
         if read(line).key_or_group.partition(".")[0] not in ("data", "trust"):
             raise ConfigError(f"{line}: clipzoo features takes only the dataset, data=NAME and data.KEY=VALUE")
-    node = with_variables(compose(options.overrides)["data"])
-    trust = (*trusted_names(options.overrides), *options.trust)
+    trust, output = (*trusted_names(options.overrides), *options.trust), options.output
+    data = model_and_dataset, options.model, options.average, options.device, (*options.overrides,), trust, output
 
-    from clipzoo.build import build_part
-    from clipzoo.data.dataset import ShardDataset
-    from clipzoo.distributed.launch import loader_workers, say
-    from clipzoo.distributed.world import World
-    from clipzoo.exports.hub import load
     from clipzoo.teachers import write_features
 
-    dataset = build_part(node, trust, ShardDataset)
-    # Ranks wait for each other up to a day: one may embed a shard more than another.
-    world = World.join(options.device, timeout=86_400.0, key="--device")
-    model = load(options.model, trust=trust, average=options.average).to(world.device)
-    dataset.open(options.output, world)
-    progress = Progress("features", "samples")
-    written = write_features(
-        model, options.model, dataset, options.output, world, batch=options.batch,
-        workers=loader_workers(world.device.type == "cuda", node["workers"]), precision=options.precision,
-        report=progress if world.is_first else lambda done, total: None,
+    progress = Progress("features", "shards")
+    written, samples = write_features(
+        data, options.model, output, options.on or ("torchrun" if "RANK" in os.environ else "local:1"),
+        batch=options.batch, precision=options.precision,
+        report=progress if launch.read().is_first else lambda done, total: None,
     )  # fmt: skip
-    say(f"{number_of(written, 'shard')} embedded in {progress.seconds:.0f} s, {number_of(dataset.samples, 'sample')} "
-        f"in {options.output}: train with teacher=stored teacher.path={options.output}")  # fmt: skip
+    print(f"{number_of(written, 'shard')} embedded in {progress.seconds:.0f} s, {number_of(samples, 'sample')} in "
+          f"{output}: train with teacher=stored teacher.path={output}", file=sys.stderr)  # fmt: skip
+
+
+def model_and_dataset(
+    name: str, average: bool, device: str, overrides: tuple[str, ...], trust: tuple[str, ...], output: Path
+) -> tuple[LoadedModel, ShardDataset]:
+    """Return the model and the open dataset of `clipzoo features`. Collective if torchrun has started the process."""
+    from clipzoo.build import build_part
+    from clipzoo.config.compose import compose
+    from clipzoo.data.dataset import ShardDataset
+    from clipzoo.distributed.world import World
+    from clipzoo.exports.hub import load
+    from clipzoo.runs.identity import with_variables
+
+    dataset = build_part(with_variables(compose(overrides)["data"]), trust, ShardDataset)
+    # Ranks wait up to a day for the index.
+    world = World.join(device, timeout=86_400.0, key="--device")
+    model = load(name, trust=trust, average=average).to(world.device)
+    dataset.open(output, world)
     world.leave()
+    return model, dataset
 
 
 def search_arguments(parser: argparse.ArgumentParser) -> None:

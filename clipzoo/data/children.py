@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from clipzoo.errors import TrainingError
 
@@ -20,6 +20,8 @@ AHEAD = 3
 """Chunks per process that are computed ahead of the results that are taken."""
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
+_function: list[Callable[[Any], Any]] = []
+"""In a child process of `map_in_children`: what it computes, sent once and not with every argument."""
 
 
 def bind_to_parent() -> None:
@@ -39,7 +41,8 @@ def map_in_children(
     """Yield `function(argument)` in order, computed by child processes, which end with the generator.
 
     processes: with fewer than two, this process computes the results. chunk: arguments that a process takes at a time.
-    At most AHEAD chunks per process are computed ahead, to bound memory. Raises TrainingError if a process was killed.
+    At most AHEAD chunks per process are computed ahead, to bound memory. A child has its number as LOCAL_RANK, and so
+    its own GPU. Raises TrainingError if a process was killed.
     """
     if processes < 2:
         yield from map(function, arguments)
@@ -48,14 +51,15 @@ def map_in_children(
     # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
     spawn = multiprocessing.get_context("spawn")
     try:
-        executor = ProcessPoolExecutor(processes, spawn, initializer=bind_to_parent)
+        begin = function, processes, spawn.Value("i", 0)
+        executor = ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=begin)
     except OSError as error:
         raise TrainingError(f"child processes cannot be started ({error}): is /dev/shm full?") from error
     with executor as pool:
         try:
             remaining, pending = iter(arguments), deque[Future[list[Result]]]()
             while part := list(islice(remaining, chunk)):
-                pending.append(pool.submit(_apply, function, part))
+                pending.append(pool.submit(_apply, part))
                 if len(pending) > AHEAD * processes:
                     yield from pending.popleft().result()
             while pending:
@@ -69,5 +73,14 @@ def map_in_children(
             raise
 
 
-def _apply(function: Callable[[Argument], Result], arguments: list[Argument]) -> list[Result]:
-    return [function(argument) for argument in arguments]
+def _begin(function: Callable[[Any], Any], processes: int, started: Any) -> None:
+    bind_to_parent()
+    with started.get_lock():
+        # The parent, not the child, is the rank that prints.
+        os.environ |= {"LOCAL_RANK": f"{started.value}", "LOCAL_WORLD_SIZE": f"{processes}", "RANK": "1"}
+        started.value += 1
+    _function.append(function)
+
+
+def _apply(arguments: list[Any]) -> list[Any]:
+    return [_function[0](argument) for argument in arguments]

@@ -161,7 +161,7 @@ class ShardDataset(Part, Dataset):
         self._box_key, self._group_key = box_key, group_key
         self._window = shuffle_window
         self._max_bad_fraction = max_bad_fraction
-        self._workers, self._prefetch = workers, prefetch
+        self.workers, self._prefetch = workers, prefetch
         self._index_folder = index_folder
         self._cache = ShardCache(cache_folder, cache_gigabytes)
         self._run: Path | None = None
@@ -194,7 +194,7 @@ class ShardDataset(Part, Dataset):
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
             folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
             indexes = [
-                load_or_build(source.shards, self._cache, places, None, self._caption_key, self._tables)
+                load_or_build(source.shards, self._cache, places, "local", self._caption_key, self._tables)
                 for source, places in zip(self._sources, folders, strict=True)
             ]
             setting = "data.shards" if self._tables is None else "data.path"
@@ -257,7 +257,7 @@ class ShardDataset(Part, Dataset):
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
-        workers = loader_workers(world.device.type == "cuda", self._workers)
+        workers = loader_workers(world.device.type == "cuda", self.workers)
         items = iterate(compute, steps, workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._reader)

@@ -26,9 +26,9 @@ import numpy as np
 from clipzoo import io
 from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import CaptionCounts, caption_keys
-from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
 from clipzoo.data.locations import ShardCache, Source, State, is_remote, parse_sources, states
+from clipzoo.data.maps.engines import Map, run_map
 from clipzoo.data.tables.formats import TableRules, scan_table
 from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_file, scan_shard
 from clipzoo.errors import ConfigError, masked, number_of
@@ -152,15 +152,15 @@ def load_or_build(
     locations: Sequence[str],
     cache: ShardCache,
     folders: Sequence[Path],
-    processes: int | None = None,
+    on: str = "local",
     caption_key: CaptionKeys | None = None,
     tables: TableRules | None = None,
 ) -> ShardIndex:
-    """Return an up-to-date index of the shards; only new and changed shards are read.
+    """Return an up-to-date index of the shards; only new and changed shards are read, and after a kill the others.
 
-    folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
-    None for one per core. caption_key: data.caption_key; the captions under its first key are counted. tables: how
-    the rows of tables are read; None for tars. Raises ConfigError if no folder is writable.
+    folders: a new index is written to the first of them that is writable. on: processes that read, see `run_map`.
+    caption_key: data.caption_key; the captions under its first key are counted. tables: how the rows of tables are
+    read; None for tars. Raises ConfigError if no folder is writable, UnfinishedError as `run_map` does.
     """
     name = index_name(locations, caption_key, tables)
     last_index = load(name, locations, folders)
@@ -175,12 +175,12 @@ def load_or_build(
         return last_index
 
     # Read new and changed shards, and copy the rows of all others.
-    stale_shards = list(compress(zip(locations, present_states, strict=True), stale))
-    count = min(processes or os.cpu_count() or 1, len(stale_shards) // SHARDS_PER_PROCESS)
-    scans = map_in_children(partial(_scan, cache, caption_key, tables), stale_shards, count, 4)
     names = relative_names(locations)
+    stale_shards = list(compress(zip(names, locations, present_states, strict=True), stale))
+    work = ShardScans(stale_shards, cache, caption_key, tables)
 
-    def rows() -> Iterator[tuple[Shard, np.ndarray, Sequence[str]]]:
+    def rows(parts: Path) -> Iterator[tuple[Shard, np.ndarray, Sequence[str]]]:
+        scans = map(work.read, range(len(work.shards)), work.files(parts))
         for number, (shard, state) in enumerate(zip(indexed_shards, present_states, strict=True)):
             scan = next(scans) if stale[number] else None
             if scan is None or (last_index and scan.flaw and _is_start_of(scan, last_index, number)):
@@ -191,23 +191,53 @@ def load_or_build(
                 row = Shard(names[number], scan.bytes, state or (scan.bytes, 0), scan.flaw)
                 yield row, scan.records, scan.keys
 
-    with open_folder(folders, locations[0]) as folder:
-        return write_index(folder, locations, name, rows(), {})
+    with open_folder(folders, locations[0]) as folder, open_folder([folder / f"{name}.parts"], locations[0]) as parts:
+        run_map(work, parts, on)
+        index = write_index(folder, locations, name, rows(parts), {})
+        shutil.rmtree(parts, ignore_errors=True)
+    return index
 
 
-def _scan(
-    cache: ShardCache, caption_key: CaptionKeys | None, tables: TableRules | None, shard: tuple[str, State | None]
-) -> Scan:
-    location, state = shard
-    if tables is not None:
-        return scan_table(tables, cache, state, location)
-    if not is_remote(location):
-        return scan_shard(location, caption_key)
-    try:
-        with os.fdopen(cache.open(location), "rb") as file:
-            return scan_file(file, caption_key)
-    except OSError as error:
-        return Scan(f"unreadable: {error}")
+@dataclass(frozen=True)
+class ShardScans(Map):
+    """Map of shards to their samples. shards: name, location and state of each. Others: see `load_or_build`."""
+
+    shards: Sequence[tuple[str, str, State | None]]
+    cache: ShardCache
+    caption_key: CaptionKeys | None
+    tables: TableRules | None
+    suffix = ".part"
+    least_items = SHARDS_PER_PROCESS
+
+    def contents(self) -> Sequence[str]:
+        settings = (VERSION, self.caption_key, self.tables and self.tables.identity)
+        return [f"ShardScans {settings} {name} {state}" for name, _, state in self.shards]
+
+    def scan(self, item: int) -> Scan:
+        _, location, state = self.shards[item]
+        if self.tables is not None:
+            return scan_table(self.tables, self.cache, state, location)
+        if not is_remote(location):
+            return scan_shard(location, self.caption_key)
+        try:
+            with os.fdopen(self.cache.open(location), "rb") as file:
+                return scan_file(file, self.caption_key)
+        except OSError as error:
+            return Scan(f"unreadable: {error}")
+
+    def write(self, item: int, file: Path) -> None:
+        scan = self.scan(item)
+        facts = json.dumps([scan.flaw, scan.bytes, len(scan.keys)]) + "\n"
+        with io.whole(file) as part:
+            part.write(facts.encode() + scan.records.tobytes() + "\0".join(scan.keys).encode())
+
+    def read(self, item: int, file: Path) -> Scan:
+        # Another process that builds the same index may have removed the file.
+        with suppress(OSError, ValueError), io.readable(file, io.ANY_SIZE, REMEDY) as part:
+            flaw, size, count = json.loads(part.readline())
+            records = np.frombuffer(part.read(count * RECORD.itemsize), RECORD)
+            return Scan(flaw, records, part.read().decode().split("\0") if count else [], size)
+        return self.scan(item)
 
 
 def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:

@@ -58,7 +58,7 @@ def read() -> Environment:
     return Environment(
         rank=int(variable("RANK", "0")),
         world_size=int(variable("WORLD_SIZE", "1")),
-        local_rank=int(variable("LOCAL_RANK", "0")),
+        local_rank=int(variable("LOCAL_RANK") or _slurm_local_rank()),
         local_size=max(1, int(variable("LOCAL_WORLD_SIZE", "1"))),
         address=f"{variable('MASTER_ADDR')}:{variable('MASTER_PORT')}",
         is_elastic=int(variable("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
@@ -191,12 +191,10 @@ def set_environment() -> None:
         return
     # All tasks use one port; the next attempt uses another.
     attempt = int(variables["SLURM_JOB_ID"]) * 7 + int(variables.get("SLURM_RESTART_COUNT", "0"))
-    # With --gpus-per-task a task sees only its own device, which is number 0.
-    one_device = "," not in variables.get("CUDA_VISIBLE_DEVICES", ",")
     variables.update(
         RANK=variables["SLURM_PROCID"],
         WORLD_SIZE=variables["SLURM_STEP_NUM_TASKS"],
-        LOCAL_RANK="0" if one_device else variables["SLURM_LOCALID"],
+        LOCAL_RANK=_slurm_local_rank(),
         MASTER_ADDR=variables.get(MASTER) or _address(),
         MASTER_PORT=str(20000 + attempt % 10000),
     )
@@ -208,6 +206,13 @@ def _is_task() -> bool:
     """Return True in a task that srun has started for a batch script in slurm/ or for submitit."""
     is_ours = MASTER in os.environ or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
     return is_ours and "SLURM_STEP_NUM_TASKS" in os.environ
+
+
+def _slurm_local_rank() -> str:
+    """Return the number of the device of a task of srun; "0" outside of SLURM."""
+    # With --gpus-per-task a task sees only its own device, which is number 0.
+    one_device = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+    return "0" if one_device else os.environ.get("SLURM_LOCALID", "0")
 
 
 def _address() -> str:

@@ -73,9 +73,12 @@ def _work() -> float:
 
 def our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
     from clipzoo.data.dataset import ShardDataset
+    from clipzoo.data.tables.formats import holds_tables
 
+    tables = holds_tables(options.shards)
     data = ShardDataset(
-        options.shards, tokenizer, image_size=options.image_size, crop_scale=options.crop_scale, decode=options.decode,
+        None if tables else options.shards, tokenizer, path=options.shards if tables else None,
+        image_size=options.image_size, crop_scale=options.crop_scale, decode=options.decode,
         interpolation="bicubic", flip=0.0, rand_augment=None, max_pixels=89_000_000, caption_key=None,
         shuffle_window=64, max_bad_fraction=0.01, workers=options.workers, prefetch=2, index_folder=None,
         cache_folder=None, cache_gigabytes=1.0,

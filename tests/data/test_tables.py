@@ -7,8 +7,10 @@ import os
 import pytest
 import torch
 
+from clipzoo.data.tables import formats
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from tests.support.range_server import range_server
 from tests.support.ranks import run_ranks
 from tests.support.runs import train, train_and_kill
 from tests.support.shards import batches_of, numbered, shard_data, write_numbered
@@ -109,6 +111,30 @@ def test_tables_give_the_batches_of_tars_with_the_same_pictures_and_ids(root, fo
     expected = read(shard_data(root / "tar", flip=0.5))
     assert equal(read(table_data(root, form, flip=0.5)), expected)
     assert equal(read(table_data(root, form, flip=0.5), start=4), [part[4:] for part in expected])
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
+def test_tables_on_a_server_give_the_batches_of_local_ones(root, form, tmp_path):
+    with range_server(root / form) as server:
+        path = [f"{server.address}/{number:05d}.{form}" for number in range(len(COUNTS))]
+        settings = {"index_folder": str(tmp_path / "index"), "cache_folder": str(tmp_path / "cache")}
+        images = {"image_folder": str(root / "pictures")} if form == "csv" else {}
+        assert equal(read(shard_data(None, path=path, **settings, **images)), read(table_data(root, form)))
+        if form == "csv":
+            with pytest.raises(ConfigError, match=r"http.*csv has paths of images.*give data\.image_folder"):
+                shard_data(None, path=path, **settings | {"index_folder": str(tmp_path)}).open(None, World())
+
+
+def test_a_parquet_file_of_many_row_groups_gives_the_batches_of_files_of_its_parts(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_SHARD_ROWS", 15)
+    write_table(tmp_path / "all.parquet", "parquet", numbered(0, sum(COUNTS)))
+    (tmp_path / "parts").mkdir()
+    for first, end in ((0, 10), (10, 25), (25, 40)):
+        write_table(tmp_path / "parts" / f"{first:02d}.parquet", "parquet", numbered(first, end - first))
+    whole = table_data(tmp_path, "all.parquet", where="uid != '000007'", workers=2)
+    assert equal(read(whole), read(table_data(tmp_path, "parts", where="uid != '000007'")))
+    names = [(name, count) for name, _, count in whole.shards()]
+    assert names == [("all#groups0-2.parquet", 9), ("all#groups2-5.parquet", 15), ("all#groups5-8.parquet", 15)]
 
 
 def test_huggingface_datasets_on_disk_are_read_in_the_order_of_their_files(root):
@@ -222,6 +248,9 @@ def test_broken_tables_are_one_message_before_training(tmp_path):
         tmp_path, "odd.csv", lambda path: path.write_text("a,b\n1,2\n")
     )
     assert "does not tell its format" in broken(tmp_path, "odd.txt", csv_table)
+    urls = "image,caption\nhttps://example.org/1.jpg,one\n"
+    said = "https://example.org/1.jpg is not a file: download the images, as img2dataset does"
+    assert said in broken(tmp_path, "urls.csv", lambda path: path.write_text(urls))
     ragged = "image,caption\n000001.png,one\n000002.png\n"
     assert "Expected 2 columns, got 1" in broken(tmp_path, "ragged.csv", lambda path: path.write_text(ragged))
 

@@ -144,6 +144,7 @@ TRACKER = 1
 
 @pytest.mark.medium
 def test_results_of_a_pool_come_in_order_and_one_process_computes_them_itself():
+    assert set(map_in_children(os.getenv, ["LOCAL_RANK"] * 8, 2, 1)) <= {"0", "1"}
     assert list(map_in_children(abs, [-3, 2, -1], 2, 1)) == [3, 2, 1]
     assert list(map_in_children(lambda value: -value, [1, 2], 1, 1)) == [-1, -2]  # which no other process can compute
 

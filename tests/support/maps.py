@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from clipzoo.data.maps.engines import Map, run_map
+from clipzoo.data.maps.engines import TableMap, run_map
 from clipzoo.distributed.launch import exit_on_error
 
 
-class Members(Map):
+class Members(TableMap):
     """Names and sizes of the members of the tars of a folder. PAUSE: seconds that a shard takes at least."""
 
     def __init__(self, folder: Path) -> None:

@@ -366,7 +366,7 @@ BASES = {
     "index": ("{run}", "--images", "{pictures}", "--output", "{made}"),
     "features": ("{run}", "data.shards={shards}", "data.workers=0", "--output", "{made}", "--device", "cpu"),
     "search": ("a red picture", "--index", "{index}"),
-    "shards make": ("{captioned}", "{made}", "--processes", "1"), "shards index": ("{shards}", "--processes", "1"),
+    "shards make": ("{captioned}", "{made}", "--processes", "1"), "shards index": ("{shards}", "--on", "local:1"),
     "shards inspect": ("{shards}", "--processes", "1"), "datasets list": (),
     "shards look": ("{shards}", "--on", "local:1", "--output", "{made}"),
     "shards contamination": ("{shards}", "--root", "{world}/downstream", "--on", "local:1", "--output", "{made}"),

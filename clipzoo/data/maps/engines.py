@@ -28,24 +28,54 @@ Task = tuple[int, Path]
 """An item and its file."""
 
 
+class UnfinishedError(TrainingError):
+    """Other processes of torchrun or SLURM still compute their items: only the last of them continues."""
+
+    exit_code = 0
+
+
 class Map(ABC):
-    """A function of items. Instances are sent to other processes."""
+    """A function of items. Instances are sent to other processes.
+
+    suffix: of the files. least_items: items that are worth a process. gpus: of a process; its LOCAL_RANK is the number.
+    """
+
+    suffix: str
+    least_items, gpus = 1, 0
 
     @abstractmethod
     def contents(self) -> Sequence[str]:
-        """Return a text for every item that differs if its table differs: its content and all settings."""
+        """Return a text for every item that differs if its file differs: the kind of map, its content, all settings."""
+
+    @abstractmethod
+    def write(self, item: int, file: Path) -> None:
+        """Write the file of an item as a whole, the same bytes in every process."""
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the file of every item; items of the same content share one."""
+        names = (hashlib.sha256(content.encode()).hexdigest()[:32] for content in self.contents())
+        return [folder / f"{name}{self.suffix}" for name in names]
+
+    def is_complete(self, folder: Path) -> bool:
+        return all(file.exists() for file in self.files(folder))
+
+
+class TableMap(Map):
+    """A map whose files are tables in Parquet."""
+
+    suffix = ".parquet"
 
     @abstractmethod
     def table(self, item: int) -> pa.Table:
         """Compute the table of an item, the same in every process."""
 
-    def files(self, folder: Path) -> list[Path]:
-        """Return the file of every item; items of the same content share one."""
-        names = (f"{type(self).__qualname__} {content}" for content in self.contents())
-        return [folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.parquet" for name in names]
+    def write(self, item: int, file: Path) -> None:
+        arrow()  # one message before the work where it is not installed
+        from pyarrow import parquet
 
-    def is_complete(self, folder: Path) -> bool:
-        return all(file.exists() for file in self.files(folder))
+        table = self.table(item)
+        with io.whole(file) as target:
+            parquet.write_table(table, target, compression="zstd")
 
     def merged(self, folder: Path) -> pa.Table:
         """Return the tables of all items in their order."""
@@ -55,40 +85,42 @@ class Map(ABC):
 
 
 def run_map(
-    work: Map, folder: Path, on: str = "local", report: Callable[[int, int], None] = lambda done, total: None
-) -> None:
-    """Write the missing files of a map into a folder that all processes share.
+    work: Map,
+    folder: Path,
+    on: str = "local",
+    report: Callable[[int, int], None] = lambda done, total: None,
+    *others: Map,
+) -> int:
+    """Write the missing files of maps into a folder that all processes share; return how many this process wrote.
 
     on: "local:N" computes in N processes of this machine ("local": one per core), "ray" in tasks of the cluster of
     RAY_ADDRESS or of this machine. With "torchrun" and "slurm" this process is one of several and computes its share.
-    report: called with the finished and all items of this process. Afterwards `Map.is_complete` is true in the last of
-    several processes at least.
+    report: called with the finished and all items of a map of this process. Raises UnfinishedError in all but the last
+    of several processes.
     """
     if (match := re.fullmatch(r"(local)(?::([1-9]\d{0,2}))?|torchrun|slurm|ray", on)) is None:
         raise ConfigError(f"--on {on}: give local, local:PROCESSES, torchrun, slurm or ray")
-    arrow()  # one message where it is not installed
     io.make_folder(folder)
     rank, size = share_of_work(on) if on in ("torchrun", "slurm") else (0, 1)
-    files = {file: item for item, file in enumerate(work.files(folder))}
-    missing = [(item, file) for file, item in list(files.items())[rank::size] if not file.exists()]
-    if on == "ray":
-        done = _map_on_ray(work, missing)
-    else:
-        processes = int(match[2] or os.cpu_count() or 1) if match[1] else 1
-        done = map_in_children(partial(_write, work), missing, min(processes, len(missing)), 1)
-    for number, _ in enumerate(done, start=1):
-        report(number, len(missing))
+    processes, written = int(match[2] or os.cpu_count() or 1) if match[1] else 1, 0
+    for part in (work, *others):
+        files = {file: item for item, file in enumerate(part.files(folder))}
+        missing = [(item, file) for file, item in list(files.items())[rank::size] if not file.exists()]
+        count = min(processes, len(missing) // part.least_items)
+        done = _map_on_ray(part, missing) if on == "ray" else map_in_children(partial(_write, part), missing, count, 1)
+        for number, _ in enumerate(done, start=1):
+            report(number, len(missing))
+        written += len(missing)
+    if size > 1 and not all(part.is_complete(folder) for part in (work, *others)):
+        raise UnfinishedError(f"--on {on}: other processes have not finished; the last one completes the command")
+    return written
 
 
 def _write(work: Map, task: Task) -> None:
-    from pyarrow import parquet
-
     item, file = task
     # Ray repeats a task whose process was killed after it wrote the file.
     if not file.exists():
-        table = work.table(item)
-        with io.whole(file) as target:
-            parquet.write_table(table, target, compression="zstd")
+        work.write(item, file)
 
 
 def _map_on_ray(work: Map, tasks: Sequence[Task]) -> Iterator[None]:
@@ -102,7 +134,7 @@ def _map_on_ray(work: Map, tasks: Sequence[Task]) -> Iterator[None]:
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"--on ray: RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {cause(error)}") from None
-    shared, write = ray.put(work), ray.remote(_write)
+    shared, write = ray.put(work), ray.remote(num_gpus=work.gpus)(_write)
     try:
         for reference in [write.remote(shared, task) for task in tasks]:
             yield ray.get(reference)

@@ -18,7 +18,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import read_header
 from clipzoo.data.index import ShardIndex
 from clipzoo.data.locations import ShardCache
-from clipzoo.data.maps.engines import Map
+from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, arrow
 from clipzoo.errors import masked
@@ -34,7 +34,7 @@ GRID = 24
 
 
 @dataclass(frozen=True)
-class SampleFacts(Map):
+class SampleFacts(TableMap):
     """Map of shards to a row of facts for each sample; `fault` is the kind of an unusable sample, otherwise null.
 
     tables: how the rows of tables are read; None for tars. caption_key, uid_key, max_pixels: as in ShardDataset.
@@ -49,7 +49,7 @@ class SampleFacts(Map):
 
     def contents(self) -> Sequence[str]:
         settings = (VERSION, self.caption_key, self.uid_key, self.max_pixels, self.tables and self.tables.identity)
-        return [f"{settings} {shard.digest} {shard.bytes} {shard.state}" for shard in self.index.shards]
+        return [f"SampleFacts {settings} {shard.digest} {shard.bytes} {shard.state}" for shard in self.index.shards]
 
     def table(self, item: int) -> pa.Table:
         from clipzoo.data.tokenizer import ClipTokenizer  # imports torch

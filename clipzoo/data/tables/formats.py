@@ -1,4 +1,4 @@
-"""Tables and image folders as sources: a file is a shard, a row is a sample.
+"""Tables and image folders as sources: a file, or a part of a Parquet file, is a shard, a row is a sample.
 
 The rows of a shard are Arrow record batches. Arrow files are memory-mapped as they are. Other tables are decoded once
 into an Arrow file with the columns that training reads, a local copy in the same cache as those of remote shards.
@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,17 @@ from clipzoo.config.vocabulary import CaptionKeys, TableFormat
 from clipzoo.data.captions import StoredSample, caption_keys, decoded, digest
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import LARGEST_FILE, read_image_file
-from clipzoo.data.locations import ShardCache, Shards, Source, State, files_below, is_remote, parse_sources, states
+from clipzoo.data.locations import (
+    ShardCache,
+    Shards,
+    Source,
+    State,
+    file_of,
+    files_below,
+    is_remote,
+    parse_sources,
+    states,
+)
 from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
 from clipzoo.errors import ConfigError, TrainingError, first_line, installation
 
@@ -48,6 +59,8 @@ JSON, TXT = ".json", ".txt"
 """Columns with the text of a .json and of a .txt."""
 _ROWS = 256
 """Rows of a record batch of a copy."""
+_SHARD_ROWS = 10_000
+"""Rows of a shard of a Parquet file that has more, if its row groups allow it."""
 _CHECKED = 16
 """Rows of a table whose image files are looked for when it is indexed."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -77,11 +90,30 @@ class TableRules:
         return self.format or by_name  # type: ignore[return-value]
 
     def sources(self, path: Shards) -> list[Source]:
-        """Return the sources of `data.path`; see `parse_sources`."""
+        """Return the sources of `data.path`; see `parse_sources`. Parquet of many rows is several shards."""
         try:
-            return parse_sources(path, self.files)
+            sources = parse_sources(path, self.files)
         except ConfigError as error:
             raise ConfigError(str(error).replace("data.shards", "data.path")) from None
+        with ThreadPoolExecutor(16) as pool:
+            return [Source(tuple(chain(*pool.map(self._parts, shards))), weight) for shards, weight in sources]
+
+    def _parts(self, location: str) -> list[str]:
+        """Return parts of about _SHARD_ROWS rows of a local Parquet file, cut at row groups; another file as it is."""
+        if not is_remote(location) and self.format_of(location) == "parquet":
+            arrow()
+            from pyarrow import parquet
+
+            with suppress(OSError, ValueError):  # a missing or torn file, which is reported when it is indexed
+                facts, (name, extension) = parquet.read_metadata(location), os.path.splitext(location)
+                ends = np.cumsum([facts.row_group(number).num_rows for number in range(facts.num_row_groups)])
+                parts = max(1, round(facts.num_rows / _SHARD_ROWS))
+                cuts = np.unique(ends.searchsorted(np.arange(parts) * facts.num_rows / parts, side="right")).tolist()
+                pairs = zip(cuts, [*cuts[1:], len(ends)], strict=True)
+                return (
+                    [f"{name}#groups{first}-{end}{extension}" for first, end in pairs] if len(cuts) > 1 else [location]
+                )
+        return [location]
 
     def files(self, path: str) -> list[str] | None:
         """Return the tables of a local folder, the folder itself if it holds images; None if `path` is no folder.
@@ -145,7 +177,7 @@ class TableRules:
     def _file(self, cache: ShardCache, location: str, state: State) -> IO[bytes]:
         if os.path.isdir(location):
             return open(os.devnull, "rb")
-        file = os.fdopen(cache.open(location, size=state[0]), "rb")
+        file = os.fdopen(cache.open(file_of(location)[0], size=state[0]), "rb")
         if (size := os.fstat(file.fileno()).st_size) != state[0] and not is_remote(location):
             file.close()
             raise BadSampleError("shard_changed", f"{location} has {size} bytes, {state[0]} when it was indexed")
@@ -186,7 +218,8 @@ class TableRules:
                 kept, kind = names.kept, schema.field(names.image).type
                 if light := bool(columns) and not _is_text(kind):
                     kept.remove(names.image)
-                for batch in source.iter_batches(_ROWS, columns=kept, use_threads=False):
+                groups = file_of(location)[1] or range(source.num_row_groups)
+                for batch in source.iter_batches(_ROWS, row_groups=[*groups], columns=kept, use_threads=False):
                     yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
         elif form in ("csv", "tsv"):
             from pyarrow import csv
@@ -257,6 +290,8 @@ class OpenTable:
         self.names = find_names(rules, present, location)
         images = self.columns.get(self.names.image)
         self.has_paths = images is None or _is_text(images.type)
+        if self.has_paths and is_remote(location) and rules.image_folder is None:
+            raise ConfigError(f"{location} has paths of images, which are read from disks: give data.image_folder")
         self.has_images = images is None or self.has_paths or not arrow().types.is_null(images.type)
 
     def __len__(self) -> int:
@@ -287,6 +322,8 @@ class TableSample(StoredSample):
             return image
         if not isinstance(image, str) or not image:
             raise BadSampleError("missing_image", f"{table.names.image} is {image!r:.80}, neither bytes nor a path")
+        if is_remote(image):
+            raise BadSampleError("remote_image", f"{image:.80} is not a file: download the images, as img2dataset does")
         try:
             name = image.removeprefix(f"{table.folder}".rstrip("/") + "/")
             return read_image_file(io.below(table.folder, name, links=True))
@@ -346,7 +383,7 @@ class JoinedTable:
         if len(repeated := np.flatnonzero(self._digests[1:] == self._digests[:-1])):
             uid = uids[self._rows[repeated[0]]]
             raise ConfigError(f"data.caption_table={path} has the {rules.image_key} {uid!r} more than once")
-        self.digest = io.digest_of(*map(Path, locations))
+        self.digest = io.digest_of(*dict.fromkeys(Path(file_of(location)[0]) for location in locations))
 
     def value(self, uid: str, key: str) -> Any:
         """Return the value of a column for a uid; None without one."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.maps.duplicates import Signatures, near_pairs
-from clipzoo.data.maps.engines import Map
+from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.maps.samples import VERSION, image_facts, image_schema
 from clipzoo.data.tables.formats import arrow
 from clipzoo.errors import ConfigError
@@ -27,14 +27,14 @@ _BLOCK = 1000
 
 
 @dataclass(frozen=True)
-class EvaluationImages(Map):
+class EvaluationImages(TableMap):
     """Map of blocks of images to the facts of `image_facts`. digest: their fingerprint."""
 
     images: Images
     digest: str
 
     def contents(self) -> Sequence[str]:
-        return [f"{VERSION} {self.digest} {start}" for start in range(0, len(self.images), _BLOCK)]
+        return [f"EvaluationImages {VERSION} {self.digest} {start}" for start in range(0, len(self.images), _BLOCK)]
 
     def table(self, item: int) -> pa.Table:
         rows: list[dict[str, Any]] = []

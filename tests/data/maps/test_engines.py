@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.data.maps.engines import run_map
-from clipzoo.distributed.launch import share_of_work
+from clipzoo.distributed.launch import read, share_of_work
 from clipzoo.errors import ConfigError
 from tests.support.maps import Members, written
 from tests.support.paths import ROOT
@@ -80,7 +80,11 @@ def test_a_map_that_is_killed_ten_times_gives_the_bytes_of_an_undisturbed_one(en
 
 
 def test_tasks_of_srun_and_elements_of_an_array_share_the_work_once(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("SLURM_") or name in ("RANK", "WORLD_SIZE")]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith("SLURM_") or name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK")
+    ]:
         monkeypatch.delenv(name)
     shares = set()
     for element in range(3):
@@ -91,6 +95,10 @@ def test_tasks_of_srun_and_elements_of_an_array_share_the_work_once(monkeypatch)
                 monkeypatch.setenv(f"SLURM_{name}", str(value))
             shares.add(share_of_work("slurm"))
     assert shares == {(rank, 6) for rank in range(6)}
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert read().local_rank == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert read().local_rank == 0
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "9")
     with pytest.raises(ConfigError, match="the array must have consecutive elements, as in --array=0-7"):
         share_of_work("slurm")

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.data.index import DATASET, load_or_build, stored_fingerprint
+from clipzoo.data.index import DATASET, ShardScans, load_or_build, stored_fingerprint
 from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.maps.engines import UnfinishedError
 from clipzoo.data.tar import scan_shard
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError
@@ -97,12 +98,44 @@ def test_a_touched_moved_or_copied_dataset_keeps_its_fingerprint_and_another_one
     assert stored(first, index) is None
 
 
+def test_the_last_of_several_processes_writes_the_index_and_reads_no_shard_that_another_has_read(tmp_path, monkeypatch):
+    folder = write_numbered(tmp_path / "shards", [3, 1, 4, 1, 5, 9])
+    shards, output = [str(folder / f"{number:05d}.tar") for number in range(6)], tmp_path / "index"
+    expected = load_or_build(shards, CACHE, [tmp_path / "expected"])
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    for name, value in (("JOB_ID", "7"), ("STEP_NUM_TASKS", "2"), ("PROCID", "0")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(UnfinishedError, match="--on slurm: other processes have not finished"):
+        load_or_build(shards, CACHE, [output], "slurm")
+    for read in shards[::2]:
+        # Another process, or this one after a kill, would not find the samples again.
+        times, size = os.stat(read), os.path.getsize(read)
+        Path(read).write_bytes(bytes(size))
+        os.utime(read, ns=(times.st_atime_ns, times.st_mtime_ns))
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    index = load_or_build(shards, CACHE, [output], "slurm")
+    assert index.fingerprint == expected.fingerprint
+    assert {file.name: file.read_bytes() for file in output.iterdir()} == {
+        file.name: file.read_bytes() for file in (tmp_path / "expected").iterdir()
+    }
+
+
+def test_a_torn_part_of_an_interrupted_index_is_read_again(tmp_path):
+    folder = write_numbered(tmp_path / "shards", [3, 2])
+    scans = ShardScans([("a.tar", str(folder / "00000.tar"), (1, 1))], CACHE, None, None)
+    scans.write(0, part := tmp_path / "a.part")
+    content = part.read_bytes()
+    for torn in (b"", content[:9], content[: content.index(b"\n") + 50]):
+        part.write_bytes(torn)
+        assert scans.read(0, part).keys == scans.read(0, tmp_path / "nothing").keys == ["000000", "000001", "000002"]
+
+
 def test_several_processes_build_the_same_index_as_one_without_torch(tmp_path):
     folder = write_numbered(tmp_path, [1, 2] * 9)
     shards = parse_sources(str(folder))[0].shards
-    parallel = load_or_build(shards, CACHE, [tmp_path / "p"], processes=2)
+    parallel = load_or_build(shards, CACHE, [tmp_path / "p"], on="local:2")
     assert parallel.counts.tolist() == [1, 2] * 9
-    assert parallel.fingerprint == load_or_build(shards, CACHE, [tmp_path / "s"], processes=1).fingerprint
+    assert parallel.fingerprint == load_or_build(shards, CACHE, [tmp_path / "s"], on="local:1").fingerprint
     code = "import sys, clipzoo.data.index; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -165,7 +165,9 @@ def test_processes_that_build_an_index_and_their_commands_end_with_a_killed_pare
 
 
 def _build_for_ever(folder: Path) -> None:
-    load_or_build([f"pipe:sleep 601; echo {shard}" for shard in range(16)], ShardCache(str(folder), 1.0), [folder], 2)
+    load_or_build(
+        [f"pipe:sleep 601; echo {shard}" for shard in range(16)], ShardCache(str(folder), 1.0), [folder], "local:2"
+    )
 
 
 def sleeping(seconds: int) -> list[int]:
