@@ -467,6 +467,20 @@ def fingerprint(
     return hashlib.sha256(repr((facts, window, *([joined] if joined else []))).encode()).hexdigest()
 
 
+def extent(index: ShardIndex, settings: list[Any], shards: int, samples: int) -> list[Any]:
+    """Return these settings and numbers, and a digest of names, keys and records of the first shards and samples.
+
+    The last of these shards may have more samples, as a table to which rows were appended.
+    """
+    facts = []
+    for number, shard in enumerate(index.shards[:shards]):
+        count, digest = min(shard.count, samples - int(index.starts[number])), shard.digest
+        if count < shard.count:
+            digest = _digest(index.records_of(number)[:count].tobytes(), "\0".join(index.keys(number)[:count]).encode())
+        facts.append((shard.name.rpartition("/")[2], count, digest))
+    return [settings, shards, samples, hashlib.sha256(repr(facts).encode()).hexdigest()]
+
+
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     """Return the fingerprint of a `data` node's dataset from its index, which `run` may hold; None if outdated."""
     if data["_target_"] != DATASET:
