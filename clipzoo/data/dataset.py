@@ -32,13 +32,22 @@ from clipzoo.data.base import Dataset
 from clipzoo.data.captions import CaptionCounts, StoredSample, caption_keys, chosen, digest, fitted
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
-from clipzoo.data.index import Selection, ShardIndex, check_shards, extent, fingerprint, index_folders, load_or_build
+from clipzoo.data.index import (
+    Selection,
+    ShardIndex,
+    check_shards,
+    extent,
+    fingerprint,
+    index_folders,
+    load_or_build,
+    weights_digest,
+)  # fmt: skip
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
-from clipzoo.data.plan import Counts, Ids, Nodes, Plan, first_ids, generator
+from clipzoo.data.plan import UNIT, Counts, Ids, Nodes, Plan, Weights, first_ids, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
 from clipzoo.data.tables.formats import JoinedTable, TableRules
-from clipzoo.data.tables.selection import names_in, select
+from clipzoo.data.tables.selection import names_in, select, weigh
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers, say
 from clipzoo.errors import ConfigError, number_of
@@ -87,6 +96,7 @@ class ShardDataset(Part, Dataset):
     where, uids, duplicates, fraction, selection_seed: samples that are left out before training; see `Selection`.
     caption_table: table whose columns are further keys, joined by uid. long_captions: see `captions.fitted`; None cuts
         captions that do not fit into the context, without counting them.
+    weights: expected number of times that a sample is seen in an epoch; see `selection.weigh`.
     grow: a resumed run takes the samples that were appended to its sources from the next epoch on; see `Plan`.
     locality: "node" gives the rows of a batch to ranks such that a node reads only its part of every shard, see
         `plan.Nodes`; "none" gives every rank consecutive rows.
@@ -128,6 +138,7 @@ class ShardDataset(Part, Dataset):
         caption_table: str | None = None,
         long_captions: Literal["truncate", "window", "sentences"] | None = None,
         locality: Literal["none", "node"] = "none",
+        weights: str | None = None,
         grow: bool = False,
     ) -> None:
         if views.hard and hard_key is None:
@@ -145,7 +156,8 @@ class ShardDataset(Part, Dataset):
         if shards is not None and path is None:
             self._sources = parse_sources(shards)
         elif path is not None and shards is None:
-            keys = tuple(key for key in (hard_key, box_key, group_key, *names_in(where or "")) if key is not None)
+            further = (hard_key, box_key, group_key, weights, *names_in(where or ""))
+            keys = tuple(key for key in further if key is not None)
             self._tables = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
             self._sources = self._tables.sources(path)
         else:
@@ -176,6 +188,9 @@ class ShardDataset(Part, Dataset):
         self._joined: JoinedTable | None = None
         if grow and fraction is not None:
             raise ConfigError(f"data.grow=true and data.fraction={fraction}: a fraction of more samples has other ones")
+        if grow and weights is not None:
+            raise ConfigError("data.grow=true and data.weights: the weights of an epoch are those of one dataset")
+        self._weights, self._of_samples = weights, list[Weights]()
         self._grow, self._history = grow, list[dict[str, Any]]()
         self._divided = locality == "node"
         self._nodes: Nodes | None = None
@@ -198,8 +213,9 @@ class ShardDataset(Part, Dataset):
         self._nodes = None if nodes is None or nodes.count == 1 else nodes
         self._reader = ShardReader(self._cache, self._tables, self._joined, self._uid_key, self._nodes)
 
+        folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
+
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
-            folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
             indexes = [
                 load_or_build(source.shards, self._cache, places, None, self._caption_key, self._tables)
                 for source, places in zip(self._sources, folders, strict=True)
@@ -215,6 +231,8 @@ class ShardDataset(Part, Dataset):
         # A node with its own copies of shards and index has to build its own index.
         if not all(index.data.is_file() for index in self._indexes):
             self._indexes, _ = load(check=False)
+        if self._weights is not None:
+            self._weigh(self._weights, folders, world)
         checkpoints = (cache or Path()) / "checkpoints"
         self._history = self._grown(*world.run_on_first(lambda: [recorded(checkpoints, *fact) for fact in _FACTS]))
         if len(set(world.gather_object(self._history[-1]["fingerprint"]))) > 1:
@@ -242,7 +260,9 @@ class ShardDataset(Part, Dataset):
         pairs = list(zip(self._indexes, settings, strict=True))
         now: dict[str, Any] = {
             "step": 0, "samples": sum(index.samples for index in self._indexes),
-            "fingerprint": fingerprint(self._indexes, self._sources, self._window, joined),
+            "fingerprint": fingerprint(
+                self._indexes, self._sources, self._window, joined, weights_digest(self._weights)
+            ),
             "sources": [extent(*pair, len(pair[0].shards), pair[0].samples) for pair in pairs],
         }  # fmt: skip
         if not self._grow or not history:
@@ -273,7 +293,25 @@ class ShardDataset(Part, Dataset):
 
     @property
     def epoch_rows(self) -> int:
-        return int(self._history[0]["samples"])
+        rows = [weighted.passes * weighted.rows for weighted in self._of_samples]
+        return sum(rows) if rows else int(self._history[0]["samples"])
+
+    def _weigh(self, weights: str, folders: Sequence[Sequence[Path]], world: World) -> None:
+        """Load the weights of all samples, which the first rank computes if needed. Collective."""
+
+        def load() -> list[Weights]:
+            places = zip(self._indexes, folders, strict=True)
+            return [weigh(weights, self._uid_key, self._cache, self._tables, *place) for place in places]
+
+        world.run_on_first(lambda: len(load()))
+        self._of_samples = load()
+        if world.is_first:
+            for (units, _, passes), rows in ((weighted, weighted.rows) for weighted in self._of_samples):
+                say(
+                    f"data: weights above 0 of {np.count_nonzero(units):,} of {number_of(len(units), 'sample')}, "
+                    f"the largest {units.max() * passes / UNIT:.6g}: {number_of(rows * passes, 'row')} an epoch"
+                    f"{f' in {passes} passes' if passes > 1 else ''}"
+                )
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
         # Replacements of unusable samples are rare exceptions.
@@ -459,7 +497,7 @@ class ShardDataset(Part, Dataset):
     def _plan(self, seed: int, global_batch: int) -> Plan:
         weights, (start, *growth) = [source.weight for source in self._sources], self._history
         stages = [(stage["step"], self._counts(stage)) for stage in growth]
-        return Plan(self._counts(start), weights, seed, self._window, global_batch, stages)
+        return Plan(self._counts(start), weights, seed, self._window, global_batch, stages, self._of_samples)
 
     def _counts(self, stage: Mapping[str, Any]) -> Counts:
         """Return the numbers of samples of the shards of every source at some time of the run."""

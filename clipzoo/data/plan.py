@@ -50,6 +50,27 @@ class Rows(NamedTuple):
     epoch: Ids
 
 
+UNIT = 2**20
+"""Units of a weight of 1."""
+
+
+class Weights(NamedTuple):
+    """Expected numbers of times that the samples of a source are seen.
+
+    units: [n] int32, in a pass, at most UNIT. sums: [shards] of the samples of every shard; a multiple of UNIT in all.
+    passes: number of passes of an epoch.
+    """
+
+    units: NDArray[np.int32]
+    sums: Ids
+    passes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass."""
+        return int(self.sums.sum()) // UNIT
+
+
 class Plan:
     """Sample order of a run: the rows of every step.
 
@@ -59,6 +80,8 @@ class Plan:
     sample once an epoch; each step spreads its rows over the sources as evenly as whole numbers allow.
     growth: the number of steps after which samples were appended, and the counts with them, for every growth. The
     epoch of n rows that has begun then is completed without them, and so is every source's own epoch.
+    of_samples: weights of the samples of every source, instead of growth. A pass is a systematic sample along its
+    permutation: it has a fixed number of rows, no sample twice, and each one as often as its weight on average.
 
     Raises ConfigError if a batch would hold a sample twice.
     """
@@ -71,9 +94,10 @@ class Plan:
         shuffle_window: int,
         global_batch: int,
         growth: Sequence[tuple[int, Counts]] = (),
+        of_samples: Sequence[Weights] = (),
     ) -> None:
         self.seed, self.shuffle_window, self.global_batch = seed, shuffle_window, global_batch
-        self.stages: list[Stage] = []
+        self.of_samples, self.stages = of_samples, list[Stage]()
         row = 0
         for step, sizes in [(0, counts), *growth]:
             if self.stages:
@@ -81,6 +105,7 @@ class Plan:
                 row += max(0, -(-(step * global_batch - row) // before.samples)) * before.samples
             items = [self.count(source, row) for source in range(len(sizes))]
             samples = [int(np.sum(shards)) for shards in sizes]
+            samples = [weighted.passes * weighted.rows for weighted in of_samples] or samples
             shares = [round(weight * 1_000_000) * n for weight, n in zip(weights, samples, strict=not growth)]
             self.stages.append(Stage(row, items, Mixture(shares), sizes, sum(samples)))
         self.samples = self.stages[-1].samples
@@ -200,6 +225,7 @@ class Stream:
 
     def __init__(self, plan: Plan, source: int, first_ids: Ids) -> None:
         self._plan, self._source, self._width, self._first_ids = plan, source, plan.shuffle_window, first_ids
+        self._weights = plan.of_samples[source] if plan.of_samples else None
         # The most items in a step; a step with rows of two stages rounds twice.
         self._most, self._passes = 0, list[_Passes]()
         for stage in plan.stages:
@@ -212,7 +238,8 @@ class Stream:
                     epoch, item, _, n = self._passes[-1]
                     begun = max(0, -(-(stage.items[source] - item) // n))
                     done, first_item = epoch + begun, item + begun * n
-                self._passes.append(_Passes(done, first_item, counts, int(counts.sum())))
+                rows = int(counts.sum()) if self._weights is None else self._weights.rows
+                self._passes.append(_Passes(done, first_item, counts, rows))
         if (fewest := min(passes.samples for passes in self._passes)) < self._most:
             raise ConfigError(
                 f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {fewest}, "
@@ -245,7 +272,7 @@ class Stream:
     def upcoming_shards(self, item: int) -> list[int]:
         """Return the shards of the window that holds item `item` of the stream, and of the next window."""
         epoch, position = self._place(item)
-        shards, starts = self._shards(epoch)
+        shards, starts, _ = self._shards(epoch)
         window = int(np.searchsorted(starts, position, side="right")) - 1
         upcoming = shards[window * self._width : (window + 2) * self._width]
         if (window + 1) * self._width >= len(shards):
@@ -286,7 +313,7 @@ class Stream:
 
     def _shuffled(self, epoch: int, start: int, stop: int) -> Ids:
         """Return positions start .. stop - 1 of the epoch's permutation, before repeats within a step are moved."""
-        _, starts = self._shards(epoch)
+        _, starts, _ = self._shards(epoch)
         parts = []
         window = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
@@ -297,19 +324,27 @@ class Stream:
             window += 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids]:
-        """Return the order of the shards and the first position of each window, followed by n."""
+    def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids, Ids]:
+        """Return the order of the shards, the first position of each window, followed by n, and both in units."""
         counts = self._of(epoch).counts
-        shards = generator("shards", self._plan.seed, epoch, self._source).permutation(len(counts))
-        ends = np.cumsum(counts[shards])
-        return shards, np.concatenate([[0], ends[self._width - 1 : -1 : self._width], ends[-1:]])
+        random = generator("shards", self._plan.seed, epoch, self._source)
+        shards, unit, first = random.permutation(len(counts)), 1, 0
+        if self._weights is not None:
+            counts, unit, first = self._weights.sums, UNIT, int(random.integers(UNIT))
+        ends = first + np.cumsum(counts[shards])
+        starts = np.concatenate([[first], ends[self._width - 1 : -1 : self._width], ends[-1:]])
+        return shards, starts // unit, starts
 
     def _shuffle_window(self, epoch: int, window: int) -> Ids:
-        shards, _ = self._shards(epoch)
+        shards, _, starts = self._shards(epoch)
         members = shards[window * self._width : (window + 1) * self._width]
         counts = self._of(epoch).counts
         ids = np.concatenate([np.arange(counts[s], dtype=np.int64) + self._first_ids[s] for s in members])
-        return generator("window", self._plan.seed, epoch, (self._source << 40) + window).permutation(ids)
+        ids = generator("window", self._plan.seed, epoch, (self._source << 40) + window).permutation(ids)
+        if self._weights is None:
+            return ids
+        ends = starts[window] + np.cumsum(self._weights.units[ids - self._first_ids[0]], dtype=np.int64)
+        return ids[np.diff(ends // UNIT, prepend=starts[window] // UNIT) > 0]
 
 
 class _Passes(NamedTuple):

@@ -34,7 +34,7 @@ HARMLESS = (
 """Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
 LATER = (
     "data.where", "data.uids", "data.duplicates", "data.fraction", "data.selection_seed", "data.uid_key",
-    "data.caption_table", "data.long_captions",
+    "data.caption_table", "data.long_captions", "data.weights",
 )  # fmt: skip
 """Keys that earlier versions did not have: null is the same as none, so that runs keep their names."""
 DATASET_FILE = "dataset.json"
