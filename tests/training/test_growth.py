@@ -9,7 +9,17 @@ import pytest
 
 from clipzoo.io.weights import recorded
 from tests.conftest import write_tiny_shards
-from tests.support.runs import assert_close, assert_equal, losses, newest_state, train, train_and_kill
+from tests.support.processes import start_script
+from tests.support.runs import (
+    assert_close,
+    assert_equal,
+    log_of_end,
+    losses,
+    newest_state,
+    overrides,
+    train,
+    train_and_kill,
+)
 from tests.support.shards import numbered, write_shard
 
 pytestmark = pytest.mark.medium
@@ -72,3 +82,19 @@ def test_batches_of_the_old_epoch_are_those_of_a_run_that_does_not_grow_and_two_
     train(f"{shards}", two, LENGTH, "data.grow=true", ranks=2)
     assert losses(one)[:6] == losses(straight)[:6] and losses(one)[7:] != losses(straight)[7:]
     assert_close(newest_state(two, STEPS)["model"], newest_state(one, STEPS)["model"])
+
+
+@pytest.mark.slow
+def test_an_unnamed_run_is_found_when_its_pattern_names_more_shards(shards, tmp_path):
+    def go(pattern: str, *changes: str, fault: str = "none:-1:-1", code: int = 0) -> str:
+        environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "PICTURES": "blank", "FAULT": fault}
+        lines = overrides(f"{shards}/{pattern}.tar", tmp_path / "runs", LENGTH, *changes)
+        process = start_script("train.py", *lines, log=tmp_path / "log", environment=environment)
+        return log_of_end(process, code)
+
+    go("{00000..00003}", fault="killed:4:0", code=-9)
+    append(shards)
+    log = go("{00000..00005}", "data.grow=true")
+    (run,) = (tmp_path / "runs").glob("*/results.json")
+    assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 1 and "60 samples were appended to 100" in log
+    assert [stage["samples"] for stage in recorded(run.parent / "checkpoints", "data", list)] == [100, 160]
