@@ -448,7 +448,7 @@ def copy_checkpoint(
 
 def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
     """Return the number of steps from the start with equal learning rates in two runs, below the new run's length."""
-    samples = parts.dataset.samples
+    samples = parts.dataset.epoch_rows
     recipes: list[Optimizer] = [build_part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]
     # A schedule sets its rate on an optimizer.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
@@ -526,7 +526,7 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
             raise ConfigError(f"{place} was trained with {key}={settings[key]}: set optim.{key}, which is {value}")
 
     # open_clip saves after whole epochs. AdamW does not count the steps that fp16's loss scaling skips: at most 2%.
-    updates, samples, batch = settings["step"], parts.dataset.samples, plain["trainer"]["global_batch"]
+    updates, samples, batch = settings["step"], parts.dataset.epoch_rows, plain["trainer"]["global_batch"]
     total, epoch_steps = parts.settings.total_steps(samples), samples / batch
     last = min(updates + max(epochs, 20) + updates // 50, total)
     steps = [*range(math.ceil(updates / epochs) * epochs, last, epochs), updates]
@@ -568,7 +568,7 @@ def convert_checkpoint(source: str, folder: Path, model: Model, plain: Mapping[s
             "objective=infonce or siglip"
         )
     state = {
-        "step": step, "data": {"samples": samples, "fingerprint": parts.dataset.fingerprint}, "spent": {},
+        "step": step, "data": parts.dataset.history, "spent": {},
         "counters": {}, "model": model.state_dict(), "objective": objective.state_dict(),
         "optimizer": optimizer.state_dict(), "scaler": content["scaler"],
     }  # fmt: skip

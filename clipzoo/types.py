@@ -401,7 +401,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Progress:
-    """Position in the training: `step` of `total_steps`. An epoch is `samples / global_batch` steps, n / N."""
+    """Position in the training: `step` of `total_steps`. An epoch has `samples` rows, samples / N steps."""
 
     step: int
     total_steps: int

@@ -11,13 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import Progress, add_batch, add_engine, number_in, output_folder, refuse
 from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
 from clipzoo.errors import ConfigError, first_names, nearest, number_of
-from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_json, write_json
+from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_json, read_lines, write_json
 
 if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
@@ -55,6 +56,12 @@ FIND_EVALUATION_IMAGES = """\
 Find the test images of evaluation datasets among the samples: the same bytes, and near-duplicates.
 
 OUTPUT/contamination.html has a table by dataset, OUTPUT/without_evaluation_images.npy the uids of the other samples.
+"""
+BALANCE_SHARDS = """\
+Compute MetaCLIP's weights of samples (Xu et al. 2024): frequent concepts are thinned out, captions without one dropped.
+
+An entry of the metadata in c captions keeps a sample with probability min(1, T / c): a sample has the weight 1 - prod(1
+- p) over the entries in its caption. OUTPUT/weights.parquet has uids and weights, for data.weights.
 """
 MAKE_DATASET = """Make an evaluation dataset from your own images.
 
@@ -94,6 +101,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     look = commands.add_parser("look", help="write a page", description=LOOK_AT_SHARDS, formatter_class=form)
     contamination = commands.add_parser("contamination", help="find evaluation images",
                                         description=FIND_EVALUATION_IMAGES, formatter_class=form)  # fmt: skip
+    balance = commands.add_parser("balance", help="weigh samples", description=BALANCE_SHARDS, formatter_class=form)
 
     make.add_argument("source", help="a folder, a .csv, a .tsv, a .json of Karpathy's splits; or tars, Parquet, Arrow, "
                       "JSONL or wids: a file, folder, pattern or URL")  # fmt: skip
@@ -117,9 +125,9 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
                       help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all "
                       "for several captions (default: all lines joined to one caption)")  # fmt: skip
 
-    for command in (index, look, contamination):
+    for command in (index, look, contamination, balance):
         add_engine(command, "local", "local, a process per core")
-    for command in (look, contamination):
+    for command in (look, contamination, balance):
         command.add_argument("--output", type=output_folder, help="default: clipzoo_look in the folder of the shards")
     look.add_argument("--features", type=Path, help="folder of clipzoo features: similarity of image and caption")
     look.add_argument("--trust", action="append", default=[], metavar="PACKAGE", needs=["--features"],
@@ -127,7 +135,14 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     contamination.add_argument("--root", type=Path, default=Path("data/downstream"), help=default)
     contamination.add_argument("--dataset", action="append", default=[], metavar="NAME", help="only this; repeatable")
 
-    for command in (index, inspect, look, contamination):
+    metadata = balance.add_mutually_exclusive_group(required=True)
+    metadata.add_argument("--words", type=Path, metavar="FILE", help="entries of the metadata, one in each line")
+    metadata.add_argument("--top", type=number_in(Samples), metavar="K",
+                          help="the K words and pairs of words in most captions")  # fmt: skip
+    balance.add_argument("--threshold", type=number_in(Samples), default=20_000, metavar="T",
+                         help=f"captions that an entry keeps on average {default}")  # fmt: skip
+
+    for command in (index, inspect, look, contamination, balance):
         command.add_argument(
             "shards", nargs="+", help="tars, tables, patterns, folders, URLs or pipe:command; one source"
         )
@@ -156,6 +171,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     index.set_defaults(run=index_shards)
     look.set_defaults(run=look_at_shards)
     contamination.set_defaults(run=find_evaluation_images)
+    balance.set_defaults(run=balance_shards, max_pixels=0)
 
 
 def datasets_arguments(parser: argparse.ArgumentParser) -> None:
@@ -421,21 +437,57 @@ def find_evaluation_images(options: argparse.Namespace) -> None:
     print(write_contamination(work, evaluation, faults, output / MAPS, output))
 
 
+def balance_shards(options: argparse.Namespace) -> None:
+    from clipzoo.data.maps.balance import CaptionEntries, most_frequent, normalised, weights_of, write_weights
+
+    samples, output = _samples(options)
+    work = CaptionEntries(**vars(samples), entries=None)
+    if options.words is not None:
+        lines = read_lines(options.words, 256 * MB)
+        entries = list(dict.fromkeys(filter(None, map(normalised, lines))))
+        if not entries:
+            raise ConfigError(f"--words {options.words} has no line with a letter or digit")
+    else:
+        _run_maps(options, output, work)
+        entries = most_frequent(work.merged(output / MAPS), options.top)
+    work = replace(work, entries=entries)
+    _run_maps(options, output, work)
+    matches = work.merged(output / MAPS)
+    weights, counts = weights_of(matches, options.threshold)
+    write_weights(output / "weights.parquet", matches["uid"].to_pylist(), weights)
+    print(
+        f"{number_of(len(weights), 'sample')}, {(weights > 0).sum():,} with one of {len(entries):,} entries\n"
+        f"{(counts > options.threshold).sum():,} entries are in more than {options.threshold:,} captions\n"
+        f"{weights.sum():,.1f} samples an epoch with data.weights={output / 'weights.parquet'}"
+    )
+
+
 def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts, Path]:
-    """Compute the facts about all samples, and other maps. Raises UnfinishedError as `run_map` does."""
+    """Compute the facts about all samples, and other maps."""
+    work, output = _samples(options)
+    _run_maps(options, output, work, *others)
+    return work, output
+
+
+def _samples(options: argparse.Namespace) -> tuple[SampleFacts, Path]:
+    """Return the map of the samples of a command, which is not computed, and its output folder."""
     from clipzoo.data.locations import is_remote
-    from clipzoo.data.maps.engines import run_map
     from clipzoo.data.maps.samples import SampleFacts
-    from clipzoo.distributed.launch import read
 
     index, cache, tables = _load_index(options)
     if options.output is None and is_remote(index.locations[0]):
         raise ConfigError("remote shards need --output FOLDER")
     output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
-    work = SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels)
+    return SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels), output
+
+
+def _run_maps(options: argparse.Namespace, output: Path, *parts: Map) -> None:
+    """Compute maps. Raises UnfinishedError as `run_map` does."""
+    from clipzoo.data.maps.engines import run_map
+    from clipzoo.distributed.launch import read
+
     progress = Progress("samples", "shards") if read().is_first else lambda done, total: None
-    run_map(work, output / MAPS, options.on, progress, *others)
-    return work, output
+    run_map(parts[0], output / MAPS, options.on, progress, *parts[1:])
 
 
 def _load_index(options: argparse.Namespace, on: str = "local") -> tuple[ShardIndex, ShardCache, TableRules | None]:

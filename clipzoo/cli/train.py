@@ -194,7 +194,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, 
     """
     from clipzoo.runs import record
     from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished, with_digests
-    from clipzoo.runs.identity import with_variables
+    from clipzoo.runs.identity import dataset_record, with_variables
     from clipzoo.runs.lock import RunLock
     from clipzoo.runs.remote import runs_of
 
@@ -208,7 +208,9 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, 
         # Imports numpy, and is only called if a run was trained on shards in another place.
         from clipzoo.data.index import stored_fingerprint
 
-        return stored_fingerprint(values["data"], run)
+        # A grown dataset begins with that of the run, or is refused when it is opened.
+        grow = values["data"].get("grow")
+        return dataset_record(run).get("fingerprint") if grow else stored_fingerprint(values["data"], run)
 
     folder = find_run(plain, lines, fingerprint)
     if is_finished(folder):
@@ -255,7 +257,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, 
         model = build_model(values, parts.head, trust)
         dataset.open(folder, world)
         dataset.check(parts.seed, settings.global_batch)
-        settings.check(dataset.samples, world)
+        settings.check(dataset.epoch_rows, world)
         if parts.teacher is not None:
             parts.teacher.open(parts, model, trust)
         rows = initialise(model, folder, plain, values, parts, trust, world)

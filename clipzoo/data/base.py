@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from clipzoo.types import Batch, Views, World
 class Dataset(Protocol):
     """Batches of samples in an order that is a pure function of seed, epoch and step.
 
-    samples: number of samples n of an epoch; known after `open`. views: numbers of images and texts of a sample.
+    samples: number of samples n; known after `open`. views: numbers of images and texts of a sample.
     A subclass defines `samples`, `fingerprint`, `check` and `batches`, and overrides what else it has.
     """
 
@@ -25,6 +25,19 @@ class Dataset(Protocol):
     @property
     def fingerprint(self) -> str:
         """Digest of the samples and their order; a run resumes only with the same fingerprint."""
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows of an epoch, the unit of lengths in epochs."""
+        return self.samples
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The dataset at the start of the run and after each growth, as plain values with "samples" and "fingerprint".
+
+        A checkpoint holds the history; a run resumes if it is that of the checkpoint, or begins with it.
+        """
+        return [{"samples": self.samples, "fingerprint": self.fingerprint}]
 
     def open(self, cache: Path | None, world: World) -> None:
         """Find the samples; an index may be written under `cache`, the run directory. Collective."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,22 +32,34 @@ from clipzoo.data.base import Dataset
 from clipzoo.data.captions import CaptionCounts, StoredSample, caption_keys, chosen, digest, fitted
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
-from clipzoo.data.index import Selection, ShardIndex, check_shards, fingerprint, index_folders, load_or_build
+from clipzoo.data.index import (
+    Selection,
+    ShardIndex,
+    check_shards,
+    extent,
+    fingerprint,
+    index_folders,
+    load_or_build,
+    weights_digest,
+)  # fmt: skip
 from clipzoo.data.loader import iterate
 from clipzoo.data.locations import ShardCache, parse_sources
-from clipzoo.data.plan import Ids, Nodes, Plan, generator
+from clipzoo.data.plan import UNIT, Counts, Ids, Nodes, Plan, Weights, first_ids, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
 from clipzoo.data.tables.formats import JoinedTable, TableRules
-from clipzoo.data.tables.selection import names_in, select
+from clipzoo.data.tables.selection import names_in, select, weigh
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
-from clipzoo.distributed.launch import loader_workers
+from clipzoo.distributed.launch import loader_workers, say
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.io.weights import recorded
 from clipzoo.types import Batch, Part, Views, World
 
 Locations = str | list[str] | list[dict[str, str | float | list[str]]]
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
 Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
 _MOST_CANDIDATES = 64
+_FACTS = ("data", list), ("step", int)
+"""Facts in the mark of a checkpoint: the history of the dataset, and the number of steps."""
 Loaded = TypeVar("Loaded")
 
 
@@ -85,6 +96,8 @@ class ShardDataset(Part, Dataset):
     where, uids, duplicates, fraction, selection_seed: samples that are left out before training; see `Selection`.
     caption_table: table whose columns are further keys, joined by uid. long_captions: see `captions.fitted`; None cuts
         captions that do not fit into the context, without counting them.
+    weights: expected number of times that a sample is seen in an epoch; see `selection.weigh`.
+    grow: a resumed run takes the samples that were appended to its sources from the next epoch on; see `Plan`.
     locality: "node" gives the rows of a batch to ranks such that a node reads only its part of every shard, see
         `plan.Nodes`; "none" gives every rank consecutive rows.
     """
@@ -125,6 +138,8 @@ class ShardDataset(Part, Dataset):
         caption_table: str | None = None,
         long_captions: Literal["truncate", "window", "sentences"] | None = None,
         locality: Literal["none", "node"] = "none",
+        weights: str | None = None,
+        grow: bool = False,
     ) -> None:
         if views.hard and hard_key is None:
             raise ConfigError(f"data.views.hard={views.hard} needs data.hard_key, the key of the hard negatives")
@@ -141,7 +156,8 @@ class ShardDataset(Part, Dataset):
         if shards is not None and path is None:
             self._sources = parse_sources(shards)
         elif path is not None and shards is None:
-            keys = tuple(key for key in (hard_key, box_key, group_key, *names_in(where or "")) if key is not None)
+            further = (hard_key, box_key, group_key, weights, *names_in(where or ""))
+            keys = tuple(key for key in further if key is not None)
             self._tables = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
             self._sources = self._tables.sources(path)
         else:
@@ -170,6 +186,12 @@ class ShardDataset(Part, Dataset):
         self._selection = Selection.of({**facts, "selection_seed": selection_seed, "uid_key": uid_key})
         self._caption_table, self._uid_key, self._long_captions = caption_table, uid_key, long_captions
         self._joined: JoinedTable | None = None
+        if grow and fraction is not None:
+            raise ConfigError(f"data.grow=true and data.fraction={fraction}: a fraction of more samples has other ones")
+        if grow and weights is not None:
+            raise ConfigError("data.grow=true and data.weights: the weights of an epoch are those of one dataset")
+        self._weights, self._of_samples = weights, list[Weights]()
+        self._grow, self._history = grow, list[dict[str, Any]]()
         self._divided = locality == "node"
         self._nodes: Nodes | None = None
         self._stored_keys: Callable[[Tensor], Tensor] | None = None
@@ -191,8 +213,9 @@ class ShardDataset(Part, Dataset):
         self._nodes = None if nodes is None or nodes.count == 1 else nodes
         self._reader = ShardReader(self._cache, self._tables, self._joined, self._uid_key, self._nodes)
 
+        folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
+
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
-            folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
             indexes = [
                 load_or_build(source.shards, self._cache, places, "local", self._caption_key, self._tables)
                 for source, places in zip(self._sources, folders, strict=True)
@@ -208,17 +231,87 @@ class ShardDataset(Part, Dataset):
         # A node with its own copies of shards and index has to build its own index.
         if not all(index.data.is_file() for index in self._indexes):
             self._indexes, _ = load(check=False)
-        if len(set(world.gather_object(self.fingerprint))) > 1:
+        if self._weights is not None:
+            self._weigh(self._weights, folders, world)
+        checkpoints = (cache or Path()) / "checkpoints"
+        self._history = self._grown(*world.run_on_first(lambda: [recorded(checkpoints, *fact) for fact in _FACTS]))
+        if len(set(world.gather_object(self._history[-1]["fingerprint"]))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
-        *self._first_ids, self.samples = [0, *accumulate(index.samples for index in self._indexes)]
+        self.samples = self._history[-1]["samples"]
+        # First id, source, number and size of all shards in the order of their ids.
+        shards = [
+            np.stack([ids, np.full(len(ids), source), np.arange(len(ids)), self._indexes[source].counts])
+            for source, ids in enumerate(first_ids(list(map(self._counts, self._history))))
+        ]
+        table = np.concatenate(shards, axis=1)
+        self._table = table[:, np.argsort(table[0], kind="stable")]
         self._faults = FaultLog(self.samples, self._max_bad_fraction)
         if world.is_first:
             self._open_fault_log(world)
             self._faults.record(0, faults)
 
+    def _grown(self, history: list[dict[str, Any]] | None, step: int | None) -> list[dict[str, Any]]:
+        """Return the history of the run, with the present samples. history, step: of its newest checkpoint, or None.
+
+        Raises ConfigError if the samples of the run are not the first ones of each source.
+        """
+        joined = self._joined.digest if self._joined else None
+        settings = [[source.weight, self._window, joined] for source in self._sources]
+        pairs = list(zip(self._indexes, settings, strict=True))
+        now: dict[str, Any] = {
+            "step": 0, "samples": sum(index.samples for index in self._indexes),
+            "fingerprint": fingerprint(
+                self._indexes, self._sources, self._window, joined, weights_digest(self._weights)
+            ),
+            "sources": [extent(*pair, len(pair[0].shards), pair[0].samples) for pair in pairs],
+        }  # fmt: skip
+        if not self._grow or not history:
+            return [now]
+        if (before := history[-1]["sources"]) == now["sources"]:
+            return history
+        known = list(zip(pairs, before, strict=False))
+        whole = len(pairs) == 1 or all(start[2] in index.starts for (index, _), start in known)
+        if not whole or [extent(*pair, *start[1:3]) for pair, start in known] != before:
+            raise ConfigError(
+                f"data.grow=true: the {number_of(history[-1]['samples'], 'sample')} of the run are not the first ones "
+                "of each source of data.shards: append new shards after all others, and rows only to the last table of "
+                "a single source, and leave data.caption_table as it is; or pass name=NEW to start another run"
+            )
+        say(
+            f"data: {now['samples'] - history[-1]['samples']:,} samples were appended to {history[-1]['samples']:,}; "
+            f"training takes them from the first epoch on that begins after step {step}"
+        )
+        return [*history, {**now, "step": step}]
+
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self._indexes, self._sources, self._window, self._joined.digest if self._joined else None)
+        return str(self._history[0]["fingerprint"])
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self._history
+
+    @property
+    def epoch_rows(self) -> int:
+        rows = [weighted.passes * weighted.rows for weighted in self._of_samples]
+        return sum(rows) if rows else int(self._history[0]["samples"])
+
+    def _weigh(self, weights: str, folders: Sequence[Sequence[Path]], world: World) -> None:
+        """Load the weights of all samples, which the first rank computes if needed. Collective."""
+
+        def load() -> list[Weights]:
+            places = zip(self._indexes, folders, strict=True)
+            return [weigh(weights, self._uid_key, self._cache, self._tables, *place) for place in places]
+
+        world.run_on_first(lambda: len(load()))
+        self._of_samples = load()
+        if world.is_first:
+            for (units, _, passes), rows in ((weighted, weighted.rows) for weighted in self._of_samples):
+                say(
+                    f"data: weights above 0 of {np.count_nonzero(units):,} of {number_of(len(units), 'sample')}, "
+                    f"the largest {units.max() * passes / UNIT:.6g}: {number_of(rows * passes, 'row')} an epoch"
+                    f"{f' in {passes} passes' if passes > 1 else ''}"
+                )
 
     def repeats(self, view: Literal["image", "text"]) -> bool:
         # Replacements of unusable samples are rare exceptions.
@@ -232,7 +325,8 @@ class ShardDataset(Part, Dataset):
         self._stored_keys = stored_keys
 
     def shards(self) -> list[tuple[str, str, int]]:
-        return [(shard.name, shard.digest, shard.count) for index in self._indexes for shard in index.shards]
+        shards = [self._indexes[source].shards[number] for _, source, number, _ in self._table.T.tolist()]
+        return [(shard.name, shard.digest, shard.count) for shard in shards]
 
     def captions(self) -> CaptionCounts:
         """Return how often captions repeat over all sources, regardless of their weights. Reads only the index."""
@@ -392,22 +486,23 @@ class ShardDataset(Part, Dataset):
 
     def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""
-        source = bisect_right(self._first_ids, sample_id) - 1
-        index = self._indexes[source]
-        return index, *index.locate(sample_id - self._first_ids[source])
+        first, source, shard, _ = self._table[:, self._table[0].searchsorted(sample_id, side="right") - 1].tolist()
+        return self._indexes[source], shard, sample_id - first
 
     def _owners(self, nodes: Nodes, sample_ids: Ids) -> Ids:
         """Return the nodes that own samples [k]."""
-        pairs = list(zip(self._first_ids, self._indexes, strict=True))
-        first_ids = np.concatenate([first_id + index.starts[:-1] for first_id, index in pairs])
-        counts = np.concatenate([index.counts for index in self._indexes])
-        numbers = np.concatenate([np.arange(len(index.shards)) for index in self._indexes])
-        shards = first_ids.searchsorted(sample_ids, side="right") - 1
-        return nodes.owners(numbers[shards], sample_ids - first_ids[shards], counts[shards])
+        first, _, shards, counts = self._table[:, self._table[0].searchsorted(sample_ids, side="right") - 1]
+        return nodes.owners(shards, sample_ids - first, counts)
 
     def _plan(self, seed: int, global_batch: int) -> Plan:
-        counts = [index.counts.tolist() for index in self._indexes]
-        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+        weights, (start, *growth) = [source.weight for source in self._sources], self._history
+        stages = [(stage["step"], self._counts(stage)) for stage in growth]
+        return Plan(self._counts(start), weights, seed, self._window, global_batch, stages, self._of_samples)
+
+    def _counts(self, stage: Mapping[str, Any]) -> Counts:
+        """Return the numbers of samples of the shards of every source at some time of the run."""
+        extents = zip(self._indexes, stage["sources"], strict=False)
+        return [np.diff(index.starts[: shards + 1].clip(max=samples)) for index, (_, shards, samples, _) in extents]
 
     def _open_fault_log(self, world: World) -> None:
         if self._run is not None:

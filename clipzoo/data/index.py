@@ -34,6 +34,8 @@ from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_file, scan_
 from clipzoo.errors import ConfigError, masked, number_of
 
 FOLDER = "clipzoo_index"
+WEIGHT_FILES = (".npy", ".parquet")
+"""Endings of files of sample weights."""
 VERSION = 2
 DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
@@ -489,12 +491,31 @@ def _stated_count(location: str, usual: int) -> int:
     return int(io.DamageLog().read(read, {"successes": usual})["successes"])
 
 
-def fingerprint(
-    indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int, joined: str | None = None
-) -> str:
-    """Return a digest of the shards' names and samples, of the settings of their order, and of a joined table's."""
+def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int, *others: str | None) -> str:
+    """Return a digest of the shards' names and samples, of the settings of their order, and of other files."""
     facts = [(index.fingerprint, source.weight) for index, source in zip(indexes, sources, strict=True)]
-    return hashlib.sha256(repr((facts, window, *([joined] if joined else []))).encode()).hexdigest()
+    return hashlib.sha256(repr((facts, window, *filter(None, others))).encode()).hexdigest()
+
+
+def weights_digest(weights: str | None) -> str | None:
+    """Return a text that identifies the sample weights of `data.weights`."""
+    if weights is None:
+        return None
+    return f"weights {io.digest_of(Path(weights)) if Path(weights).suffix in WEIGHT_FILES else weights}"
+
+
+def extent(index: ShardIndex, settings: list[Any], shards: int, samples: int) -> list[Any]:
+    """Return these settings and numbers, and a digest of names, keys and records of the first shards and samples.
+
+    The last of these shards may have more samples, as a table to which rows were appended.
+    """
+    facts = []
+    for number, shard in enumerate(index.shards[:shards]):
+        count, digest = min(shard.count, samples - int(index.starts[number])), shard.digest
+        if count < shard.count:
+            digest = _digest(index.records_of(number)[:count].tobytes(), "\0".join(index.keys(number)[:count]).encode())
+        facts.append((shard.name.rpartition("/")[2], count, digest))
+    return [settings, shards, samples, hashlib.sha256(repr(facts).encode()).hexdigest()]
 
 
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
@@ -517,5 +538,5 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
                 indexes += [index] if index else []
     if len(indexes) < len(sources):
         return None
-    joined = data.get("caption_table")
-    return fingerprint(indexes, sources, data["shuffle_window"], joined and io.digest_of(Path(joined)))
+    joined, weights = data.get("caption_table"), weights_digest(data.get("weights"))
+    return fingerprint(indexes, sources, data["shuffle_window"], joined and io.digest_of(Path(joined)), weights)

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise, starmap
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from clipzoo.errors import ConfigError, number_of
 
 Ids = NDArray[np.int64]
+Counts = Sequence[Sequence[int] | Ids]
+"""Number of samples of every shard, for each source."""
 Purpose = Literal["shards", "window", "augment", "caption", "hard", "box"]
 _PURPOSES = {purpose: number for number, purpose in enumerate(get_args(Purpose), start=1)}
 
@@ -47,6 +50,27 @@ class Rows(NamedTuple):
     epoch: Ids
 
 
+UNIT = 2**20
+"""Units of a weight of 1."""
+
+
+class Weights(NamedTuple):
+    """Expected numbers of times that the samples of a source are seen.
+
+    units: [n] int32, in a pass, at most UNIT. sums: [shards] of the samples of every shard; a multiple of UNIT in all.
+    passes: number of passes of an epoch.
+    """
+
+    units: NDArray[np.int32]
+    sums: Ids
+    passes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass."""
+        return int(self.sums.sum()) // UNIT
+
+
 class Plan:
     """Sample order of a run: the rows of every step.
 
@@ -54,36 +78,68 @@ class Plan:
     weights: how often a sample of the source occurs, relative to other sources. With one source, and with equal
     weights, n rows hold every sample once. Otherwise each source passes through its own epochs at its own pace, every
     sample once an epoch; each step spreads its rows over the sources as evenly as whole numbers allow.
+    growth: the number of steps after which samples were appended, and the counts with them, for every growth. The
+    epoch of n rows that has begun then is completed without them, and so is every source's own epoch.
+    of_samples: weights of the samples of every source, instead of growth. A pass is a systematic sample along its
+    permutation: it has a fixed number of rows, no sample twice, and each one as often as its weight on average.
 
     Raises ConfigError if a batch would hold a sample twice.
     """
 
     def __init__(
         self,
-        counts: Sequence[Sequence[int]],
+        counts: Counts,
         weights: Sequence[float],
         seed: int,
         shuffle_window: int,
         global_batch: int,
+        growth: Sequence[tuple[int, Counts]] = (),
+        of_samples: Sequence[Weights] = (),
     ) -> None:
-        self.seed, self.shuffle_window, self.global_batch, self.samples = seed, shuffle_window, global_batch, 0
-        pairs = zip(weights, counts, strict=True)
-        self.mixture = Mixture([round(weight * 1_000_000) * sum(sizes) for weight, sizes in pairs])
-        self._streams = []
-        for source, shard_counts in enumerate(counts):
-            self._streams.append(Stream(self, source, shard_counts, self.samples))
-            self.samples += sum(shard_counts)
+        self.seed, self.shuffle_window, self.global_batch = seed, shuffle_window, global_batch
+        self.of_samples, self.stages = of_samples, list[Stage]()
+        row = 0
+        for step, sizes in [(0, counts), *growth]:
+            if self.stages:
+                before = self.stages[-1]
+                row += max(0, -(-(step * global_batch - row) // before.samples)) * before.samples
+            items = [self.count(source, row) for source in range(len(sizes))]
+            samples = [int(np.sum(shards)) for shards in sizes]
+            samples = [weighted.passes * weighted.rows for weighted in of_samples] or samples
+            shares = [round(weight * 1_000_000) * n for weight, n in zip(weights, samples, strict=not growth)]
+            self.stages.append(Stage(row, items, Mixture(shares), sizes, sum(samples)))
+        self.samples = self.stages[-1].samples
+        ids = first_ids([stage.counts for stage in self.stages])
+        self._streams = [Stream(self, source, first) for source, first in enumerate(ids)]
 
     def rows(self, step: int) -> Rows:
         """Return the rows [global_batch] of a step."""
         first, last = step * self.global_batch, (step + 1) * self.global_batch
+        cuts = [first, *(stage.row for stage in self.stages if first < stage.row < last), last]
+        return Rows(*map(np.concatenate, zip(*starmap(self._rows, pairwise(cuts)), strict=True)))
+
+    def _rows(self, first: int, last: int) -> Rows:
+        """Return rows first .. last - 1, which are of one stage."""
+        stage = next(stage for stage in reversed(self.stages) if stage.row <= first)
         parts, times = [], []
-        for source, stream in enumerate(self._streams):
-            start, stop = self.mixture.count(source, first), self.mixture.count(source, last)
-            parts.append(stream.rows(start, stop))
-            times.append((2 * np.arange(start, stop) + 1) / self.mixture.shares[source])
+        for source, (before, share) in enumerate(zip(stage.items, stage.mixture.shares, strict=True)):
+            start, stop = self.count(source, first), self.count(source, last)
+            parts.append(self._streams[source].rows(start, stop))
+            times.append((2 * np.arange(start - before, stop - before) + 1) / share)
         arrangement = np.argsort(np.concatenate(times), kind="stable")
         return Rows(*(np.concatenate(columns)[arrangement] for columns in zip(*parts, strict=True)))
+
+    def row(self, source: int, item: int) -> int:
+        """Return the row of the run that holds item `item` of the source."""
+        stages = (stage for stage in reversed(self.stages) if source < len(stage.items))
+        stage = next(stage for stage in stages if stage.items[source] <= item)
+        return stage.row + stage.mixture.row(source, item - stage.items[source])
+
+    def count(self, source: int, rows: int) -> int:
+        """Return how many items of the source are among the first `rows` rows."""
+        stages = (stage for stage in reversed(self.stages) if source < len(stage.items))
+        stage = next((stage for stage in stages if stage.row <= rows), None)
+        return 0 if stage is None else stage.items[source] + stage.mixture.count(source, rows - stage.row)
 
     def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
         """Return (source, shard) of the windows in which the step ends, and of the windows after them."""
@@ -91,8 +147,40 @@ class Plan:
         return [
             (source, shard)
             for source, stream in enumerate(self._streams)
-            for shard in stream.upcoming_shards(max(0, self.mixture.count(source, rows) - 1))
+            for shard in stream.upcoming_shards(max(0, self.count(source, rows) - 1))
         ]
+
+
+class Stage(NamedTuple):
+    """The sources between two growths of the dataset.
+
+    row: first row of the run. items: items of every source in earlier rows. counts: samples of every shard.
+    """
+
+    row: int
+    items: Sequence[int]
+    mixture: Mixture
+    counts: Counts
+    samples: int
+
+
+def first_ids(stages: Sequence[Counts]) -> list[Ids]:
+    """Return the first sample id of every shard, for each source.
+
+    stages: number of samples of every shard of the sources, first and after each growth. Appended samples follow all
+    earlier ones. Only the last shard of a single source can grow.
+    """
+    ids: list[Ids] = []
+    total = 0
+    for counts in stages:
+        for source, sizes in enumerate(np.asarray(shards, dtype=np.int64) for shards in counts):
+            if source == len(ids):
+                ids.append(np.empty(0, dtype=np.int64))
+            known = len(ids[source])
+            total = max(total, int(sizes[:known].sum()))
+            ids[source] = np.concatenate([ids[source], total + np.cumsum(sizes[known:]) - sizes[known:]])
+            total += int(sizes[known:].sum())
+    return ids
 
 
 @dataclass(frozen=True)
@@ -131,30 +219,51 @@ class Stream:
     among those r move directly after the first h other entries. With n >= 2 (r + h) this never changes the end of an
     epoch, so an order depends only on its own and its predecessor's permutation. With fewer samples the orders are
     computed from epoch 0 on.
+
+    first_ids: first sample id of every shard.
     """
 
-    def __init__(self, plan: Plan, source: int, counts: Sequence[int], first_id: int) -> None:
-        self._counts = np.asarray(counts, dtype=np.int64)
-        self._first_ids = first_id + np.concatenate([[0], np.cumsum(self._counts)[:-1]])
-        self.samples = int(self._counts.sum())
-        self._plan, self._source, self._width, shares = plan, source, plan.shuffle_window, plan.mixture.shares
-        rows = plan.global_batch if len(shares) == 1 else -(-plan.global_batch * shares[source] // sum(shares)) + 1
-        self._most = min(rows, plan.global_batch)
-        if self.samples < self._most:
+    def __init__(self, plan: Plan, source: int, first_ids: Ids) -> None:
+        self._plan, self._source, self._width, self._first_ids = plan, source, plan.shuffle_window, first_ids
+        self._weights = plan.of_samples[source] if plan.of_samples else None
+        # The most items in a step; a step with rows of two stages rounds twice.
+        self._most, self._passes = 0, list[_Passes]()
+        for stage in plan.stages:
+            if source < len(stage.items):
+                counts, shares = np.asarray(stage.counts[source], dtype=np.int64), stage.mixture.shares
+                rows = plan.global_batch if len(shares) == 1 else -(-plan.global_batch * shares[source] // sum(shares))
+                self._most = min(max(self._most, rows + 1 + (len(plan.stages) > 1)), plan.global_batch)
+                done = first_item = 0
+                if self._passes:
+                    epoch, item, _, n = self._passes[-1]
+                    begun = max(0, -(-(stage.items[source] - item) // n))
+                    done, first_item = epoch + begun, item + begun * n
+                rows = int(counts.sum()) if self._weights is None else self._weights.rows
+                self._passes.append(_Passes(done, first_item, counts, rows))
+        if (fewest := min(passes.samples for passes in self._passes)) < self._most:
             raise ConfigError(
-                f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {self.samples}, "
+                f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {fewest}, "
                 "so it would repeat a sample: lower trainer.global_batch, or add shards to data.shards"
             )
         self._small: tuple[int, Ids] | None = None
         self._shards = lru_cache(maxsize=2)(self._shuffle_shards)
         self._window = lru_cache(maxsize=3)(self._shuffle_window)
 
+    def _of(self, epoch: int) -> _Passes:
+        """Return the samples of an epoch."""
+        return next(passes for passes in reversed(self._passes) if passes.epoch <= epoch)
+
+    def _place(self, item: int) -> tuple[int, int]:
+        """Return the epoch and the position in it of item `item` of the stream."""
+        epoch, first, _, n = next(passes for passes in reversed(self._passes) if passes.item <= item)
+        return epoch + (item - first) // n, (item - first) % n
+
     def rows(self, start: int, stop: int) -> Rows:
         """Return items start .. stop - 1 of the stream."""
         ids, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         while start < stop:
-            epoch, position = divmod(start, self.samples)
-            end = min(self.samples, position + stop - start)
+            epoch, position = self._place(start)
+            end = min(self._of(epoch).samples, position + stop - start)
             ids.append(self._ids(epoch, position, end))
             epochs.append(np.full(end - position, epoch, dtype=np.int64))
             start += end - position
@@ -162,8 +271,8 @@ class Stream:
 
     def upcoming_shards(self, item: int) -> list[int]:
         """Return the shards of the window that holds item `item` of the stream, and of the next window."""
-        epoch, position = divmod(item, self.samples)
-        shards, starts = self._shards(epoch)
+        epoch, position = self._place(item)
+        shards, starts, _ = self._shards(epoch)
         window = int(np.searchsorted(starts, position, side="right")) - 1
         upcoming = shards[window * self._width : (window + 2) * self._width]
         if (window + 1) * self._width >= len(shards):
@@ -172,38 +281,39 @@ class Stream:
 
     def _ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Return the sample ids [stop - start] at positions start .. stop - 1 of order(epoch)."""
-        n = self.samples
-        if n < 2 * self._most:
+        last_n, n = self._of(max(0, epoch - 1)).samples, self._of(epoch).samples
+        if min(last_n, n) < 2 * self._most:
             # The order of a small source is computed from the previous order.
             if self._small is None or self._small[0] > epoch:
-                self._small = 0, self._shuffled(0, 0, n)
+                self._small = 0, self._shuffled(0, 0, self._of(0).samples)
             last_epoch, order = self._small
             for current_epoch in range(last_epoch + 1, epoch + 1):
                 tail, head = self._boundary(current_epoch)
-                permutation = self._shuffled(current_epoch, 0, n)
-                order = _without_repeats(permutation, order[n - tail :], head) if tail else permutation
+                permutation = self._shuffled(current_epoch, 0, self._of(current_epoch).samples)
+                order = _without_repeats(permutation, order[len(order) - tail :], head) if tail else permutation
             self._small = epoch, order
             return order[start:stop]
         tail, head = self._boundary(epoch)
         zone = tail + head
         if start >= zone or not tail:
             return self._shuffled(epoch, start, stop)
-        first = _without_repeats(self._shuffled(epoch, 0, zone), self._shuffled(epoch - 1, n - tail, n), head)
+        first = _without_repeats(self._shuffled(epoch, 0, zone), self._shuffled(epoch - 1, last_n - tail, last_n), head)
         return np.concatenate([first[start:stop], self._shuffled(epoch, zone, max(stop, zone))])
 
     def _boundary(self, epoch: int) -> tuple[int, int]:
         """Return (r, h) of the step that ends the previous epoch and starts this one; (0, 0) if there is none."""
-        boundary = epoch * self.samples
+        first_epoch, first_item, _, n = self._of(epoch)
+        boundary = first_item + (epoch - first_epoch) * n
         if boundary == 0:
             return 0, 0
-        mixture, batch = self._plan.mixture, self._plan.global_batch
-        step = mixture.row(self._source, boundary - 1) // batch
-        start, stop = (mixture.count(self._source, rows) for rows in (step * batch, (step + 1) * batch))
+        plan, batch = self._plan, self._plan.global_batch
+        step = plan.row(self._source, boundary - 1) // batch
+        start, stop = (plan.count(self._source, rows) for rows in (step * batch, (step + 1) * batch))
         return (boundary - start, stop - boundary) if stop > boundary else (0, 0)
 
     def _shuffled(self, epoch: int, start: int, stop: int) -> Ids:
         """Return positions start .. stop - 1 of the epoch's permutation, before repeats within a step are moved."""
-        _, starts = self._shards(epoch)
+        _, starts, _ = self._shards(epoch)
         parts = []
         window = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
@@ -214,17 +324,39 @@ class Stream:
             window += 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids]:
-        """Return the order of the shards and the first position of each window, followed by n."""
-        shards = generator("shards", self._plan.seed, epoch, self._source).permutation(len(self._counts))
-        ends = np.cumsum(self._counts[shards])
-        return shards, np.concatenate([[0], ends[self._width - 1 : -1 : self._width], ends[-1:]])
+    def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids, Ids]:
+        """Return the order of the shards, the first position of each window, followed by n, and both in units."""
+        counts = self._of(epoch).counts
+        random = generator("shards", self._plan.seed, epoch, self._source)
+        shards, unit, first = random.permutation(len(counts)), 1, 0
+        if self._weights is not None:
+            counts, unit, first = self._weights.sums, UNIT, int(random.integers(UNIT))
+        ends = first + np.cumsum(counts[shards])
+        starts = np.concatenate([[first], ends[self._width - 1 : -1 : self._width], ends[-1:]])
+        return shards, starts // unit, starts
 
     def _shuffle_window(self, epoch: int, window: int) -> Ids:
-        shards, _ = self._shards(epoch)
+        shards, _, starts = self._shards(epoch)
         members = shards[window * self._width : (window + 1) * self._width]
-        ids = np.concatenate([np.arange(self._counts[s], dtype=np.int64) + self._first_ids[s] for s in members])
-        return generator("window", self._plan.seed, epoch, (self._source << 40) + window).permutation(ids)
+        counts = self._of(epoch).counts
+        ids = np.concatenate([np.arange(counts[s], dtype=np.int64) + self._first_ids[s] for s in members])
+        ids = generator("window", self._plan.seed, epoch, (self._source << 40) + window).permutation(ids)
+        if self._weights is None:
+            return ids
+        ends = starts[window] + np.cumsum(self._weights.units[ids - self._first_ids[0]], dtype=np.int64)
+        return ids[np.diff(ends // UNIT, prepend=starts[window] // UNIT) > 0]
+
+
+class _Passes(NamedTuple):
+    """Epochs of a source from `epoch` on, the first of which begins with item `item` of its stream, of equal samples.
+
+    counts: number of samples of every shard. samples: their sum.
+    """
+
+    epoch: int
+    item: int
+    counts: Ids
+    samples: int
 
 
 # Nodes that each read their part of every shard.

@@ -16,6 +16,7 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from clipzoo.errors import ConfigError, cause, one_message
-from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_json, readable, shortened
+from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, DamageLog, digest_of, read_json, readable, shortened
 
 _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 """Opcodes of pickles that name a class or a function."""
@@ -105,6 +106,14 @@ def mark_of(checkpoint: Path) -> Path:
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, in files or sharded, complete or not, from the oldest to the newest."""
     return sorted((path for path in folder.glob("step_*") if _NAME.fullmatch(path.name)), key=step_of)
+
+
+def recorded(folder: Path, name: str, *types: type) -> Any:
+    """Return a fact of these types in the newest mark that has it, or None. Damaged marks are named in the log."""
+    damage = DamageLog()
+    paths = sorted(folder.glob("step_*.json"), reverse=True)
+    marks: list[dict[str, Any]] = [damage.read(partial(read_json, path, MB), {}) for path in paths]
+    return next((mark[name] for mark in marks if isinstance(mark.get(name), types)), None)
 
 
 def is_checkpoint(path: Path) -> bool:

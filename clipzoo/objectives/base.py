@@ -164,6 +164,10 @@ class Objective(nn.Module):
                 "loss: give eval.validation=null"
             )
 
+    def grown(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return stored state of the first samples of the dataset, with the initial state of all further ones."""
+        return state
+
     def shares(self) -> Mapping[str, StateShare]:
         """Return this rank's parts of buffers that are divided among the ranks, by name; empty if none is."""
         return {}

@@ -48,6 +48,11 @@ class PerSampleObjective(Objective):
     def initial_state(self, samples: int) -> dict[str, Tensor]:
         return {name: self.get_buffer(name).new_full((2, samples), value) for name, value in self._initial.items()}
 
+    def grown(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        further = {name: max(0, self.get_buffer(name).shape[1] - state[name].shape[1]) for name in self._initial}
+        initial = {name: self.initial_state(count)[name].to(state[name]) for name, count in further.items()}
+        return {**state, **{name: torch.cat([state[name], values], dim=1) for name, values in initial.items()}}
+
     def shares(self) -> Mapping[str, StateShare]:
         if self._world.size == 1:
             return {}

@@ -163,6 +163,8 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     remedy = "give another name=..., or remove the folder"
     if len(different) == 1 and different[0] in LENGTH and is_finished(folder):
         remedy = f"to continue it, give another name=... and init.resume={folder} (docs/how_to/recipes.md)"
+    if set(different) <= set(LOCATIONS) and not is_finished(folder):
+        remedy += "; data.grow=true continues it if samples were appended"
     if different:
         changes = first_names([f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different], most=6)
         raise ConfigError(f"{folder} holds a run of another configuration ({changes}): {remedy}")

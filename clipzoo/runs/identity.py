@@ -30,12 +30,12 @@ HARMLESS = (
     "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
     "trainer.parallel", "trainer.fsdp", "trainer.deterministic", "trainer.check_replicas", "teacher.path",
-    "teacher.cache_gigabytes", "data.locality",
+    "teacher.cache_gigabytes", "data.locality", "data.grow",
 )  # fmt: skip
 """Keys and nodes that a resumed run may change: they affect cost and output, and the result only by rounding."""
 LATER = (
     "data.where", "data.uids", "data.duplicates", "data.fraction", "data.selection_seed", "data.uid_key",
-    "data.caption_table", "data.long_captions",
+    "data.caption_table", "data.long_captions", "data.weights",
 )  # fmt: skip
 """Keys that earlier versions did not have: null is the same as none, so that runs keep their names."""
 DATASET_FILE = "dataset.json"
@@ -108,32 +108,32 @@ def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> 
 
     Once the run has checkpoints, an existing record is not changed.
     """
-    recorded = _recorded(folder)
+    before = dataset_record(folder)
     content = {"fingerprint": fingerprint, "configuration": digest(plain, LOCATIONS, length=64)}
-    if not recorded or (recorded != content and not checkpoints_in(folder / "checkpoints")):
+    if not before or (before != content and not checkpoints_in(folder / "checkpoints")):
         io.write_json(folder / DATASET_FILE, content)
 
 
 def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
     """Return True if the run was trained on the configured dataset, at any location; `unknown` if that is not known."""
-    recorded = _recorded(folder).get("fingerprint")
-    if recorded is None:
+    before = dataset_record(folder).get("fingerprint")
+    if before is None:
         return False
     now = fingerprint(folder)
-    return unknown if now is None else now == recorded
+    return unknown if now is None else now == before
 
 
 def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint) -> Path:
     """Return the run of this configuration with the same dataset at an earlier location; `folder` if there is none."""
     configuration = digest(plain, LOCATIONS, length=64)
     for record in sorted(folder.parent.glob(f"*/{DATASET_FILE}")):
-        same = _recorded(record.parent).get("configuration") == configuration
+        same = dataset_record(record.parent).get("configuration") == configuration
         if same and is_moved(record.parent, fingerprint, unknown=False):
             return record.parent
     return folder
 
 
-def _recorded(folder: Path) -> dict[str, Any]:
+def dataset_record(folder: Path) -> dict[str, Any]:
     """Read the record of the dataset; empty without one, and if it is damaged."""
     path = folder / DATASET_FILE
     return io.DamageLog().read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}

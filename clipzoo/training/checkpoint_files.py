@@ -27,7 +27,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -192,14 +191,6 @@ def read(
     if not content.keys() >= set(parts):
         raise io.DamagedFileError(path, f"holds no {' and '.join(parts)}", REMEDY)
     return content
-
-
-def recorded(folder: Path, name: str, *types: type) -> Any:
-    """Return a fact of these types in the newest mark that has it, or None. Damaged marks are named in the log."""
-    damage = io.DamageLog()
-    paths = sorted(folder.glob("step_*.json"), reverse=True)
-    marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path, io.MB), {}) for path in paths]
-    return next((mark[name] for mark in marks if isinstance(mark.get(name), types)), None)
 
 
 def _on_all_ranks(action: Callable[[], T], group: ProcessGroup | None) -> list[T]:

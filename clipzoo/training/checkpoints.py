@@ -23,7 +23,8 @@ from torch.distributed import ProcessGroup
 from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.world import World, is_collective_error
 from clipzoo.encoders.tuning import plain_name
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.io.weights import recorded
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.record import MetricKey
@@ -35,6 +36,8 @@ from clipzoo.training.settings import PRECISION, CheckpointFormat
 from clipzoo.training.throughput import CHECKPOINT, Throughput
 from clipzoo.training.tuned import KEY, TunedModel, TunedPart, read_frozen, write_frozen
 
+DATA = "data"
+"""Name of the dataset's history in a checkpoint and in its mark."""
 MODEL = "model"
 """Name of the model in a checkpoint."""
 log = logging.getLogger(__name__)
@@ -65,7 +68,7 @@ class TrainingState:
         settings = parts.settings.checkpoints
         self._folder, self._report, self._throughput, self._parallel = parts.folder, parts.report, throughput, parallel
         self._keep, self._background = settings.keep, settings.in_background
-        self._facts = {PRECISION: parts.settings.precision}
+        self._facts = {PRECISION: parts.settings.precision, DATA: parts.dataset.history}
         self._history, self._world = history, parallel.world
         self._modules: dict[str, nn.Module] = {MODEL: model, "objective": parts.objective}
         if parts.distill is not None and parts.distill.state_dict():
@@ -73,7 +76,7 @@ class TrainingState:
         self._whole: Mapping[str, Stateful] = {**self._modules, **others, MODEL: TunedPart(model, tuned.frozen)}
         # As above, but with only this rank's shards if the weights are sharded.
         self._own: Mapping[str, Stateful] = {**self._whole, MODEL: TunedPart(parallel.trained, tuned.frozen)}
-        self._data = {"samples": parts.dataset.samples, "fingerprint": parts.dataset.fingerprint}
+        self._data, self._objective = parts.dataset.history, parts.objective
         self.counters = Counters(parts.dataset.counters)
         self._sharding = Sharding({**self._modules, MODEL: parallel.trained}, self._own, self._world)
         self._sharded = self._sharding.applies(settings.format)
@@ -101,7 +104,7 @@ class TrainingState:
         if self._folder is None:
             return
         best, key = self._folder / "best", MetricKey.parse(name)
-        value = self._world.run_on_first(lambda: checkpoint_files.recorded(best, "value", int, float))
+        value = self._world.run_on_first(lambda: recorded(best, "value", int, float))
         if value is None or key.is_better(metrics[name], value):
             self.write(best, step, keep=1, metric=name, value=metrics[name])
             self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
@@ -142,7 +145,7 @@ class TrainingState:
         """Return the content of a checkpoint. parts: states by name."""
         return {
             "step": step,
-            "data": self._data,
+            DATA: self._data,
             "spent": self._throughput.state(step),
             "counters": self.counters.read(),
             **parts,
@@ -183,11 +186,14 @@ class TrainingState:
             return 0
         if not path.exists():
             raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
-        state = self._sharding.read(path, "step", "data", "spent", "counters")
-        if state["data"] != self._data:
+        state = self._sharding.read(path, "step", DATA, "spent", "counters")
+        before = state[DATA]
+        if before != self._data[: len(before)]:
+            now, then = self._data[-1], before[-1] if isinstance(before, list) else before
             raise ConfigError(
-                f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
-                "pass name=NEW to start another run"
+                f"{path} was trained on another dataset ({number_of(then['samples'], 'sample')}, fingerprint "
+                f"{then['fingerprint'][:8]}, now {now['samples']}, {now['fingerprint'][:8]}): data.shards has changed; "
+                "if samples were appended, pass data.grow=true to train on them, too; else name=NEW for another run"
             )
         if self._frozen:
             with self._parallel.whole(), torch.no_grad():
@@ -195,8 +201,9 @@ class TrainingState:
                 for name, tensor in self._frozen.items():
                     tensor.copy_(values[name])
                 self._parallel.load_whole()
-        for name, part in {**self._own, **self._history}.items():
-            if name in self._own or name in state:
+        self._load(state)
+        for name, part in self._history.items():
+            if name in state:
                 part.load_state_dict(state[name])
         self._throughput.resume(state["step"], state["spent"])
         self.counters.resume(state["counters"])
@@ -210,9 +217,14 @@ class TrainingState:
         path = self.newest(self.rewind_folder, step - 1)
         assert path is not None, "a state to go back to is saved first"
         state = self._sharding.read(path, "step")
+        self._load(state)
+        self._report(f"step {step}: back to the weights after step {state['step']}, without the batches since then")
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        # The dataset may have grown since.
+        state = {**state, "objective": self._objective.grown(state["objective"])}
         for name, part in self._own.items():
             part.load_state_dict(state[name])
-        self._report(f"step {step}: back to the weights after step {state['step']}, without the batches since then")
 
     def newest(self, folder: Path, at_most: int | None = None) -> Path | None:
         """Return the newest valid state of at most `at_most` steps in a folder of the run. Collective."""
@@ -267,8 +279,12 @@ class Sharding:
         sharded: dict[Keys, Tensor] = {}
 
         def layout(keys: Keys, shape: tuple[int, ...]) -> Place:
-            if keys in self._places and self._places[keys].whole == shape:
-                return self._places[keys]
+            if keys in self._places:
+                # A smaller dataset's state is that of the first samples.
+                starts, ends = (
+                    tuple(map(min, at, shape)) for at in (self._places[keys].offsets, self._places[keys].ends)
+                )
+                return Place(shape, starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
             template = templates.get(keys)
             # An optimizer has no state before its first step: the state is sharded like the parameter it belongs to.
             match keys:

@@ -17,9 +17,9 @@ from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
 from clipzoo.errors import ConfigError, installation, number_of
 from clipzoo.heads.scores import automatic_tile
+from clipzoo.io.weights import recorded
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.training import checkpoint_files
 from clipzoo.types import Part, checked, decimal
 
 log = logging.getLogger(__name__)
@@ -111,13 +111,13 @@ class Computation:
 
         def chosen() -> Precision:
             is_auto = self.precision == "auto"
-            recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION, str) if folder and is_auto else None
-            if is_auto and recorded is None:
+            stored = recorded(folder / "checkpoints", PRECISION, str) if folder and is_auto else None
+            if is_auto and stored is None:
                 return "bf16" if is_fast_in_bf16(world.device) else "float32"
-            precision: Precision = recorded or self.precision
+            precision: Precision = stored or self.precision
             if precision == "bf16" and world.device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
                 cause, fix = "trainer.precision=bf16", ": give trainer.precision=auto or float32"
-                if recorded:
+                if stored:
                     cause, fix = "the run's checkpoints were trained in bf16", ""
                 log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
             return precision

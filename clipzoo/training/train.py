@@ -111,7 +111,7 @@ def train(
     parts.require_compatible()
     dataset.open(folder, world)
     dataset.check(seed, batch)
-    settings.check(dataset.samples, world)
+    settings.check(dataset.epoch_rows, world)
     if teacher is not None:
         teacher.open(parts, model)
     # The caller's signal handlers stay in place.
@@ -137,10 +137,10 @@ def fit(
     assert settings.precision != "auto", "Settings.resolved comes first"
     if settings.gather == "bf16":
         world = replace(world, gather_dtype=torch.bfloat16)
-    global_batch, total_steps = settings.global_batch, settings.total_steps(dataset.samples)
+    global_batch, total_steps = settings.global_batch, settings.total_steps(dataset.epoch_rows)
 
     def progress(steps: int) -> Progress:
-        return Progress(steps, total_steps, dataset.samples, global_batch)
+        return Progress(steps, total_steps, dataset.epoch_rows, global_batch)
 
     # The model, its gradients and its optimizer.
     settings.place(model, objective, dataset.samples, world)

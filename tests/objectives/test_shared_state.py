@@ -13,6 +13,8 @@ from clipzoo.build import build_objective, build_part
 from clipzoo.distributed.world import World
 from clipzoo.heads.pairs import Scope
 from clipzoo.objectives.nuclr import NUCLR
+from clipzoo.training import checkpoint_files
+from clipzoo.training.checkpoints import Sharding
 from clipzoo.training.diagnostics import summarise_samples
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed
@@ -113,3 +115,26 @@ def test_the_largest_value_is_that_of_all_ranks_and_of_no_sample_it_is_minus_inf
     assert objective.largest(values).tolist() == [1.0, 2.0]
     assert objective.largest(values, magnitude=True).tolist() == [3.0, 2.0]
     assert objective.largest(values[:, :0]).tolist() == [-torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, 3 * SAMPLES])
+def test_the_state_of_a_dataset_that_has_grown_is_kept_and_has_initial_values_for_new_samples(tmp_path, samples):
+    whole = objective_of("nuclr")
+    whole.allocate(SAMPLES)
+    for number, buffer in enumerate(whole.buffers()):
+        buffer.copy_(torch.arange(buffer.numel()).view(buffer.shape) + 1000 * number)
+    path = checkpoint_files.save(tmp_path, 4, {"step": 4, "objective": whole.state_dict()}, {}, keep=1)
+    parts = []
+    for rank in range(3):
+        objective = objective_of("nuclr")
+        objective.allocate(samples, World(rank, 3))
+        stored = Sharding({"objective": objective}, {"objective": objective}, World(rank, 3)).read(path, "step")
+        objective.load_state_dict(objective.grown(stored["objective"]))
+        parts.append(dict(objective.named_buffers()))
+    fresh = objective_of("nuclr")
+    fresh.allocate(samples)
+    for name, value in fresh.named_buffers():
+        actual = parts[0][name] if name == "xi" else torch.cat([part[name] for part in parts], dim=1)
+        count = value.shape[-1] if name == "xi" else SAMPLES
+        assert torch.equal(actual[..., :count], whole.get_buffer(name)), name
+        assert torch.equal(actual[..., count:], value[..., count:]), name

@@ -369,6 +369,7 @@ BASES = {
     "shards make": ("{captioned}", "{made}", "--processes", "1"), "shards index": ("{shards}", "--on", "local:1"),
     "shards inspect": ("{shards}", "--processes", "1"), "datasets list": (),
     "shards look": ("{shards}", "--on", "local:1", "--output", "{made}"),
+    "shards balance": ("{shards}", "--top", "4", "--on", "local:1", "--output", "{made}"),
     "shards contamination": ("{shards}", "--root", "{world}/downstream", "--on", "local:1", "--output", "{made}"),
     "datasets convert": ("food101", "--source", "{captioned}", "--root", "{made}"),
     "datasets prompts": ("{world}/downstream/shapes", "{made}"),

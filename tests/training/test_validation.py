@@ -13,6 +13,7 @@ from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
+from clipzoo.io.weights import recorded
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.runs.record import MetricKey, RunRecord
 from clipzoo.training import checkpoint_files
@@ -73,7 +74,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(validated):
     best = min(evaluations(validated), key=lambda line: line["validation/loss"])
     loaded = checkpoint_files.load_newest(validated / "run" / "best")
     assert loaded is not None and loaded[0]["step"] == best["step"]
-    assert checkpoint_files.recorded(validated / "run" / "best", "value", float) == best["validation/loss"]
+    assert recorded(validated / "run" / "best", "value", float) == best["validation/loss"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,19 @@ from clipzoo import io
 from clipzoo.data.captions import digest
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.index import SHARDS_PER_PROCESS, Selection, Shard, ShardIndex, load, open_folder, write_index
+from clipzoo.data.index import (
+    SHARDS_PER_PROCESS,
+    WEIGHT_FILES,
+    Selection,
+    Shard,
+    ShardIndex,
+    load,
+    open_folder,
+    weights_digest,
+    write_index,
+)  # fmt: skip
 from clipzoo.data.locations import ShardCache
+from clipzoo.data.plan import UNIT, Weights
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, arrow
 from clipzoo.distributed.launch import say
@@ -75,6 +87,85 @@ def select(
         raise ConfigError(f"no sample of {number_of(index.samples, 'sample')} is selected: {reasons} are left out")
     say(f"data: {selected.samples:,} of {number_of(index.samples, 'sample')} are selected; left out: {reasons}")
     return selected
+
+
+def weigh(
+    weights: str, uid_key: str | None, cache: ShardCache, tables: TableRules | None, index: ShardIndex,
+    folders: Sequence[Path],
+) -> Weights:  # fmt: skip
+    """Return the weights of the samples of a source, from a file next to its index.
+
+    weights: a key or column, or a .npy or .parquet with uid and weight; samples without one have the weight 0. Weights
+    above 1 are divided by the number of passes. Raises ConfigError if a weight is not a number of at least 0.
+    """
+    name = hashlib.sha256(repr((index.fingerprint, weights_digest(weights), uid_key)).encode()).hexdigest()[:16]
+    files = [folder / f"{name}-weights.npy" for folder in folders]
+    if (file := next(filter(Path.is_file, files), None)) is None:
+        by_uid = _read_weights(Path(weights)) if Path(weights).suffix in WEIGHT_FILES else None
+        numbers = range(len(index.shards))
+        processes = min(os.cpu_count() or 1, len(numbers) // SHARDS_PER_PROCESS)
+        weigh_shard = partial(_weights_of, index, weights, uid_key, ShardReader(cache, tables), by_uid)
+        values = np.concatenate(list(map_in_children(weigh_shard, numbers, processes, 1)))
+        if not (values >= 0).all() or not 0 < values.sum() < np.inf:
+            raise ConfigError(
+                f"data.weights={weights}: weights must be numbers of at least 0, one of them above 0; those of "
+                f"{number_of(len(values), 'sample')} are from {values.min()} to {values.max()}"
+            )
+        # Rounded down, so that no sample is taken twice in a pass. The units are those of a whole number of rows.
+        passes = int(np.ceil(values.max()))
+        rows = max(1, int(values.sum() / passes + 1e-6))
+        units = np.minimum(values * (rows * UNIT / values.sum()), UNIT).astype(np.int64)
+        units[np.flatnonzero((values > 0) & (units < UNIT))[: rows * UNIT - int(units.sum())]] += 1
+        with open_folder(folders, index.locations[0]) as folder:
+            file = folder / files[0].name
+            with io.whole(file) as target:
+                np.save(target, np.concatenate([[passes], units]).astype(np.int32))
+    passes, units = (stored := np.load(file, mmap_mode="r"))[0], stored[1:]
+    sums = np.array([units[first:end].sum(dtype=np.int64) for first, end in pairwise(index.starts)])
+    return Weights(units, sums, int(passes))
+
+
+def _weights_of(
+    index: ShardIndex, weights: str, uid_key: str | None, reader: ShardReader,
+    by_uid: tuple[np.ndarray, np.ndarray] | None, number: int,
+) -> np.ndarray:  # fmt: skip
+    """Return the weights of the samples of a shard, [count]."""
+    values, keys = np.zeros(index.counts[number]), index.keys(number)
+    for position in range(len(values)):
+        value = None
+        with suppress(BadSampleError):
+            sample = reader.sample(index, number, position)
+            value = sample.value(weights) if by_uid is None else sample.uid(uid_key) or keys[position]
+        try:
+            values[position] = value or 0 if by_uid is None else 0
+        except (TypeError, ValueError):
+            raise ConfigError(f"data.weights={weights} is {value!r:.60} in {index.locations[number]}") from None
+        if by_uid is not None and value is not None:
+            uids, listed = by_uid
+            place = min(int(uids.searchsorted(np.uint64(digest(value)))), len(uids) - 1)
+            values[position] = listed[place] if uids[place] == digest(value) else 0
+    return values
+
+
+def _read_weights(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sorted digests of the uids of a file, and their weights. Raises ConfigError."""
+    try:
+        with io.readable(path, io.ANY_SIZE) as file:
+            if path.suffix == ".npy":
+                table = np.load(file, allow_pickle=False)
+                columns = {name: table[name] for name in ("uid", "weight")}
+            else:
+                from pyarrow import parquet
+
+                columns = parquet.read_table(file, columns=["uid", "weight"]).to_pydict()
+        uids = np.array([digest(str(uid)) for uid in columns["uid"]], np.uint64)
+        order = np.argsort(uids, kind="stable")
+        values = np.asarray(columns["weight"], float)[order]
+        if not len(uids) or (np.diff(uids[order]) == 0).any():
+            raise ValueError("it has no rows, or a uid more than once")
+    except (ValueError, LookupError, TypeError, EOFError, arrow().ArrowException) as error:
+        raise ConfigError(f"data.weights={path} needs uid and weight in every row: {first_line(error)}") from None
+    return uids[order], values
 
 
 def _examine(

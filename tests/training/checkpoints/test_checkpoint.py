@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
-from clipzoo.io.weights import weights_digest, weights_file
+from clipzoo.io.weights import recorded, weights_digest, weights_file
 from clipzoo.training import checkpoint_files
 from clipzoo.training.checkpoint_files import Place, encoded, local, map_tensors
 from clipzoo.training.checkpoints import CheckpointWriter, Counters, Sharding
@@ -65,7 +65,7 @@ def test_the_newest_are_kept_and_the_newest_is_loaded_with_the_values_and_types_
     assert path == paths[-1] and path.stem == "step_00000008"
     assert_same(content, sharded.state(8))
     assert names(tmp_path) == sorted(name for path in paths[1:] for name in (path.name, f"{path.stem}.json"))
-    assert checkpoint_files.recorded(tmp_path, "step", int) == 8
+    assert recorded(tmp_path, "step", int) == 8
 
 
 def write_another_mark(path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_full_disk_is_named_and_leaves_the_last_one_untouched(tmp_path, save):
 @pytest.mark.parametrize("kind", damage.KINDS)
 def test_a_damaged_mark_of_the_best_checkpoint_counts_as_none(tmp_path, kind):
     checkpoint_files.save(tmp_path, 2, {"step": 2}, {"value": 3.5}, keep=1)
-    assert checkpoint_files.recorded(tmp_path, "value", float) == 3.5
+    assert recorded(tmp_path, "value", float) == 3.5
     kind(tmp_path / "step_00000002.json")
-    assert checkpoint_files.recorded(tmp_path, "value", float) is None
+    assert recorded(tmp_path, "value", float) is None
 
 
 def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
