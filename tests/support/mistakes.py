@@ -359,7 +359,7 @@ def right_commands(files: Mapping[str, Path]) -> list[Line]:
 COMMAND = "clipzoo/cli/__main__.py"
 BASES = {
     "report": ("{run}",), "config": ("head",), "compare": ("{run}", "{other}"),
-    "lab": ("--report", "--output", "{made}"), "emoji": (),
+    "lab": ("--report", "--output", "{made}"), "emoji": (), "hands": (),
     "explore": ("{run}", "--images", "{pictures}", "--static", "{made}", "--limit", "2"),
     "export": ("{run}", "--to", "hub", "--output", "{made}"),
     "index": ("{run}", "--images", "{pictures}", "--output", "{made}"),
@@ -379,7 +379,7 @@ BASES = {
     "plan": ("encoder=tiny", "head=clip", "trainer.global_batch=64", "--gpus", "8"),
 }  # fmt: skip
 """Arguments of each command without a mistake."""
-LONG = ("lab", "emoji", "datasets convert")
+LONG = ("lab", "emoji", "hands", "datasets convert")
 """Commands whose base is not carried out: they train for hours, or need files of others."""
 
 
