@@ -169,8 +169,6 @@ TRUSTED = {
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{judge}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "downstream / dataset"): RECIPES,
-    ("lab/worlds/emoji.py", "folder / vendor"): RECIPES,
-    ("lab/worlds/emoji.py", "folder / f'{vendor}.csv'"): RECIPES,
     ("lab/worlds/packages.py", "folder / package.file"): RECIPES,
     ("report/published.py", "folder / file"): RECIPES,
     ("lab/studies/run.py", "folder / name"): RECIPES,
@@ -271,6 +269,7 @@ READERS = {
     "lab/reproduce.py": "its own log",
     "report/published.py": OWN,
     "lab/worlds/packages.py": "packages with a known digest",
+    "lab/worlds/hands.py": "bytes in memory, or pictures that it has just written",
     "lab/studies/run.py": "bytes in memory",
 }  # fmt: skip
 """Modules that open files by other means than clipzoo.io, and why they may."""

@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.vocabulary import Processes
@@ -331,7 +331,7 @@ def render(picture: bytes) -> bytes | None:
         image = Image.open(io.BytesIO(picture)).convert("RGBA")
     except (ValueError, OSError, Image.DecompressionBombError):
         return None
-    image.thumbnail((SIZE, SIZE), Image.Resampling.LANCZOS)
+    image = ImageOps.contain(image, (SIZE, SIZE), Image.Resampling.LANCZOS)
     canvas = Image.new("RGB", (SIZE, SIZE), "white")
     canvas.paste(image, ((SIZE - image.width) // 2, (SIZE - image.height) // 2), image)
     return None if np.asarray(canvas).min() > FAINTEST else png(canvas)
