@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,35 +53,24 @@ def _print(rows: Sequence[Sequence[str]]) -> None:
     print("\n".join(f"| {' | '.join(line)} |" for line in lines), end="\n\n")
 
 
-def data_rows(drawings: Sequence[Drawing], facts: Mapping[str, Mapping]) -> Iterator[list[str]]:
-    groups = defaultdict[str, set[str]](set)
+def data_rows(drawings: Sequence[Drawing], facts: Mapping[str, Mapping]) -> list[list[str]]:
+    hands_of = defaultdict[str, set[str]](set)
     for drawing in drawings:
-        groups[drawing.group].add(drawing.hand)
-    rows = [
-        [
-            "hand",
-            "package",
-            "pictures",
-            "things",
-            "drawn by others too",
-            "with keywords",
-            "in other languages",
-            "licence",
-            "author",
-        ]
-    ]
+        hands_of[drawing.group].add(drawing.hand)
+
+    def counts(part: Sequence[Drawing]) -> list[str]:
+        things = {one.group for one in part}
+        numbers = [len(part), len(things), sum(len(hands_of[thing]) > 1 for thing in things)]
+        numbers += [sum(bool(one.keywords) for one in part), sum(bool(one.names) for one in part)]
+        return [f"{number:,}" for number in numbers]
+
+    titles = "hand, package, pictures, things, drawn by others too, with keywords, in other languages, licence, author"
+    rows = [titles.split(", ")]
     for hand, entry in facts["hands"].items():
-        own, package = [one for one in drawings if one.hand == hand], packages()[entry["package"]]
-        names = {one.group for one in own}
-        counts = [len(own), len(names), sum(len(groups[name]) > 1 for name in names),
-                  sum(bool(one.keywords) for one in own), sum(bool(one.names) for one in own)]  # fmt: skip
-        rows.append([f"`{hand}`", f"{package.name} {package.version}", *(f"{count:,}" for count in counts),
-                     package.licence, package.author])  # fmt: skip
-    several = Counter(len(hands) for hands in groups.values())
-    rows.append(["all", "", f"{len(drawings):,}", f"{len(groups):,}", f"{sum(several.values()) - several[1]:,}",
-                 *(f"{sum(map(bool, values)):,}" for values in ([one.keywords for one in drawings],
-                                                                [one.names for one in drawings])), "", ""])  # fmt: skip
-    return rows
+        package = packages()[entry["package"]]
+        own = counts([one for one in drawings if one.hand == hand])
+        rows.append([f"`{hand}`", f"{package.name} {package.version}", *own, package.licence, package.author])
+    return [*rows, ["all", "", *counts(drawings), "", ""]]
 
 
 def split_rows(splits: Mapping[str, Sequence[Drawing]], facts: Mapping[str, Mapping]) -> list[list[str]]:
@@ -95,34 +84,23 @@ def split_rows(splits: Mapping[str, Sequence[Drawing]], facts: Mapping[str, Mapp
 def baseline_rows(splits: Mapping[str, Sequence[Drawing]], root: Path) -> Iterator[list[str]]:
     """Yield a row of top-1 accuracies for each baseline: classes are the names of a split."""
     train = splits["train"]
-    answers = {name: Names({drawing.group for drawing in splits[name]}) for name in TESTS}
-    yield ["chance", *(f"{100 / len(answers[name].names):.2f}" for name in TESTS)]
-    guesses = {
-        name: [
-            answers[name].best(Counter(word for key in one.keywords for word in normalised(key).split()))
-            for one in splits[name]
-        ]
-        for name in TESTS
-    }
-    yield [
-        "its own keywords, by string match (sees no picture)",
-        *(accuracy(splits[name], guesses[name]) for name in TESTS),
-    ]
-    for title, features in (
-        ("nearest training picture, colour histogram", histogram),
-        ("the same, 16 x 16 grey pixels", grey),
-    ):
-        known = torch.stack([features(root, drawing) for drawing in train])
-        cells = []
+    classes = {name: Names({drawing.group for drawing in splits[name]}) for name in TESTS}
+    yield ["chance", *(f"{100 / len(classes[name].names):.2f}" for name in TESTS)]
+    cells = []
+    for name in TESTS:
+        words = [[word for key in one.keywords for word in normalised(key).split()] for one in splits[name]]
+        cells.append(accuracy(splits[name], [classes[name].best(texts) for texts in words]))
+    yield ["its own keywords, by string match (sees no picture)", *cells]
+    methods = {"nearest training picture, colour histogram": histogram, "the same, 16 x 16 grey pixels": grey}
+    for title, features in methods.items():
+        known, cells = torch.stack([features(root, drawing) for drawing in train]), []
         for name in TESTS:
             test = torch.stack([features(root, drawing) for drawing in splits[name]])
             nearest = torch.cat([torch.cdist(part, known, p=1).argmin(1) for part in test.split(BLOCK)])
             groups = [train[place].group for place in nearest.tolist()]
             # A name that is not a class is replaced by the class with which it shares the most words.
-            guesses = [
-                group if group in answers[name].names else answers[name].best(Counter(group.split()))
-                for group in groups
-            ]
+            own = classes[name]
+            guesses = [group if group in own.names else own.best(group.split()) for group in groups]
             cells.append(accuracy(splits[name], guesses))
         yield [title, *cells]
 
@@ -137,23 +115,23 @@ class Names:
             for word in set(name.split()):
                 self._with[word].append(name)
 
-    def best(self, words: Counter[str]) -> str:
+    def best(self, words: Collection[str]) -> str:
         """Return the name with the largest share of common words; "" for none. The first of equal ones wins."""
         scores = Counter[str]()
-        for word in words:
-            for name in self._with[word]:
-                scores[name] += 1
-        shares = {name: count / (len(set(name.split())) + len(words) - count) for name, count in scores.items()}
+        for word in set(words):
+            scores.update(self._with[word])
+        union = {name: len(set(words) | set(name.split())) for name in scores}
+        shares = {name: count / union[name] for name, count in scores.items()}
         return max(sorted(shares), key=shares.__getitem__, default="")
 
 
 def accuracy(part: Sequence[Drawing], guesses: Sequence[str]) -> str:
-    return interval([drawing.group == guess for drawing, guess in zip(part, guesses, strict=True)],
-                    [drawing.group for drawing in part])  # fmt: skip
+    right = [drawing.group == guess for drawing, guess in zip(part, guesses, strict=True)]
+    return interval(np.array(right), np.array([drawing.group for drawing in part]))
 
 
-def interval(right: Sequence[bool] | np.ndarray, things: Sequence[object] | np.ndarray) -> str:
-    value = over_samples(100 * np.asarray(right, float), things)
+def interval(right: np.ndarray, things: np.ndarray) -> str:
+    value = over_samples(100 * right.astype(float), things)
     return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
@@ -194,6 +172,9 @@ def montage(drawings: Sequence[Drawing], hands: Sequence[str], root: Path, path:
     keys = [(hand, thing) for hand in hands for thing in SHOWN]
     tiles = [(_picture(root, first[key]) if key in first else blank, " ".join(key)) for key in keys]
     contact_sheet(tiles, path, columns=len(SHOWN))
+    with Image.open(path) as page:
+        small = page.convert("RGB").resize((page.width // 2, page.height // 2), Image.Resampling.LANCZOS)
+    small.quantize(128).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import html
-import io
+import io as streams
 import json
 import os
 import re
@@ -26,12 +26,13 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from clipzoo import io
 from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.vocabulary import Processes
 from clipzoo.data import write as writer
@@ -40,18 +41,6 @@ from clipzoo.data.children import map_in_children
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.evaluation.datasets.dataset import Example, png
-from clipzoo.io import (
-    ANY_SIZE,
-    MB,
-    JsonLines,
-    below,
-    digest_of,
-    ensure_folder,
-    read_json,
-    read_json_lines,
-    read_yaml,
-    write_json,
-)
 from clipzoo.lab.worlds import packages
 from clipzoo.lab.worlds.packages import SOURCES, fetch, members
 
@@ -81,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    facts, known = read_yaml(SOURCES), packages.packages()
+    facts, known = io.read_yaml(SOURCES), packages.packages()
     if options.list:
         for hand, entry in facts["hands"].items():
             print(f"{hand}: {entry['pictures']:,} pictures, {known[entry['package']].attribution}")
@@ -97,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     if not sources:
         raise ConfigError("no source can be had: " + "; ".join(missing.values()))
     ensure_hands(options.root, sources, words, options.processes)
-    splits = read_json(options.root / "downstream" / "hands.json", MB)["splits"]
+    splits = io.read_json(options.root / "downstream" / "hands.json", io.MB)["splits"]
     for name, split in splits.items():
         _say(f"{name}: {split['pictures']:,} pictures of {split['things']:,} things")
     if {name: split["digest"] for name, split in splits.items()} != facts["splits"]:
@@ -230,8 +219,9 @@ def iconify(files: Files, words: Words) -> Iterator[Drawing]:
     categories = {key: name for name, keys in metadata.get("categories", {}).items() for key in keys}
     for key, icon in icons["icons"].items():
         if not (styles and key.endswith(styles)):
-            size = [icon.get(side, icons[side]) for side in ("width", "height")]
-            yield Drawing(key, spaced(key), svg(icon["body"], size).encode(), category=categories.get(key, ""))
+            box = " ".join(str(icon.get(side, icons[side])) for side in ("width", "height"))
+            svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {box}">{icon["body"]}</svg>'
+            yield Drawing(key, spaced(key), svg.encode(), category=categories.get(key, ""))
 
 
 def tabler(files: Files, words: Words) -> Iterator[Drawing]:
@@ -291,7 +281,7 @@ def _first(pattern: str, text: str) -> str:
 
 def tuxpaint(files: Files, words: Words) -> Iterator[Drawing]:
     """Stamps: a sentence in English, its translations, and folders as categories."""
-    locales = {locale: language for language, locale in read_yaml(SOURCES)["languages"].items()}
+    locales = {locale: language for language, locale in io.read_yaml(SOURCES)["languages"].items()}
     for path, content in files.items():
         stem = path.removesuffix(".txt")
         picture = next((files[stem + kind] for kind in (".svg", ".png") if stem + kind in files), b"")
@@ -311,10 +301,6 @@ LAYOUTS: Mapping[str, Callable[[Files, Words], Iterator[Drawing]]] = {
 """Readers of packages: files and words -> drawings."""
 
 
-def svg(body: str, size: Sequence[int]) -> str:
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}">{body}</svg>'
-
-
 def render(picture: bytes) -> bytes | None:
     """Return an SVG or PNG as PNG, whole and centred on a white square of SIZE pixels; None if it shows nothing.
 
@@ -328,7 +314,7 @@ def render(picture: bytes) -> bytes | None:
             if re.search(r"<image\b[^>]*href\s*=\s*[\"'](?!data:|#)", text):
                 return None
             picture = resvg_py.svg_to_bytes(svg_string=text, width=SIZE, height=SIZE, dpi=96, skip_system_fonts=True)
-        image = Image.open(io.BytesIO(picture)).convert("RGBA")
+        image = Image.open(streams.BytesIO(picture)).convert("RGBA")
     except (ValueError, OSError, Image.DecompressionBombError):
         return None
     image = ImageOps.contain(image, (SIZE, SIZE), Image.Resampling.LANCZOS)
@@ -345,14 +331,14 @@ def ensure_hands(root: Path, sources: Mapping[str, Path], words: Sequence[Path],
 
     sources: file of the package of each hand. words: files of the packages of words. Raises ConfigError.
     """
-    facts = read_yaml(SOURCES)
+    facts = io.read_yaml(SOURCES)
     try:
         import resvg_py
     except ImportError:
         raise ConfigError(f"drawings in SVG need resvg_py: {installation('svg')}") from None
     code = [Path(__file__), Path(str(packages.__file__)), SOURCES]
-    recipe = {"code": digest_of(*code), "renderer": f"resvg_py {resvg_py.__version__}, Pillow {Image.__version__}"}
-    recipe["words"] = digest_of(*words)
+    recipe = {"code": io.digest_of(*code), "renderer": f"resvg_py {resvg_py.__version__}, Pillow {Image.__version__}"}
+    recipe["words"] = io.digest_of(*words)
     read = cache(lambda: read_words(words, list(facts["languages"])))
     for hand, source in sources.items():
 
@@ -361,31 +347,28 @@ def ensure_hands(root: Path, sources: Mapping[str, Path], words: Sequence[Path],
             drawings = LAYOUTS[entry["layout"]](dict(members(source, entry["files"])), read())
             write_pictures(folder, hand, drawings, read(), processes)
 
-        if ensure_folder(
-            below(root / "pictures", hand), "hand.json", {**recipe, "source": digest_of(source)}, write, "pictures"
-        ):
+        place, own_recipe = io.below(root / "pictures", hand), {**recipe, "source": io.digest_of(source)}
+        if io.ensure_folder(place, "hand.json", own_recipe, write, "pictures"):
             _say(f"{hand} is drawn")
-    recipe["sources"] = digest_of(*sources.values())
+    recipe["sources"] = io.digest_of(*sources.values())
     code += [Path(str(module.__file__)) for module in (writer, own, tar)]
     drawings = read_drawings(root / "pictures", sources)
     splits = split_drawings(drawings, facts["held_out"]["hands"], facts["held_out"]["things"])
-    recipe["code"] = digest_of(*code)
-    for name in ("train", "downstream"):
+    recipe["code"] = io.digest_of(*code)
+    parts: dict[str, Callable[..., None]] = {
+        "train": partial(write_train, processes=processes),
+        "downstream": write_downstream,
+    }
+    for name, write_part in parts.items():
         _say(f"{root / name}")
-
-        def fill(folder: Path, name: str = name) -> None:
-            if name == "train":
-                write_train(folder, root / "pictures", splits, processes)
-            else:
-                write_downstream(folder, root / "pictures", splits)
-
-        ensure_folder(root / name, "files.json", recipe, fill, f"the {name} part of the drawings")
+        fill = partial(write_part, pictures=root / "pictures", splits=splits)
+        io.ensure_folder(root / name, "files.json", recipe, fill, f"the {name} part of the drawings")
 
 
 def write_pictures(folder: Path, hand: str, drawings: Iterable[Drawing], words: Words, processes: int) -> None:
     """Write the pictures of a hand and drawings.jsonl; drawings without a name or twice the same are left out."""
     named = [drawing for drawing in drawings if drawing.picture and has_text(drawing.name)]
-    rows, progress = JsonLines(folder / "drawings.jsonl"), Progress("hands", f"pictures of {hand}")
+    rows, progress = io.JsonLines(folder / "drawings.jsonl"), Progress("hands", f"pictures of {hand}")
     seen, keys = set[tuple[str, bytes]](), set[str]()
     pictures = map_in_children(render, [drawing.picture for drawing in named], processes, 50)
     for done, (drawing, picture) in enumerate(zip(named, pictures, strict=True), start=1):
@@ -400,17 +383,18 @@ def write_pictures(folder: Path, hand: str, drawings: Iterable[Drawing], words: 
         keywords = [" ".join(word.split()) for word in drawing.keywords or words.keywords.get(drawing.group, ())]
         kept = list(dict.fromkeys(word for word in keywords if has_text(word)))
         names = {**words.translations.get(drawing.group, {}), **drawing.names}
-        below(folder, f"{key}.png").write_bytes(picture)
+        io.below(folder, f"{key}.png").write_bytes(picture)
         rows.append({**asdict(drawing), "key": key, "picture": "", "keywords": kept, "names": names})
     rows.close()
 
 
 def read_drawings(pictures: Path, hands: Iterable[str]) -> list[Drawing]:
     """Read the words of all pictures of hands."""
-    rows = (
-        (hand, row) for hand in hands for row in read_json_lines(below(pictures, hand) / "drawings.jsonl", ANY_SIZE)
-    )
-    return [Drawing(**{**row, "picture": b"", "hand": hand}) for hand, row in rows]
+    drawings = []
+    for hand in hands:
+        for row in io.read_json_lines(io.below(pictures, hand) / "drawings.jsonl", io.ANY_SIZE):
+            drawings.append(Drawing(**{**row, "picture": b"", "hand": hand}))
+    return drawings
 
 
 def split_drawings(drawings: Sequence[Drawing], hands: Sequence[str], things: float) -> dict[str, list[Drawing]]:
@@ -435,9 +419,9 @@ def split_drawings(drawings: Sequence[Drawing], hands: Sequence[str], things: fl
     return splits
 
 
-def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Drawing]], processes: int) -> None:
+def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Drawing]], processes: int = 1) -> None:
     """Write the training shards."""
-    facts, known = read_yaml(SOURCES)["hands"], packages.packages()
+    facts, known = io.read_yaml(SOURCES)["hands"], packages.packages()
     pairs = []
     for drawing in splits["train"]:
         package = known[facts[drawing.hand]["package"]]
@@ -447,7 +431,7 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
             "author": drawing.author or package.author, "texts": [*drawing.captions, *drawing.names.values()],
         }  # fmt: skip
         row |= {f"name_{language}": name for language, name in drawing.names.items()}
-        pairs.append(writer.Pair(below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
+        pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
     shards = writer.write_shards(
         pairs, folder, samples_a_shard=SHARD, shuffle_seed=0, shortest_side=None, processes=processes,
         progress=Progress("hands", "training pictures"),
@@ -460,13 +444,13 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
     """Write the evaluation datasets, whose class names are the `normalised` names, and hands.json."""
 
     def path(drawing: Drawing) -> Path:
-        return below(pictures, f"{drawing.uid}.png")
+        return io.below(pictures, f"{drawing.uid}.png")
 
     def classes(name: str, part: Iterable[tuple[Drawing, str]]) -> None:
         images = [own.OwnImage(path(drawing), class_name=text) for drawing, text in part]
         if len({image.class_name for image in images}) > 1:
             source = own.Source(images, {image.class_name for image in images})
-            own.make_classification(source, below(folder, name), ["{c}"], "top1")
+            own.make_classification(source, io.below(folder, name), ["{c}"], "top1")
 
     def labels(name: str, part: Iterable[tuple[Drawing, Sequence[str]]]) -> None:
         rows = [(drawing, texts) for drawing, texts in part if texts]
@@ -476,14 +460,14 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
             examples = ((path(drawing).read_bytes(), [number[text] for text in texts]) for drawing, texts in rows)
             recipe = "drawings of hands, ranked for each class"
             tar.write_multilabel(
-                below(folder, name), class_names=names, templates=["{c}"], recipe=recipe, examples=examples
+                io.below(folder, name), class_names=names, templates=["{c}"], recipe=recipe, examples=examples
             )
 
     for name in ("hands", "things", "both"):
         classes(f"names_{name}", ((drawing, drawing.group) for drawing in splits[name]))
     seen = splits["hands"]
     classes("categories", ((drawing, drawing.category) for drawing in seen if drawing.hand in EMOJI))
-    for language in read_yaml(SOURCES)["languages"]:
+    for language in io.read_yaml(SOURCES)["languages"]:
         classes(f"names_{language}", ((one, one.names[language]) for one in seen if language in one.names))
     words = {drawing.uid: list({normalised(word) for word in drawing.keywords}) for drawing in seen}
     counts = Counter(word for texts in words.values() for word in texts)
@@ -496,13 +480,13 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
     labels("several", ((one, [one.group]) for one in new if len(hands_of[one.group]) > 1))
     if seen:
         captioned = own.Source([own.OwnImage(path(one), captions=tuple(one.captions)) for one in seen])
-        own.make_retrieval(captioned, below(folder, "pairs"))
-    write_canvases(below(folder, "canvas"), [one for one in seen if one.hand in EMOJI], path)
+        own.make_retrieval(captioned, io.below(folder, "pairs"))
+    write_canvases(io.below(folder, "canvas"), [one for one in seen if one.hand in EMOJI], path)
     facts = {
         name: {"pictures": len(part), "things": len({one.group for one in part}), "digest": split_digest(part)}
         for name, part in splits.items()
     }
-    write_json(folder / "hands.json", {"splits": facts})
+    io.write_json(folder / "hands.json", {"splits": facts})
 
 
 def split_digest(part: Iterable[Drawing]) -> str:
