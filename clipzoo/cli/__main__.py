@@ -48,6 +48,7 @@ COMMANDS = {
     "world": ("lab.worlds.world.add_arguments", "generate the demo's dataset"),
     "twin": ("lab.twin.add_arguments", "train as open_clip does, or find where two runs part"),
     "emoji": ("lab.worlds.emoji.add_arguments", "get emoji of two vendors as a dataset"),
+    "hands": ("lab.worlds.hands.add_arguments", "get drawings of the same things by many hands as a dataset"),
 }
 """Commands with arguments of argparse: the function that declares them, and a summary. The description of a command is
 the docstring of the function, or else of its module."""

