@@ -14,7 +14,7 @@ from PIL import Image
 
 from clipzoo import io
 from clipzoo.data.images import decode
-from clipzoo.data.maps.duplicates import Signatures, earlier_copies
+from clipzoo.data.maps.duplicates import earlier_copies, pictures
 from clipzoo.data.maps.samples import SampleFacts, write_uids
 from clipzoo.data.reader import ShardReader
 from clipzoo.errors import masked, number_of
@@ -37,8 +37,8 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, scores: np.ndarra
     rows = np.flatnonzero(is_usable)
     # Columns without nulls keep their integers.
     usable_table, unusable = table.take(rows), table.take(np.flatnonzero(~is_usable)).to_pandas()
-    samples = usable_table.drop_columns(["grey", "colour"]).to_pandas().set_index(rows)
-    equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), Signatures.of(usable_table)))
+    samples = usable_table.drop_columns(["pixels"]).to_pandas().set_index(rows)
+    equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), pictures(usable_table)))
     is_copy, exact, uids = first != rows, int((equal != rows).sum()), output / "without_duplicates.npy"
     kept = write_uids(uids, samples.uid[~is_copy], samples.uid[is_copy])
     captions, scripts, faults = (part.value_counts() for part in (samples.caption, samples.script, unusable.fault))
