@@ -29,7 +29,7 @@ WINDOWS: tuple[Window, ...] = (
         for left in (0, 0.5, 1)
     ),
 )
-LEAST_COSINE = 0.75
+LEAST_COSINE = 0.8
 """Cosine of the low frequencies above which a window and an image are aligned."""
 MOST_DIFFERENCE, MOST_ERROR = 26.0, 0.3
 """Aligned copies differ by at most this in the mean of a cell of CELL x CELL pixels, of 255, in each channel; and the
@@ -59,7 +59,7 @@ def near_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     of `second`: exchange both for the other crops.
     """
     n = max(len(second), 1)
-    blocks = [_coefficients(second[start : start + _BLOCK], WHOLE) for start in range(0, n, _BLOCK)]
+    blocks = [_coefficients(_grey(second[start : start + _BLOCK]), WHOLE) for start in range(0, n, _BLOCK)]
     whole, tables, random = np.concatenate(blocks), [], np.random.default_rng(0)
     signs, powers = whole > 0, 1 << np.arange(max(16, n.bit_length()))
     hashes = np.packbits(signs, axis=1)
@@ -71,8 +71,9 @@ def near_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     found = [np.empty((0, 2), np.int64)]
     for start in range(0, len(first), _BLOCK):
         pairs, cosines, windows = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        grey = _grey(first[start : start + _BLOCK])
         for number, window in enumerate(WINDOWS):
-            coefficients = _coefficients(first[start : start + _BLOCK], window)
+            coefficients = _coefficients(grey, window)
             signs, candidates = coefficients > 0, list[np.ndarray]()
             window_hashes = np.packbits(signs, axis=1)
             for chosen, order, starts in tables:
@@ -83,10 +84,11 @@ def near_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
                 columns = order[np.arange(len(rows)) + np.repeat(starts[keys] - np.cumsum(counts) + counts, counts)]
                 different = np.bitwise_count((window_hashes[rows] ^ hashes[columns]).view(np.uint64)).ravel()
                 candidates.append((rows * n + columns)[different <= _MOST_SIGNS])
-            candidate = np.unique(np.concatenate(candidates))
+            candidate = np.sort(np.concatenate(candidates))
+            candidate = candidate[np.diff(candidate, prepend=-1) > 0]
             rows, columns = np.divmod(candidate, n)
             cosine = np.einsum("nf,nf->n", coefficients[rows], whole[columns])
-            is_near = cosine >= LEAST_COSINE
+            is_near = (cosine >= LEAST_COSINE) & ((rows + start != columns) | (first is not second))
             pairs.append(candidate[is_near])
             cosines.append(cosine[is_near])
             windows.append(np.full(is_near.sum(), number))
@@ -127,17 +129,18 @@ def are_copies(first: np.ndarray, second: np.ndarray, windows: np.ndarray) -> np
     """Return whether the images of `second` are parts of those of `first`, [m] bool.
 
     first, second: `pictures` [m, GRID, GRID, 3]. windows: where the parts are about, [m, 3]. Steps of Gauss and Newton
-    minimize the squared difference of their brightness; both are blurred in the same way.
+    minimize the squared difference of their brightness at GRID / 2 x GRID / 2 places, then all places are compared.
+    Both images are blurred in the same way.
     """
-    first, second = (np.moveaxis(images, 3, 1).astype(np.float32) for images in (first, second))
-    ranges, centres = windows[:, [[0, 2], [1, 2]]], ((np.arange(GRID) + 0.5) / GRID).astype(np.float32)
-    whole, _ = _kernels(np.array([[0.0, 1.0]]))
-    second = whole[0] @ second @ whole[0].T
-    grey, target = (np.einsum("c,mcyx->myx", _LUMA, images) for images in (first, second))
+    ranges, centres = windows[:, [[0, 2], [1, 2]]], (np.arange(GRID // 2, dtype=np.float32) + 0.5) * 2 / GRID
+    whole, is_copy = np.array([[0.0, 1.0]]), np.zeros(len(first), bool)
+    grey, target = _grey(first), _grey(second)
+    kernel = _kernels(whole, GRID // 2)[0][0]
+    target = kernel @ target @ kernel.T
     for _ in range(_STEPS):
-        (rows, row_slopes), (columns, column_slopes) = _kernels(ranges[:, 0]), _kernels(ranges[:, 1])
-        difference = target - rows @ grey @ columns.mT
-        down, right = row_slopes @ grey @ columns.mT, rows @ grey @ column_slopes.mT
+        (rows, row_slopes), (columns, column_slopes) = (_kernels(ranges[:, axis], GRID // 2) for axis in (0, 1))
+        part = grey @ columns.mT
+        difference, down, right = target - rows @ part, row_slopes @ part, rows @ (grey @ column_slopes.mT)
         slopes = np.stack([down, down * centres[:, None], right, right * centres], axis=1).reshape(len(grey), 4, -1)
         difference -= difference.mean(axis=(1, 2), keepdims=True)
         curvature = slopes @ slopes.mT
@@ -146,41 +149,49 @@ def are_copies(first: np.ndarray, second: np.ndarray, windows: np.ndarray) -> np
         ranges = ranges + np.clip(steps.reshape(-1, 2, 2), -0.05, 0.05)
         ranges[..., 1] = np.clip(ranges[..., 1], _SMALLEST_SIDE, 1)
         ranges[..., 0] = np.clip(ranges[..., 0], 0, 1 - ranges[..., 1])
-    rows, columns = (_kernels(ranges[:, axis])[0][:, None] for axis in (0, 1))
-    first = rows @ first @ columns.mT
-    difference = first - second
-    cells = difference.reshape(len(grey), 3, GRID // CELL, CELL, GRID // CELL, CELL).mean(axis=(3, 5))
-    variance = np.minimum(*(images.var(axis=(2, 3)).mean(axis=1) for images in (first, second)))
-    is_small = (difference**2).mean(axis=(1, 2, 3)) <= MOST_ERROR**2 * variance
-    return np.asarray(is_small & (np.abs(cells).max(axis=(1, 2, 3)) <= MOST_DIFFERENCE))
+    # Most candidates are far from the limit.
+    likely = np.flatnonzero((difference**2).mean(axis=(1, 2)) <= 4 * MOST_ERROR**2 * target.var(axis=(1, 2)))
+    rows, columns = (_kernels(ranges[likely, axis], GRID)[0][:, None] for axis in (0, 1))
+    part, other = (np.moveaxis(images[likely], 3, 1).astype(np.float32) for images in (first, second))
+    kernel = _kernels(whole, GRID)[0][0]
+    part, other = rows @ part @ columns.mT, kernel @ other @ kernel.T
+    cells = (part - other).reshape(len(likely), 3, GRID // CELL, CELL, GRID // CELL, CELL).mean(axis=(3, 5))
+    variance = np.minimum(*(images.var(axis=(2, 3)).mean(axis=1) for images in (part, other)))
+    is_small = ((part - other) ** 2).mean(axis=(1, 2, 3)) <= MOST_ERROR**2 * variance
+    is_copy[likely[is_small & (np.abs(cells).max(axis=(1, 2, 3)) <= MOST_DIFFERENCE)]] = True
+    return is_copy
 
 
-def _kernels(ranges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights that blur and sample a part of GRID pixels, and their derivatives by its start, [m, GRID, GRID].
+def _kernels(ranges: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights that blur and sample a part of GRID pixels, and their derivatives by its start, [m, places, GRID].
 
     ranges: start and length of the parts in shares, [m, 2].
     """
-    places = (ranges[:, :1] + ranges[:, 1:] * (np.arange(GRID) + 0.5) / GRID) * GRID - 0.5
-    distances = (places[..., None] - np.arange(GRID)).astype(np.float32)
-    weights = np.exp(-0.5 * (distances / _BLUR) ** 2)
+    centres = (ranges[:, :1] + ranges[:, 1:] * (np.arange(places) + 0.5) / places) * GRID - 0.5
+    distances = (centres[..., None] - np.arange(GRID)).astype(np.float32)
+    weights = np.exp(distances**2 * np.float32(-0.5 / _BLUR**2))
     weights /= weights.sum(axis=2, keepdims=True)
     slopes = weights * distances * np.float32(-GRID / _BLUR**2)
     return weights, slopes - weights * slopes.sum(axis=2, keepdims=True)
 
 
-def _coefficients(images: np.ndarray, window: Window) -> np.ndarray:
+def _grey(images: np.ndarray) -> np.ndarray:
+    return np.asarray(images.astype(np.float32) @ _LUMA)
+
+
+def _coefficients(grey: np.ndarray, window: Window) -> np.ndarray:
     """Return the 64 lowest frequencies of a part of images, weighted by frequency, as unit vectors, [n, 64].
 
-    images: `pictures` [n, GRID, GRID, 3]. Amplitudes of photographs fall with the frequency: the weights make them
-    comparable.
+    grey: [n, GRID, GRID]. Amplitudes of photographs fall with the frequency: the weights make them comparable.
     """
     top, left, side = window
     frequencies = np.stack(np.divmod(np.arange((GRID // 2) ** 2), GRID // 2))
     order = np.argsort(frequencies.sum(axis=0) + 0.01 * abs(frequencies[0] - frequencies[1]), kind="stable")[1:65]
-    squares = _cosines(top, side) @ (images.astype(np.float32) @ _LUMA) @ _cosines(left, side).T
-    values = squares.reshape(len(images), (GRID // 2) ** 2).take(order, axis=1)
+    squares = _cosines(top, side) @ grey @ _cosines(left, side).T
+    values = squares.reshape(len(grey), (GRID // 2) ** 2).take(order, axis=1)
     values *= np.hypot(*frequencies[:, order]).astype(np.float32)
-    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-3)
+    # Images without structure are near to none.
+    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), GRID)
 
 
 @cache

@@ -42,8 +42,9 @@ def test_planted_copies_are_found_and_at_most_one_percent_of_other_images(origin
 
 def all_pairs(first: np.ndarray, second: np.ndarray) -> set[tuple[int, int]]:
     """`near_pairs` without hash tables: all windows of all images are compared with all whole images."""
-    whole = duplicates._coefficients(second, duplicates.WHOLE)
-    cosines = np.stack([duplicates._coefficients(first, window) @ whole.T for window in duplicates.WINDOWS])
+    grey, other = duplicates._grey(first), duplicates._grey(second)
+    whole = duplicates._coefficients(other, duplicates.WHOLE)
+    cosines = np.stack([duplicates._coefficients(grey, window) @ whole.T for window in duplicates.WINDOWS])
     pairs = np.argwhere(cosines.max(axis=0) >= duplicates.LEAST_COSINE)
     best = np.array(duplicates.WINDOWS)[cosines.argmax(axis=0)[tuple(pairs.T)]]
     return set(map(tuple, pairs[are_copies(first[pairs[:, 0]], second[pairs[:, 1]], best)].tolist()))
