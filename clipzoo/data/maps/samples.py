@@ -75,7 +75,7 @@ class SampleFacts(Map):
 def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
     """Return size, digest and a small picture of an encoded image. Raises BadSampleError.
 
-    pixels: red, green and blue of GRID x GRID pixels, as bytes.
+    pixels: red, green and blue of GRID x GRID pixels, as bytes. conversions: kinds of conversion to RGB.
     """
     image = read_header(encoded, max_pixels)
     sharpest = min(image.height, image.width) // (2 * GRID) if image.scalable else 1
@@ -84,7 +84,7 @@ def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
     digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
     return {
         "width": image.width, "height": image.height, "bytes": len(encoded), "digest": digest,
-        "pixels": small.tobytes(),
+        "pixels": small.tobytes(), "conversions": image.conversions,
     }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def image_schema(*further: str) -> pa.Schema:
     """Return the columns of `image_facts`, of faults, and further columns of text."""
     pa = arrow()
     numbers = {"width": pa.int32(), "height": pa.int32(), "bytes": pa.int32(), "digest": pa.uint64()}
-    pixels = {"pixels": pa.binary(GRID * GRID * 3)}
+    pixels = {"pixels": pa.binary(GRID * GRID * 3), "conversions": pa.list_(pa.string())}
     return pa.schema(list({**numbers, **pixels, **dict.fromkeys(("fault", "reason", *further), pa.string())}.items()))
 
 
