@@ -40,6 +40,8 @@ _BLUR = 0.65
 """Standard deviation of the filter of both pictures, in pixels."""
 _STEPS = 4
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+_ZERO = 0.02
+"""Frequency, of a unit vector of 64, that counts as positive: those of symmetric drawings are zero but for noise."""
 _MOST_SIGNS = 16
 """Different signs, of 64, above which two images are not compared."""
 _TABLES, _LARGEST_BUCKET = 40, 100
@@ -61,7 +63,7 @@ def near_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     n = max(len(second), 1)
     blocks = [_coefficients(_grey(second[start : start + _BLOCK]), WHOLE) for start in range(0, n, _BLOCK)]
     whole, tables, random = np.concatenate(blocks), [], np.random.default_rng(0)
-    signs, powers = whole > 0, 1 << np.arange(max(16, n.bit_length()))
+    signs, powers = whole > _ZERO, 1 << np.arange(max(16, n.bit_length()))
     hashes = np.packbits(signs, axis=1)
     for _ in range(_TABLES):
         chosen = random.choice(64, len(powers), replace=False)
@@ -74,7 +76,7 @@ def near_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         grey = _grey(first[start : start + _BLOCK])
         for number, window in enumerate(WINDOWS):
             coefficients = _coefficients(grey, window)
-            signs, candidates = coefficients > 0, list[np.ndarray]()
+            signs, candidates = coefficients > _ZERO, list[np.ndarray]()
             window_hashes = np.packbits(signs, axis=1)
             for chosen, order, starts in tables:
                 # Every row with the rows in its bucket.
