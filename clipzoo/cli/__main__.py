@@ -43,7 +43,7 @@ COMMANDS = {
     "features": ("cli.models.features_arguments", "embed a dataset's images and captions once, for teacher=stored"),
     "search": ("cli.models.search_arguments", "search an index of images by captions"),
     "migrate": ("cli.migrate.migrate_arguments", "translate a command of open_clip's training or of CLIP_benchmark"),
-    "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),
+    "shards": ("cli.data.shards_arguments", "make, index or look at WebDataset shards"),
     "datasets": ("cli.data.datasets_arguments", "list or convert the benchmark datasets, or make your own"),
     "world": ("lab.worlds.world.add_arguments", "generate the demo's dataset"),
     "twin": ("lab.twin.add_arguments", "train as open_clip does, or find where two runs part"),

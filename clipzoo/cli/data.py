@@ -45,12 +45,13 @@ Index shards before a run, with many processes, and print the number of samples 
 
 A run whose shards have no index does the same on its first rank.
 """
-INSPECT_SHARDS = "Read samples as training does and summarize them: unusable samples, image sizes, caption lengths."
 LOOK_AT_SHARDS = """\
-Write a page on all samples: sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates, pairs.
+Read all samples as training does, and summarize them in the terminal and on a page.
+
+The page has sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates and pairs.
 
 OUTPUT/without_duplicates.npy has the uids of usable samples that are not copies, for data.uids. A copy has the bytes of
-an earlier image, or differs by JPEG quality, size, or a crop that keeps about 95 % of each side.
+an earlier image, or differs by JPEG quality, size, or a crop that keeps about 90 % of each side.
 """
 FIND_EVALUATION_IMAGES = """\
 Find the test images of evaluation datasets among the samples: the same bytes, and near-duplicates.
@@ -80,7 +81,7 @@ _SETTINGS, _SOURCE_INDEX = "settings.json", ".source_index"
 
 
 def shards_arguments(parser: argparse.ArgumentParser) -> None:
-    """Make, index, inspect or look at WebDataset shards.
+    """Make, index or look at WebDataset shards.
 
     clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt
     clipzoo shards make pairs.tsv shards/ --image filepath --caption title --hold-out 5%
@@ -88,17 +89,15 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo shards make 'cc3m/{00000..00331}.tar' cc3m_256/ --shortest-side 256 --image-format webp --quality 90
     clipzoo shards make 'train-*.parquet' shards/ --image image --caption text
     clipzoo shards index 'data/cc3m/{00000..00331}.tar'
-    clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
-    clipzoo shards inspect 'train-*.parquet'               tables too, as with data=table
     clipzoo shards look 'data/cc3m/{00000..00331}.tar' --on local:8
+    clipzoo shards look 'train-*.parquet'                  tables too, as with data=table
     clipzoo shards contamination 'data/cc3m/{00000..00331}.tar' --root data/downstream
     """
     form, default = argparse.RawDescriptionHelpFormatter, "(default: %(default)s)"
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     make = commands.add_parser("make", help="pack images and captions", description=MAKE_SHARDS, formatter_class=form)
     index = commands.add_parser("index", help="index shards", description=INDEX_SHARDS, formatter_class=form)
-    inspect = commands.add_parser("inspect", help="summarize shards", description=INSPECT_SHARDS)
-    look = commands.add_parser("look", help="write a page", description=LOOK_AT_SHARDS, formatter_class=form)
+    look = commands.add_parser("look", help="summarize samples", description=LOOK_AT_SHARDS, formatter_class=form)
     contamination = commands.add_parser("contamination", help="find evaluation images",
                                         description=FIND_EVALUATION_IMAGES, formatter_class=form)  # fmt: skip
     balance = commands.add_parser("balance", help="weigh samples", description=BALANCE_SHARDS, formatter_class=form)
@@ -129,6 +128,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
         add_engine(command, "local", "local, a process per core")
     for command in (look, contamination, balance):
         command.add_argument("--output", type=output_folder, help="default: clipzoo_look in the folder of the shards")
+    add_batch(look)
     look.add_argument("--features", type=Path, help="folder of clipzoo features: similarity of image and caption")
     look.add_argument("--trust", action="append", default=[], metavar="PACKAGE", needs=["--features"],
                       help="package whose head may be built; repeatable")  # fmt: skip
@@ -142,7 +142,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     balance.add_argument("--threshold", type=number_in(Samples), default=20_000, metavar="T",
                          help=f"captions that an entry keeps on average {default}")  # fmt: skip
 
-    for command in (index, inspect, look, contamination, balance):
+    for command in (index, look, contamination, balance):
         command.add_argument(
             "shards", nargs="+", help="tars, tables, patterns, folders, URLs or pipe:command; one source"
         )
@@ -155,19 +155,10 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--cache-gigabytes", needs=["--cache-folder"], type=number_in(Gigabytes), default=50.0,
                              help=f"of the copies {default}")  # fmt: skip
 
-    add_batch(inspect)
-    inspect.add_argument("--samples", type=number_in(Samples), default=100_000, help="most samples to read, at random")
-    inspect.add_argument("--quick", action="store_true", help="read only headers: does not detect truncated images")
-    inspect.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
-    tiles = number_in(Annotated[int, Range(at_least=1, at_most=10_000)])
-    inspect.add_argument("--images", type=tiles, default=36, needs=["--sheet"], help=default)
-    inspect.add_argument("--seed", type=number_in(Seed), default=0)
-
-    for command in (make, inspect, look, contamination):
+    for command in (make, look, contamination):
         command.add_argument("--max-pixels", type=number_in(Pixels), default=89_000_000, help="as data.max_pixels")
-    for command, run in ((make, make_shards), (inspect, inspect_shards)):
-        _add_processes(command)
-        command.set_defaults(run=run)
+    _add_processes(make)
+    make.set_defaults(run=make_shards)
     index.set_defaults(run=index_shards)
     look.set_defaults(run=look_at_shards)
     contamination.set_defaults(run=find_evaluation_images)
@@ -355,19 +346,20 @@ def make_shards(options: argparse.Namespace) -> None:
 def _stored(source: str) -> tuple[bool, bool]:
     """Return True if a source of `shards make` is read by its index, and True if it is made of tables, not of tars."""
     from clipzoo.data.locations import is_remote, parse_sources
-    from clipzoo.data.tables.formats import FORMATS
+    from clipzoo.data.tables.formats import FORMATS, holds_tables
 
-    path, tables = Path(source), {*FORMATS} - {".csv", ".tsv"}
-    if path.is_dir():
-        endings = {entry.suffix for entry in path.iterdir()}
-        tables = {".parquet", ".arrow"} & endings
-        return bool(tables) or ".tar" in endings, bool(tables) and ".tar" not in endings
-    if path.suffix == ".json":
+    path = Path(source)
+    if path.suffix == ".json" and not path.is_dir():
         with suppress(ConfigError):
             return bool(parse_sources(source)), False
         return False, False
-    several = is_remote(source) or glob.has_magic(source) or "{" in source
-    return several or (path.exists() and path.suffix in (".tar", *tables)), path.suffix in FORMATS
+    if path.is_dir():
+        # Images and their tables are packed as files.
+        stored = not {".tar", ".parquet", ".arrow"}.isdisjoint(entry.suffix for entry in path.iterdir())
+    else:
+        several = is_remote(source) or glob.has_magic(source) or "{" in source
+        stored = several or (path.exists() and path.suffix in {".tar", *FORMATS} - {".csv", ".tsv"})
+    return stored, holds_tables(path)
 
 
 def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> Sequence[AnyPair]:
@@ -399,21 +391,6 @@ def index_shards(options: argparse.Namespace) -> None:
             print(f"  {shard.name}: {number_of(shard.count, 'sample')}, {shard.flaw or 'none'}")
 
 
-def inspect_shards(options: argparse.Namespace) -> None:
-    from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
-
-    index, cache, tables = _load_index(options, f"local:{options.processes}")
-    rules = Inspection(cache, options.caption_key, options.max_pixels, not options.quick, tables)
-    statistics = sample_statistics(
-        index, rules, options.samples, options.images if options.sheet else 0, options.seed,
-        options.processes or 1, Progress("inspection", "samples"),
-    )  # fmt: skip
-    print(describe(index, statistics, options.batch))
-    if options.sheet and statistics.tiles:
-        contact_sheet(list(statistics.tiles.values()), options.sheet)
-        print(f"contact sheet      {options.sheet}")
-
-
 def look_at_shards(options: argparse.Namespace) -> None:
     from clipzoo.report.samples import write_samples
 
@@ -424,7 +401,7 @@ def look_at_shards(options: argparse.Namespace) -> None:
         teacher = StoredTeacher(str(options.features))
         teacher.load([(shard.name, shard.digest, shard.count) for shard in work.index.shards], options.trust)
         scores = teacher.pair_scores()
-    print(write_samples(work, output / MAPS, output, scores=scores))
+    print(write_samples(work, output / MAPS, output, options.batch, scores))
 
 
 def find_evaluation_images(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Datasets from files on disk: pairs of an image file and its captions, their shards, and statistics of shards."""
+"""Datasets from files on disk: pairs of an image file and its captions, and their shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from array import array
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -17,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.config.vocabulary import CaptionKeys
-from clipzoo.data.captions import CaptionCounts, StoredSample, described, digest, has_text
+from clipzoo.data.captions import CaptionCounts, StoredSample, digest, has_text
 from clipzoo.data.children import map_in_children
-from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
+from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.index import FOLDER, Shard, ShardIndex, index_name, relative_names, write_index
 from clipzoo.data.locations import ShardCache, states
@@ -28,7 +27,6 @@ from clipzoo.data.tables.formats import TableRules
 from clipzoo.data.tar import IMAGE_EXTENSIONS, Scan, scan_shard
 from clipzoo.errors import ConfigError, first_line, number_of
 from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_json, read_table, whole, write_json
-from clipzoo.io.text import save_figure, wrap
 
 QUALITY = 95
 """Default quality of images that are encoded again, from 1 to 100."""
@@ -37,10 +35,6 @@ _LARGEST = 10**9
 _PAIRS_A_PROCESS = 100
 """Fewer pairs are packed in less time than another process takes to start."""
 _WRITE_CHUNK = 8
-_CHUNK = 200
-"""Samples that a process reads at a time for statistics."""
-_TILE = 160
-_QUANTILES = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
 
 
 @dataclass(frozen=True)
@@ -387,130 +381,3 @@ def _prepare(
     except BadSampleError as error:
         return LeftOut(pair.image, error.kind, error.reason)
     return extension, stream.getvalue(), facts, joined
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """Rules for reading samples, as in ShardDataset. decode: decode whole images, not only their headers.
-
-    tables: how tables are read; None for tars.
-    """
-
-    cache: ShardCache
-    caption_key: CaptionKeys | None
-    max_pixels: int
-    decode: bool = True
-    tables: TableRules | None = None
-
-
-@dataclass
-class SampleStatistics:
-    """Statistics of samples. usable: width, height, bytes and words of each sample that training could use.
-
-    bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
-    tiles: images with captions, by sample id.
-    """
-
-    usable: list[tuple[int, int, int, int]] = field(default_factory=list)
-    bad: Counter[str] = field(default_factory=Counter)
-    converted: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    tiles: dict[int, tuple[Image.Image, str]] = field(default_factory=dict)
-
-
-def sample_statistics(
-    index: ShardIndex,
-    rules: Inspection,
-    samples: int,
-    tiles: int = 0,
-    seed: int = 0,
-    processes: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> SampleStatistics:
-    """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions."""
-    order = np.random.default_rng(seed).permutation(index.samples)[:samples]
-    sample_ids, tile_samples = np.sort(order), frozenset(order[:tiles].tolist())
-    chunks = [sample_ids[start : start + _CHUNK].tolist() for start in range(0, len(sample_ids), _CHUNK)]
-    parts = map_in_children(partial(_read, index, rules, tile_samples), chunks, min(processes, len(chunks)), chunk=1)
-    statistics, done = SampleStatistics(), 0
-    for chunk, part in zip(chunks, parts, strict=True):
-        statistics.usable += part.usable
-        statistics.bad += part.bad
-        statistics.converted += part.converted
-        statistics.examples += part.examples
-        statistics.tiles |= part.tiles
-        done += len(chunk)
-        progress(done, len(sample_ids))
-    return statistics
-
-
-def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: list[int]) -> SampleStatistics:
-    """Read samples, in a child process if there are several."""
-    statistics, reader = SampleStatistics(), ShardReader(rules.cache, rules.tables)
-    for sample in samples:
-        shard, position = index.locate(sample)
-        try:
-            source = reader.sample(index, shard, position)
-            caption, encoded = source.captions(rules.caption_key)[0][0], source.image()
-            image = read_header(encoded, rules.max_pixels)
-            pixels = image.decode(1) if rules.decode or sample in shown else None
-        except BadSampleError as error:
-            statistics.bad[error.kind] += 1
-            statistics.examples.append(f"{index.locations[shard]} {index.keys(shard)[position]}: {error.reason}")
-            continue
-        if sample in shown and pixels is not None:
-            tile = Image.fromarray(pixels)
-            tile.thumbnail((2 * _TILE, 2 * _TILE))
-            statistics.tiles[sample] = (tile, caption)
-        statistics.usable.append((image.width, image.height, len(encoded), len(caption.split())))
-        statistics.converted.update(image.conversions)
-    return statistics
-
-
-def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
-    """Return the statistics as plain text. batch: batch size for the expected number of equal captions."""
-
-    def quantiles(values: Sequence[int]) -> str:
-        if not values:
-            return "-"
-        percentiles = np.percentile(values, list(_QUANTILES.values()))
-        return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, percentiles, strict=True))
-
-    def numbers(kinds: Counter[str]) -> str:
-        return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
-
-    size = sum(max(shard.state[0], 0) for shard in index.shards)
-    counts = [int(count) for count in index.counts]
-    samples = len(statistics.usable) + statistics.bad.total()
-    widths, heights, sizes, words = zip(*statistics.usable, strict=True) if statistics.usable else ((),) * 4
-    lines = [
-        f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
-        f"{index.locations[0]} ...",
-        f"samples per shard  {quantiles(counts)}",
-        f"image width        {quantiles(widths)}",
-        f"image height       {quantiles(heights)}",
-        f"image kilobytes    {quantiles([length // 1000 for length in sizes])}",
-        f"words per caption  {quantiles(words)}",
-        f"captions           {described(index.captions.figures(batch))}",
-        f"samples read       {samples:,}, of which cannot be used: {numbers(statistics.bad)}",
-    ]
-    lines += [f"converted to RGB   {numbers(statistics.converted)}"] if statistics.converted else []
-    flaws = [f"{shard.name}: {shard.flaw}" for shard in index.shards if shard.flaw]
-    duplicates = sum(shard.duplicates for shard in index.shards)
-    lines += [f"damaged shards     {len(flaws)}: {'; '.join(flaws[:5])}"] if flaws else []
-    lines += [f"repeated keys      {duplicates}"] if duplicates else []
-    return "\n".join([*lines, *(f"    {example}" for example in statistics.examples[:5])])
-
-
-def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns: int = 6) -> None:
-    """Write a PNG of the images with the first words of their captions."""
-    from matplotlib.figure import Figure
-
-    rows = -(-len(tiles) // columns)
-    figure = Figure(figsize=(columns * 2, rows * 2.4), layout="constrained")
-    for axes in figure.subplots(rows, columns, squeeze=False).flat:
-        axes.axis("off")
-    for axes, (image, caption) in zip(figure.axes, tiles, strict=False):
-        axes.imshow(image)
-        axes.set_title(wrap(caption, 34, lines=3) or "-", fontsize=6)
-    save_figure(figure, path, dpi=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io as streams
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
 
 from clipzoo import io
+from clipzoo.data.captions import described
+from clipzoo.data.faults import counted
 from clipzoo.data.images import decode
-from clipzoo.data.maps.duplicates import Signatures, earlier_copies
+from clipzoo.data.maps.duplicates import earlier_copies, pictures
 from clipzoo.data.maps.samples import SampleFacts, write_uids
 from clipzoo.data.reader import ShardReader
 from clipzoo.errors import masked, number_of
@@ -27,18 +30,19 @@ PERCENTILES = {"min": 0, "5 %": 5, "25 %": 25, "median": 50, "75 %": 75, "95 %":
 FREQUENT_CAPTIONS, CAPTION_COLUMNS, TILE_PIXELS, TILES = 20, 160, 240, 24
 
 
-def write_samples(work: SampleFacts, maps: Path, output: Path, scores: np.ndarray | None = None) -> Path:
+def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
     """Write index.html, numbers.json, and without_duplicates.npy: the uids of usable samples that are not copies.
 
-    maps: folder of the map's files, which are complete. scores: similarities of all images and captions, [n].
+    maps: folder of the map's files, which are complete. batch: for the expected number of equal captions. scores:
+    similarities of all images and captions, [n]. Returns the numbers as text, with the path of the page.
     """
     table = work.merged(maps)
     is_usable = table["fault"].is_null().to_numpy()
     rows = np.flatnonzero(is_usable)
     # Columns without nulls keep their integers.
     usable_table, unusable = table.take(rows), table.take(np.flatnonzero(~is_usable)).to_pandas()
-    samples = usable_table.drop_columns(["grey", "colour"]).to_pandas().set_index(rows)
-    equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), Signatures.of(usable_table)))
+    samples = usable_table.drop_columns(["pixels"]).to_pandas().set_index(rows)
+    equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), pictures(usable_table)))
     is_copy, exact, uids = first != rows, int((equal != rows).sum()), output / "without_duplicates.npy"
     kept = write_uids(uids, samples.uid[~is_copy], samples.uid[is_copy])
     captions, scripts, faults = (part.value_counts() for part in (samples.caption, samples.script, unusable.fault))
@@ -54,8 +58,9 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, scores: np.ndarra
     percentiles = {
         name: np.percentile(part, list(PERCENTILES.values())).tolist() for name, part in values.items() if len(part)
     }
-    counted = {"unusable samples": faults, "scripts": scripts, "captions": captions}
-    content = {**counts, **{name: part.to_dict() for name, part in counted.items()}, "percentiles": percentiles}
+    converted = samples.conversions.explode().value_counts()
+    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts, "captions": captions}
+    content = {**counts, **{name: part.to_dict() for name, part in kinds.items()}, "percentiles": percentiles}
     io.write_json(output / "numbers.json", content)
 
     # Pairs of a kind, and the most copied images, each with its first copy.
@@ -71,22 +76,43 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, scores: np.ndarra
     shares = ", ".join(f"{script} {count / len(samples):.1%}" for script, count in scripts.items())
     repeated = _counts(["most frequent captions"], [[text, count] for text, count in captions.items()])
     examples = [unusable[unusable.fault == kind].iloc[0] for kind in faults.index]
-    kinds = [
+    bad = [
         [row.fault.replace("_", " "), f"{row.uid}: {row.reason}", count]
         for row, count in zip(examples, faults, strict=True)
     ]
+    shards = work.index.shards
+    flaws = [f"{shard.name}: {shard.flaw}" for shard in shards if shard.flaw]
+    notes = {
+        "captions": described(work.index.captions.figures(batch)),
+        "converted to RGB": counted(Counter(converted.to_dict())),
+        "damaged shards": f"{len(flaws)}: {'; '.join(flaws[:5])}" if flaws else "",
+        "repeated keys": f"{sum(shard.duplicates for shard in shards) or ''}",
+    }
+    notes = {name: text for name, text in notes.items() if text}
+    rows_of_sizes = [
+        [name, *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in part)]
+        for name, part in percentiles.items()
+    ]
     copies = _advice("The most copied images, each next to its first copy.", uids, kept) if copied else ["None."]
     sections = [
-        Section(facts={name: f"{count:,}" for name, count in counts.items()}),
-        *_distributions(values, percentiles),
+        Section(
+            facts={name: f"{count:,}" for name, count in counts.items()},
+            items=[f"{name}: {text}" for name, text in notes.items()],
+        ),
+        *_distributions(values, rows_of_sizes),
         Section("Captions", [f"Scripts: {shares or 'none'}."], repeated, anchor="captions"),
-        Section("Unusable samples", [] if kinds else ["None."], _counts(["kind", "first sample"], kinds), anchor="bad"),
+        Section("Unusable samples", [] if bad else ["None."], _counts(["kind", "first sample"], bad), anchor="bad"),
         Section("Duplicates", copies, tiles=_tiles(work, samples, copied), anchor="duplicates"),
     ]
     for title, order in grids.items():
         anchor = title.lower().replace(" ", "-")
         sections.append(Section(title, tiles=_tiles(work, samples, order[:TILES]), anchor=anchor))
-    return write(f"Samples of {_folder(work)}", [output / "index.html"], sections)
+    page = write(f"Samples of {_folder(work)}", [output / "index.html"], sections)
+    lines = {name: f"{count:,}" for name, count in counts.items()} | notes
+    lines["unusable samples"] = "; ".join(f"{count} {kind}, such as {text}" for kind, text, count in bad) or "none"
+    for name, *cells in rows_of_sizes:
+        lines[name] = ", ".join(map(" ".join, zip(PERCENTILES, cells, strict=True)))
+    return "\n".join([*(f"{name:<18} {text}" for name, text in lines.items()), f"{'page':<18} {page}"])
 
 
 def write_contamination(
@@ -131,8 +157,9 @@ def _folder(work: SampleFacts) -> str:
     return masked(work.index.locations[0]).rpartition("/")[0]
 
 
-def _distributions(values: Mapping[str, pd.Series], percentiles: Mapping[str, Sequence[float]]) -> list[Section]:
-    if not percentiles:
+def _distributions(values: Mapping[str, pd.Series], rows: Sequence[Sequence[str]]) -> list[Section]:
+    """Return a section with histograms of the values and their percentiles, `rows`; none without samples."""
+    if not rows:
         return []
     figure, axes = panels(len(values), len(values), 2.7, 2.2)
     for panel, (name, part) in zip(axes, values.items(), strict=True):
@@ -142,10 +169,6 @@ def _distributions(values: Mapping[str, pd.Series], percentiles: Mapping[str, Se
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         panel.xaxis.set_minor_formatter(NullFormatter())
         label(panel, name, grid="y")
-    rows = [
-        [name, *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in part)]
-        for name, part in percentiles.items()
-    ]
     table = text_table(["", *PERCENTILES], rows, left=1)
     return [Section("Sizes", tables=[table], figures=[Picture("histograms of sizes", figure)], anchor="sizes")]
 

@@ -26,7 +26,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import decode
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache, parse_sources
-from clipzoo.data.maps.duplicates import Signatures, earlier_copies, near_pairs
+from clipzoo.data.maps.duplicates import earlier_copies, near_pairs, pictures
 from clipzoo.data.maps.samples import image_facts, image_schema
 from clipzoo.data.reader import ShardReader
 
@@ -75,9 +75,9 @@ def read(shards: str, most: int) -> tuple[list[str], list[bytes]]:
     return names, images
 
 
-def described(images: list[bytes]) -> tuple[np.ndarray, Signatures]:
+def described(images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     table = pa.Table.from_pylist([image_facts(encoded, None) for encoded in images], schema=image_schema())
-    return table["digest"].to_numpy(), Signatures.of(table)
+    return table["digest"].to_numpy(), pictures(table)
 
 
 def copies(image: Image.Image, random: np.random.Generator) -> dict[str, bytes]:

@@ -68,7 +68,7 @@ def test_train_py_is_a_thin_door():
     ("line", "expected"),
     [
         ("clipzoo sh", ["shards"]),
-        ("clipzoo shards in", ["index", "inspect"]),
+        ("clipzoo shards in", ["index"]),
         ("clipzoo report --ta", ["--table"]),
         (
             "clipzoo train experiment/emoji=",

@@ -1,4 +1,4 @@
-"""Packing, indexing and inspecting shards from the command line, as far as into training batches."""
+"""Packing, indexing and looking at shards from the command line, as far as into training batches."""
 
 import json
 import subprocess
@@ -62,7 +62,7 @@ def captions_of(shards, **changes):
 
 
 @pytest.mark.medium
-def test_a_folder_is_packed_indexed_and_inspected(command, tmp_path):
+def test_a_folder_is_packed_indexed_and_looked_at(command, tmp_path):
     pictures(tmp_path / "in" / "album", 7)
     (tmp_path / "in" / "lonely.jpg").write_bytes(picture(1, file_format="JPEG"))
     (tmp_path / "in" / "broken.jpg").write_bytes(b"no image")
@@ -80,9 +80,8 @@ def test_a_folder_is_packed_indexed_and_inspected(command, tmp_path):
     }  # fmt: skip
     assert captions_of(tmp_path / "out") == list(range(7))
     assert "7 samples in 3 shards" in command("shards index", tmp_path / "out")
-    output = command("shards inspect", tmp_path / "out", "--sheet", tmp_path / "sheet.png")
-    assert "7 samples in 3 shards" in output and "median 300" in output and "cannot be used: none" in output
-    assert Image.open(tmp_path / "sheet.png").size[0] > 1000
+    output = command("shards look", tmp_path / "out", "--on", "local:1")
+    assert "usable samples     7\n" in output and "median 300" in output and "unusable samples   none" in output
 
 
 @pytest.mark.medium
@@ -90,7 +89,7 @@ def test_commands_report_invalid_arguments(command, tmp_path):
     write_numbered(tmp_path / "s", [4, 4])
     (tmp_path / "s" / "00001.tar").write_bytes((tmp_path / "s" / "00001.tar").read_bytes()[:5000])
     assert "00001.tar: 2 samples, truncated" in command("shards index", tmp_path / "s")
-    assert "damaged shards     1: 00001.tar" in command("shards inspect", tmp_path / "s")
+    assert "damaged shards     1: 00001.tar" in command("shards look", tmp_path / "s", "--on", "local:1")
     assert "holds no *.tar" in command("shards index", tmp_path, code=2)
     assert "the shards hold no sample" in command("shards index", tmp_path / "nowhere.tar", code=2)
 

@@ -240,14 +240,14 @@ def test_damaged_shards_and_shards_without_a_sample_are_errors(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "folder"])
-def test_tables_are_indexed_for_training_inspected_and_validated_on(form, tmp_path, capsys):
+def test_tables_are_indexed_for_training_looked_at_and_validated_on(form, tmp_path, capsys):
     folder = tmp_path / "in"
     source = pictures(folder, 20, (24, 20)) if form == "folder" else write_source(folder, form)
-    for command in ("index", "inspect"):
-        options = commands._parser().parse_args(["shards", command, str(source), "--processes", "1"])
+    for command in (["index", str(source), "--processes", "1"], ["look", str(source), "--on", "local:1"]):
+        options = commands._parser().parse_args(["shards", *command])
         options.run(options)
     output = capsys.readouterr().out
-    assert "20 samples in " in output and "median 24" in output and "cannot be used: none" in output
+    assert "20 samples in " in output and "median 24" in output and "unusable samples   none" in output
     (index,) = [path for path in tmp_path.rglob("*.json") if path.parent.name == FOLDER]
     before = index.stat().st_mtime_ns
     data = opened(None, path=str(source))

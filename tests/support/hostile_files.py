@@ -308,7 +308,7 @@ def read_epoch(shards: str, folder: Path, count: int, **changes: Any) -> None:
 
 def read_shards(folder: Path) -> None:
     shards = f"{folder}/shards/{{00000..00001}}.tar"
-    command("shards", "inspect", shards, "--processes", "1")
+    command("shards", "look", shards, "--on", "local:1")
     read_epoch(shards, folder, 20)
     captions = open_validation(shards, None, None).captions
     if not {f"number {number}" for number in range(20)} <= set(captions):

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.dataset import ShardDataset
-from clipzoo.data.index import ShardIndex, load_or_build
+from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
-from clipzoo.data.write import Inspection, SampleStatistics, sample_statistics
+from clipzoo.data.maps.samples import SampleFacts
 from clipzoo.distributed.world import World
 from clipzoo.types import Batch
 
@@ -67,13 +67,11 @@ def write_numbered(folder: Path, counts: Iterable[int]) -> Path:
     return folder
 
 
-def inspected(folder: Path, samples: int = 1000, **changes: Any) -> tuple[ShardIndex, SampleStatistics]:
-    """Return the index and the statistics of the shards of a folder. changes: of the rules and the arguments."""
+def sample_facts(folder: Path, max_pixels: int = 10**6) -> SampleFacts:
+    """Return the map of the facts about all samples of the shards of a folder, as `clipzoo shards look` reads them."""
     cache = ShardCache(None, 1.0)
-    rules = {"caption_key": None, "max_pixels": 10**6, "decode": True}
-    rules |= {name: changes.pop(name) for name in rules.keys() & changes.keys()}
     index = load_or_build([str(path) for path in sorted(folder.glob("*.tar"))], cache, [folder])
-    return index, sample_statistics(index, Inspection(cache, **rules), samples, **changes)
+    return SampleFacts(index, cache, None, None, None, max_pixels)
 
 
 class NumberTokenizer:

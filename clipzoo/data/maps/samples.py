@@ -1,4 +1,4 @@
-"""Facts about the samples of shards: sizes, captions, digests, small grey pictures for near-duplicates, and faults."""
+"""Facts about the samples of shards: sizes, captions, digests, small pictures for near-duplicates, and faults."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from clipzoo.io.text import script_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 """Change it together with the facts."""
 GRID = 24
-"""Side of the small grey picture of an image."""
+"""Side of the small picture of an image."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,18 @@ class SampleFacts(TableMap):
 
 
 def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
-    """Return size, digest and signature of an encoded image. Raises BadSampleError.
+    """Return size, digest and a small picture of an encoded image. Raises BadSampleError.
 
-    grey: GRID x GRID means of the brightness, as bytes; colour: means of red, green and blue.
+    pixels: red, green and blue of GRID x GRID pixels, as bytes. conversions: kinds of conversion to RGB.
     """
     image = read_header(encoded, max_pixels)
     sharpest = min(image.height, image.width) // (2 * GRID) if image.scalable else 1
     reduction = next((factor for factor in (8, 4, 2) if sharpest >= factor), 1)
-    small = Image.fromarray(image.decode(reduction)).resize((GRID, GRID), Image.Resampling.BOX)
+    small = Image.fromarray(image.decode(reduction)).resize((GRID, GRID), Image.Resampling.HAMMING)
     digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
-    colour = np.asarray(small).mean(axis=(0, 1)).round().astype(np.uint8)
     return {
         "width": image.width, "height": image.height, "bytes": len(encoded), "digest": digest,
-        "grey": small.convert("L").tobytes(), "colour": colour.tobytes(),
+        "pixels": small.tobytes(), "conversions": image.conversions,
     }  # fmt: skip
 
 
@@ -94,8 +93,8 @@ def image_schema(*further: str) -> pa.Schema:
     """Return the columns of `image_facts`, of faults, and further columns of text."""
     pa = arrow()
     numbers = {"width": pa.int32(), "height": pa.int32(), "bytes": pa.int32(), "digest": pa.uint64()}
-    pictures = {"grey": pa.binary(GRID * GRID), "colour": pa.binary(3)}
-    return pa.schema(list({**numbers, **pictures, **dict.fromkeys(("fault", "reason", *further), pa.string())}.items()))
+    pixels = {"pixels": pa.binary(GRID * GRID * 3), "conversions": pa.list_(pa.string())}
+    return pa.schema(list({**numbers, **pixels, **dict.fromkeys(("fault", "reason", *further), pa.string())}.items()))
 
 
 def write_uids(path: Path, kept: Sequence[str], left_out: Sequence[str]) -> int:

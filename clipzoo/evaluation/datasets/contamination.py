@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.maps.duplicates import Signatures, near_pairs
+from clipzoo.data.maps.duplicates import near_pairs, pictures
 from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.maps.samples import VERSION, image_facts, image_schema
 from clipzoo.data.tables.formats import arrow
@@ -86,14 +86,14 @@ def find_matches(datasets: Mapping[str, pa.Table], samples: pa.Table) -> list[Ma
     """
     places = [(name, number) for name, table in datasets.items() for number in range(len(table))]
     tables = arrow().concat_tables(datasets.values()), samples
-    rows = [np.flatnonzero(~table["grey"].is_null().to_numpy()) for table in tables]
+    rows = [np.flatnonzero(~table["pixels"].is_null().to_numpy()) for table in tables]
     parts = [table.take(usable) for table, usable in zip(tables, rows, strict=True)]
     one, other = (part["digest"].to_numpy() for part in parts)
     order = np.argsort(other, kind="stable")
     first, last = (np.searchsorted(other, one, side, sorter=order).tolist() for side in ("left", "right"))
     exact = [(image, int(sample)) for image in range(len(one)) for sample in order[first[image] : last[image]]]
-    signatures = [Signatures.of(part) for part in parts]
-    near = np.concatenate([near_pairs(*signatures), near_pairs(*signatures[::-1])[:, ::-1]])
+    images = [pictures(part) for part in parts]
+    near = np.concatenate([near_pairs(*images), near_pairs(*images[::-1])[:, ::-1]])
     kinds = dict.fromkeys(map(tuple, near.tolist()), "near") | dict.fromkeys(exact, "exact")
     found = [(*places[rows[0][image]], int(rows[1][sample]), kind) for (image, sample), kind in kinds.items()]
     return sorted(Match(*match) for match in found)

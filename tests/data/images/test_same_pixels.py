@@ -1,4 +1,4 @@
-"""Every kind of picture has the same pixels in training, evaluation, inspection, reports and the library."""
+"""Every kind of picture has the same pixels in training, evaluation, pages, reports and the library."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from clipzoo.evaluation.datasets.readers import class_folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.evaluation.task import THUMBNAIL
+from clipzoo.report.samples import _image
 from clipzoo.training.diagnostics import write_examples
-from tests.support.shards import batches_of, inspected, opened, write_shard
+from tests.support.shards import batches_of, opened, sample_facts, write_shard
 
 pytestmark = pytest.mark.medium
 
@@ -150,9 +151,9 @@ def in_examples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray
     return [np.asarray(Image.open(folder / f"{number}.png")) for number in range(data.samples)]
 
 
-def in_inspection(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
-    tiles = inspected(shard.parent, tiles=1000)[1].tiles
-    return [np.asarray(tiles[number][0]) for number in sorted(tiles)]
+def on_the_page_of_samples(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
+    work = sample_facts(shard.parent)
+    return [np.asarray(_image(work, number)) for number in range(work.index.samples)]
 
 
 def in_folders_of_classes(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
@@ -192,7 +193,7 @@ def in_shards_that_are_made(shard: Path, files: list[Path], folder: Path) -> lis
 
 
 DOORS: list[Callable[[Path, list[Path], Path], list[np.ndarray]]] = [
-    in_training, in_examples, in_inspection, in_folders_of_classes, in_a_retrieval_dataset, in_the_library,
+    in_training, in_examples, on_the_page_of_samples, in_folders_of_classes, in_a_retrieval_dataset, in_the_library,
     in_shards_that_are_made,
 ]  # fmt: skip
 

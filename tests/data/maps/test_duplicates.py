@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from clipzoo.data.maps import duplicates
-from clipzoo.data.maps.duplicates import Signatures, earlier_copies, near_pairs
+from clipzoo.data.maps.duplicates import are_copies, earlier_copies, near_pairs, pictures
 from clipzoo.data.maps.samples import image_facts, image_schema
 from clipzoo.data.tables.formats import arrow
 from tests.support.textures import copies, jpeg, texture
@@ -15,9 +15,9 @@ from tests.support.textures import copies, jpeg, texture
 COUNT = 300
 
 
-def described(encoded: list[bytes]) -> tuple[np.ndarray, Signatures]:
+def described(encoded: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     table = arrow().Table.from_pylist([image_facts(content, None) for content in encoded], schema=image_schema())
-    return table["digest"].to_numpy(), Signatures.of(table)
+    return table["digest"].to_numpy(), pictures(table)
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,14 @@ def test_planted_copies_are_found_and_at_most_one_percent_of_other_images(origin
     assert found.mean() >= 0.95, dict(zip(kinds, found.mean(axis=0), strict=True))
 
 
-def all_pairs(first: Signatures, second: Signatures) -> set[tuple[int, int]]:
+def all_pairs(first: np.ndarray, second: np.ndarray) -> set[tuple[int, int]]:
     """`near_pairs` without hash tables: all windows of all images are compared with all whole images."""
-    colours = np.abs(first.colour[:, None].astype(int) - second.colour).max(axis=2)
-    whole = duplicates._coefficients(second.grey, duplicates.WHOLE)
-    pairs = set()
-    for window in duplicates.WINDOWS:
-        cosines = duplicates._coefficients(first.grey, window) @ whole.T
-        near = (cosines >= duplicates.LEAST_COSINE) & (colours <= duplicates.MOST_COLOUR)
-        pairs |= set(map(tuple, np.argwhere(near).tolist()))
-    return pairs
+    grey, other = duplicates._grey(first), duplicates._grey(second)
+    whole = duplicates._coefficients(other, duplicates.WHOLE)
+    cosines = np.stack([duplicates._coefficients(grey, window) @ whole.T for window in duplicates.WINDOWS])
+    pairs = np.argwhere(cosines.max(axis=0) >= duplicates.LEAST_COSINE)
+    best = np.array(duplicates.WINDOWS)[cosines.argmax(axis=0)[tuple(pairs.T)]]
+    return set(map(tuple, pairs[are_copies(first[pairs[:, 0]], second[pairs[:, 1]], best)].tolist()))
 
 
 def test_hash_tables_find_what_a_comparison_of_all_images_finds(originals):
@@ -59,13 +57,38 @@ def test_hash_tables_find_what_a_comparison_of_all_images_finds(originals):
     assert found <= expected and len(found) >= 0.97 * len(expected) > 200
 
 
+def test_a_candidate_is_aligned_with_the_part_that_the_other_image_shows():
+    """The search begins at another window, and finds crops of any size and place; other places are no copies."""
+    random, image = np.random.default_rng(0), texture(7, (480, 360))
+    boxes = [(random.uniform(0, 40), random.uniform(0, 30), random.uniform(440, 480), random.uniform(330, 360))
+             for _ in range(20)]  # fmt: skip
+    crops = [jpeg(image.crop(box)) for box in boxes]
+    first, second = described([jpeg(image)])[1], described(crops)[1]
+    centre = np.array([(0.05, 0.05, 0.9)] * 20)
+    assert are_copies(first.repeat(20, axis=0), second, centre).mean() >= 0.9
+    assert not are_copies(first.repeat(20, axis=0), second[:, ::-1], centre).any()
+
+
+def test_drawings_of_one_composition_with_other_details_are_no_copies():
+    def scene(colour: str, left: int) -> bytes:
+        image = Image.new("RGB", (64, 64), "khaki")
+        draw = ImageDraw.Draw(image)
+        draw.rectangle((0, 40, 63, 63), "darkgreen")
+        draw.rectangle((6, 14, 30, 50), "navy")
+        draw.ellipse((left, 20, left + 14, 34), colour)
+        return jpeg(image, 95)
+
+    _, images = described([scene("red", 40), scene("purple", 40), scene("red", 46), scene("red", 40)])
+    assert earlier_copies(np.arange(4, dtype=np.uint64), images)[1].tolist() == [0, 1, 2, 0]
+
+
 def test_images_without_structure_or_of_another_colour_are_no_copies():
     flat = [jpeg(texture(0).point(lambda value, level=level: level)) for level in (0, 1, 255)]
     red, blue, green = texture(1).split()
     colours = [jpeg(texture(1)), jpeg(Image.merge("RGB", (blue, green.point(lambda value: value // 3), red)))]
     digests, images = described([*flat, *colours])
     assert earlier_copies(digests, images)[1].tolist() == list(range(5))
-    assert len(near_pairs(images, Signatures(images.grey[:0], images.colour[:0]))) == 0
+    assert len(near_pairs(images, images[:0])) == 0
 
 
 def test_a_chain_of_copies_keeps_its_first_image_and_those_that_are_not_near_to_it():

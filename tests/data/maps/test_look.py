@@ -42,7 +42,7 @@ def shards(tmp_path_factory):
 
 def test_the_page_counts_what_the_shards_hold_and_training_can_leave_out_the_copies(shards, tmp_path, capsys):
     run_command("look", shards, "--on", "local:1", "--output", tmp_path / "look")
-    assert capsys.readouterr().out.strip() == str(tmp_path / "look" / "index.html")
+    assert capsys.readouterr().out.splitlines()[-1] == f"page               {tmp_path / 'look' / 'index.html'}"
     numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
     assert numbers["samples"] == COUNT + 7 and numbers["usable samples"] == COUNT + 4
     assert (numbers["exact duplicates"], numbers["near-duplicates"]) == (2, 2)

@@ -1,4 +1,4 @@
-"""Captions without a letter or digit in training, inspection and packing; figures of captions that repeat."""
+"""Captions without a letter or digit in training, facts about samples and packing; figures of captions that repeat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clipzoo.data.images import LARGEST_FILE
 from clipzoo.data.write import Pair, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.retrieval import answer_positions
-from tests.support.shards import inspected, opened, picture, write_shard
+from tests.support.shards import opened, picture, sample_facts, write_shard
 
 EMPTY = ["", " \n\t", "...!?", "\u200b", "\ufeff\u2060", "\u00a0-\u3000", "\U0001f600", "\u2764\ufe0f", "\u0301"]
 
@@ -24,13 +24,13 @@ def test_letters_and_digits_of_any_script_are_text_and_spaces_marks_punctuation_
     assert all(map(has_text, texts)) and not any(map(has_text, EMPTY))
 
 
-def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_replaces(tmp_path):
+def test_the_facts_name_and_the_writer_omits_the_captions_that_training_replaces(tmp_path):
     captions = [*EMPTY, "a dog"]
     image = tmp_path / "image.png"
     image.write_bytes(picture(1))
     samples = [(f"{number}", {"png": picture(1), "txt": text.encode()}) for number, text in enumerate(captions)]
-    _, statistics = inspected(write_shard(tmp_path / "in" / "0.tar", samples).parent)
-    assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.usable) == 1
+    facts = sample_facts(write_shard(tmp_path / "in" / "0.tar", samples).parent).table(0)
+    assert facts["fault"].to_pylist() == ["empty_caption"] * len(EMPTY) + [None]
     pairs = [Pair(image, [caption]) for caption in captions]
     written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
     assert written.left_out == [LeftOut(image, "empty_caption", "the caption has no letter or digit")] * len(EMPTY)

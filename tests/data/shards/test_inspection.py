@@ -1,17 +1,19 @@
-"""Inspection of shards, which counts unusable samples as training does; files that are left out of a dataset."""
+"""`clipzoo shards look` counts unusable samples as training does; files that are left out of a dataset."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from clipzoo.cli import __main__ as commands
 from clipzoo.data.faults import NO_IMAGE_FILE, LeftOut, summary, write_left_out
-from clipzoo.data.write import describe
-from tests.support.shards import batches_of, inspected, numbered, opened, picture, write_shard
+from tests.support.shards import batches_of, numbered, opened, picture, write_shard
 
 PIXELS = 10_000
 
@@ -36,28 +38,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_inspection_counts_what_training_replaces(folder):
-    index, statistics = inspected(folder, tiles=4, max_pixels=PIXELS)
-    assert statistics.bad == {"undecodable_image": 10, "empty_caption": 5, "enormous_image": 3}
+@pytest.mark.medium
+def test_look_counts_what_training_replaces(folder, tmp_path, capsys):
+    command = ["shards", "look", folder, "--on", "local:1", "--output", tmp_path / "look", "--max-pixels", PIXELS]
+    options = commands._parser().parse_args([*map(str, command), "--batch", "4"])
+    options.run(options)
+    text = capsys.readouterr().out
+    numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
+    assert numbers["unusable samples"] == {"undecodable_image": 10, "empty_caption": 5, "enormous_image": 3}
+    assert numbers["converted to RGB"] == {"transparent_image": 2}
     data = opened(folder, max_pixels=PIXELS, max_bad_fraction=1.0)
     list(batches_of(data, 1, 40))
-    assert {kind: data.counters()[kind] for kind in statistics.bad} == statistics.bad
-    text = describe(index, statistics, batch=4)
-    assert "of which cannot be used: 18 (10 undecodable image, 5 empty caption, 3 enormous image)" in text
-    assert "converted to RGB   2 (2 transparent image)" in text
-    assert "00000.tar 000000: " in text and len(statistics.tiles) <= 4
-    # A quick inspection reads headers only.
-    assert inspected(folder, decode=False, max_pixels=PIXELS)[1].bad == {"empty_caption": 5, "enormous_image": 3}
-
-
-@pytest.mark.medium
-def test_several_processes_count_as_one_does(folder, monkeypatch):
-    monkeypatch.setattr("clipzoo.data.write._CHUNK", 7)
-    seen = []
-    _, alone = inspected(folder)
-    _, together = inspected(folder, processes=2, progress=lambda done, total: seen.append((done, total)))
-    assert together == alone
-    assert seen == [(done, 40) for done in (7, 14, 21, 28, 35, 40)]
+    assert {kind: data.counters()[kind] for kind in numbers["unusable samples"]} == numbers["unusable samples"]
+    lines = dict(re.split("  +", line, maxsplit=1) for line in text.splitlines())
+    assert (lines["samples"], lines["shards"], lines["usable samples"]) == ("40", "2", "22")
+    assert lines["unusable samples"].startswith("10 undecodable image, such as 000000: ")
+    assert "; 5 empty caption, such as 000010: " in lines["unusable samples"]
+    assert lines["converted to RGB"] == "2 transparent image" and "median 24" in lines["width"]
 
 
 def test_files_that_are_left_out_are_counted_and_named_in_a_table_that_any_program_reads(tmp_path):
