@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, cause
 from clipzoo.io.stores import is_url
 from clipzoo.runs.lock import lock_state
 from clipzoo.runs.record import ENDED_EARLY, FILE, LOG_BYTES, MetricKey, RunRecord, written
@@ -111,9 +111,13 @@ def _walk(folder: Path, depth: int) -> Iterator[Status]:
             if LAB in names:
                 yield _lab(folder, changed, inner)
             yield from inner if LAB not in names or depth == 0 else ()
-    except (OSError, io.DamagedFileError) as error:
+    except (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         kind = "search" if JOURNAL in names else "lab" if LAB in names else "run" if names else "folder"
-        why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"{error.path.name} {error.fault}"
+        why = f"a file holds values that cannot be used ({cause(error)})"
+        if isinstance(error, OSError):
+            why = f"cannot be read ({error.strerror})"
+        elif isinstance(error, io.DamagedFileError):
+            why = f"{error.path.name} {error.fault}"
         yield Status(folder, kind, "damaged", changed, why)
 
 

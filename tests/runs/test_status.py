@@ -152,6 +152,28 @@ def test_damage_is_shown_with_its_reason(undisturbed, tmp_path, fault):
     assert run.state == "damaged" and run.why.startswith(name) and why in run.why
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", "trainer:\n  steps: many\n"),
+        ("metrics.jsonl", '{"step": 3, "loss": 1.0, "epoch": "x"}\n{"step": [], "event": 3}\n'),
+        ("journal.log", '{"op_code": 4}\n{"op_code": 6, "trial_id": "x", "state": 99}\n'),
+        ("lab.json", '{"seeds": 1, "comparisons": [{"methods": [{}]}]}'),
+    ],
+)
+def test_values_of_other_types_never_hide_the_other_runs(tmp_path, name, content):
+    for folder in ("strange", "plain"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.yaml").write_text("trainer:\n  steps: 5\n  epochs: 2\n")
+    if name in ("journal.log", "lab.json"):
+        (tmp_path / "strange" / "config.yaml").unlink()
+        (tmp_path / "strange" / "search.json").write_text('{"settings": {"maximize": ["loss"]}}')
+    (tmp_path / "strange" / name).write_text(content)
+    found = {run.folder.name: run.state for run in statuses(str(tmp_path))}
+    assert found["plain"] == "running"
+    assert found["strange"] == ("running" if name == "metrics.jsonl" else "damaged")
+
+
 def test_a_folder_that_may_not_be_read_is_damaged(tmp_path):
     for name in ("secret", "open"):
         (tmp_path / name).mkdir()
