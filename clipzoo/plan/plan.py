@@ -98,9 +98,9 @@ def main(arguments: list[str]) -> None:
     print(f"predicted step, ms: {_milliseconds(as_configured.step)}: {seconds}")
     trainer = plain["trainer"]
     steps = Length(trainer["global_batch"], trainer["epochs"], trainer["steps"]).total_steps(options.samples)
-    hours, price = as_configured.step * steps / 3600, trainer["hourly_price"]
-    length = f"{number_of(steps, 'step')} in {hours:.3g} h, {hours * cluster.gpus:.3g} GPU-hours"
-    cost = "" if price is None else f", price {price * hours * cluster.gpus:,.2f}"
+    hours, price = cluster.gpus * as_configured.step * steps / 3600, trainer["hourly_price"]
+    length = f"{number_of(steps, 'step')} in {hours / cluster.gpus:,.1f} h, {hours:,.1f} GPU-hours"
+    cost = "" if price is None else f", price {price * hours:,.2f}"
     print(f"predicted training: {length}{cost}, without evaluations and stops")
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
