@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -126,11 +125,11 @@ def features(options: argparse.Namespace) -> None:
 
     from clipzoo.teachers import write_features
 
-    progress = Progress("features", "shards")
+    progress, started = Progress("features", "shards"), launch.read()
     written, samples = write_features(
-        data, options.model, output, options.on or ("torchrun" if "RANK" in os.environ else "local:1"),
+        data, options.model, output, options.on or ("torchrun" if started.world_size > 1 else "local:1"),
         batch=options.batch, precision=options.precision,
-        report=progress if launch.read().is_first else lambda done, total: None,
+        report=progress if started.is_first else lambda done, total: None,
     )  # fmt: skip
     print(f"{number_of(written, 'shard')} embedded in {progress.seconds:.0f} s, {number_of(samples, 'sample')} in "
           f"{output}: train with teacher=stored teacher.path={output}", file=sys.stderr)  # fmt: skip

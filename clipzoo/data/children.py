@@ -77,7 +77,9 @@ def _begin(function: Callable[[Any], Any], processes: int, started: Any) -> None
     bind_to_parent()
     with started.get_lock():
         # The parent, not the child, is the rank that prints.
-        os.environ |= {"LOCAL_RANK": f"{started.value}", "LOCAL_WORLD_SIZE": f"{processes}", "RANK": "1"}
+        os.environ["RANK"] = "1"
+        os.environ["LOCAL_RANK"] = str(started.value)
+        os.environ["LOCAL_WORLD_SIZE"] = str(processes)
         started.value += 1
     _function.append(function)
 

@@ -43,7 +43,7 @@ Ranges = Sequence[tuple[int, int]]
 MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
-_ROW_GROUPS = re.compile(r"#groups(\d+)-(\d+)(?=\.\w+$)")
+_ROW_GROUPS = re.compile(r"#groups(\d+)-(\d+)(?=(\.\w+)?$)")
 _MARKS = 0xF0000
 """First of the private characters that represent counts of nested braces."""
 _SCRIPT = """
@@ -180,7 +180,7 @@ def _listed(path: str) -> list[str]:
     return shards
 
 
-def file_of(location: str) -> tuple[str, range | None]:
+def piece(location: str) -> tuple[str, range | None]:
     """Return the file of a shard and its row groups: those from 20 on and before 40 are FILE#groups20-40.parquet."""
     match = _ROW_GROUPS.search(location)
     return _ROW_GROUPS.sub("", location), range(int(match[1]), int(match[2])) if match else None
@@ -209,7 +209,7 @@ def _state(location: str, folders: bool) -> State | None:
             if info.get("size") is None:
                 return None
             return int(info["size"]), int(hashlib.sha256(_version(info).encode()).hexdigest()[:12], 16)
-        status = os.stat(file_of(location)[0])
+        status = os.stat(piece(location)[0])
         if folders and stat.S_ISDIR(status.st_mode):
             names = sorted(files_below(Path(location)))
             return len(names), int(hashlib.sha256("\0".join(names).encode("utf-8", "replace")).hexdigest()[:12], 16)

@@ -14,7 +14,7 @@ from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import decode
 from clipzoo.data.index import ShardIndex, index_folders, load_or_build
-from clipzoo.data.locations import ShardCache, file_of, is_remote, parse_sources
+from clipzoo.data.locations import ShardCache, is_remote, parse_sources, piece
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, holds_tables
 from clipzoo.distributed.launch import say
@@ -139,6 +139,6 @@ class _Images(Images):
 
     def fingerprint(self) -> str:
         indexes = {id(index): index for index, _, _ in self._pairs}.values()
-        local = [Path(file_of(place)[0]) for index in indexes for place in index.locations if not is_remote(place)]
+        local = [Path(piece(place)[0]) for index in indexes for place in index.locations if not is_remote(place)]
         places = [(shard, position) for _, shard, position in self._pairs]
         return version_of(local, [index.fingerprint for index in indexes], places)

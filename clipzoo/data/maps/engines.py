@@ -54,7 +54,7 @@ class Map(ABC):
     def files(self, folder: Path) -> list[Path]:
         """Return the file of every item; items of the same content share one."""
         names = (hashlib.sha256(content.encode()).hexdigest()[:32] for content in self.contents())
-        return [folder / f"{name}{self.suffix}" for name in names]
+        return [io.below(folder, f"{name}{self.suffix}") for name in names]
 
     def is_complete(self, folder: Path) -> bool:
         return all(file.exists() for file in self.files(folder))

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -31,10 +31,10 @@ from clipzoo.data.locations import (
     Shards,
     Source,
     State,
-    file_of,
     files_below,
     is_remote,
     parse_sources,
+    piece,
     states,
 )
 from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
@@ -109,10 +109,8 @@ class TableRules:
                 ends = np.cumsum([facts.row_group(number).num_rows for number in range(facts.num_row_groups)])
                 parts = max(1, round(facts.num_rows / _SHARD_ROWS))
                 cuts = np.unique(ends.searchsorted(np.arange(parts) * facts.num_rows / parts, side="right")).tolist()
-                pairs = zip(cuts, [*cuts[1:], len(ends)], strict=True)
-                return (
-                    [f"{name}#groups{first}-{end}{extension}" for first, end in pairs] if len(cuts) > 1 else [location]
-                )
+                if len(cuts) > 1:
+                    return [f"{name}#groups{first}-{end}{extension}" for first, end in pairwise([*cuts, len(ends)])]
         return [location]
 
     def files(self, path: str) -> list[str] | None:
@@ -177,7 +175,7 @@ class TableRules:
     def _file(self, cache: ShardCache, location: str, state: State) -> IO[bytes]:
         if os.path.isdir(location):
             return open(os.devnull, "rb")
-        file = os.fdopen(cache.open(file_of(location)[0], size=state[0]), "rb")
+        file = os.fdopen(cache.open(piece(location)[0], size=state[0]), "rb")
         if (size := os.fstat(file.fileno()).st_size) != state[0] and not is_remote(location):
             file.close()
             raise BadSampleError("shard_changed", f"{location} has {size} bytes, {state[0]} when it was indexed")
@@ -218,7 +216,7 @@ class TableRules:
                 kept, kind = names.kept, schema.field(names.image).type
                 if light := bool(columns) and not _is_text(kind):
                     kept.remove(names.image)
-                groups = file_of(location)[1] or range(source.num_row_groups)
+                groups = piece(location)[1] or range(source.num_row_groups)
                 for batch in source.iter_batches(_ROWS, row_groups=[*groups], columns=kept, use_threads=False):
                     yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
         elif form in ("csv", "tsv"):
@@ -383,7 +381,7 @@ class JoinedTable:
         if len(repeated := np.flatnonzero(self._digests[1:] == self._digests[:-1])):
             uid = uids[self._rows[repeated[0]]]
             raise ConfigError(f"data.caption_table={path} has the {rules.image_key} {uid!r} more than once")
-        self.digest = io.digest_of(*dict.fromkeys(Path(file_of(location)[0]) for location in locations))
+        self.digest = io.digest_of(*dict.fromkeys(Path(piece(location)[0]) for location in locations))
 
     def value(self, uid: str, key: str) -> Any:
         """Return the value of a column for a uid; None without one."""
