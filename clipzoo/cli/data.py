@@ -434,7 +434,7 @@ def balance_shards(options: argparse.Namespace) -> None:
     write_weights(output / "weights.parquet", matches["uid"].to_pylist(), weights)
     print(
         f"{number_of(len(weights), 'sample')}, {(weights > 0).sum():,} with one of {len(entries):,} entries\n"
-        f"{(counts > options.threshold).sum():,} entries are in more than {options.threshold:,} captions\n"
+        f"entries in more than {options.threshold:,} captions: {(counts > options.threshold).sum():,}\n"
         f"{weights.sum():,.1f} samples an epoch with data.weights={output / 'weights.parquet'}"
     )
 

@@ -118,3 +118,11 @@ def test_wrong_weights_are_one_message(root, tmp_path):
             opened(root / "tar", weights=weights, index_folder=str(tmp_path / "index"))
     with pytest.raises(ConfigError, match="data.grow=true and data.weights"):
         shard_data(root / "tar", weights="w", grow=True)
+
+
+def test_damaged_weights_next_to_the_index_are_named(root, tmp_path):
+    opened(root / "tar", weights="w", index_folder=str(tmp_path))
+    (file,) = tmp_path.glob("*-weights.npy")
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match="weights.npy does not hold the weights.*remove it"):
+        opened(root / "tar", weights="w", index_folder=str(tmp_path))

@@ -120,9 +120,13 @@ def weigh(
             file = folder / files[0].name
             with io.whole(file) as target:
                 np.save(target, np.concatenate([[passes], units]).astype(np.int32))
-    passes, units = (stored := np.load(file, mmap_mode="r"))[0], stored[1:]
+    try:
+        stored = np.load(file, mmap_mode="r")
+        units = stored[1:].reshape(index.samples)
+    except (ValueError, EOFError) as error:
+        raise io.DamagedFileError(file, f"does not hold the weights ({first_line(error)})", "remove it") from None
     sums = np.array([units[first:end].sum(dtype=np.int64) for first, end in pairwise(index.starts)])
-    return Weights(units, sums, int(passes))
+    return Weights(units, sums, int(stored[0]))
 
 
 def _weights_of(
