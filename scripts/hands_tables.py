@@ -45,7 +45,8 @@ def main() -> None:
     if options.montage:
         montage(drawings, list(facts["hands"]), options.root, options.montage)
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
-    _print([["run", *(f"names, {name}" for name in TESTS)], *map(run_row, options.runs)])
+    if options.runs:
+        _print([["run", *(f"names, {name}" for name in TESTS)], *map(run_row, options.runs)])
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
