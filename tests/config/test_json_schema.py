@@ -59,7 +59,7 @@ def test_every_file_of_conf_is_valid(schema):
         ("", "head: {temperature: 0}", ["head.temperature"]),
         ("", "trainer: {global_batch: 1, log_every: 1.5, compile: 1}",
          ["trainer.compile", "trainer.global_batch", "trainer.log_every"]),
-        ("", "trainer: {precision: fp8, checkpoints: {evry: 3}}", ["trainer.checkpoints", "trainer.precision"]),
+        ("", "trainer: {precision: fp9, checkpoints: {evry: 3}}", ["trainer.checkpoints", "trainer.precision"]),
         ("", "sede: 3\nseed: -1", ["$", "seed"]),
         ("experiment/demo", "defaults: [{override /head: klip}]", ["defaults[0]['override /head']"]),
         ("encoder", "image_tower: {_target_: clipzoo.encoders.image.ClipViT, layers: none}", ["image_tower.layers"]),
