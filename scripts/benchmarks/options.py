@@ -98,14 +98,6 @@ def _checkpointed(on: bool, value: str = "true") -> Run:
     return _whole_step(*_parts(*(f"encoder.{view}_tower.checkpoint={value}" for view in ("image", "text") if on)))
 
 
-def _compiled_loss(on: bool) -> Run:
-    """A step with the forward pass of head and objective through torch.compile, which no option does."""
-    model, objective, batch = _parts()
-    if on:
-        model.compare, objective = torch.compile(model.compare), torch.compile(objective)
-    return _whole_step(model, objective, batch)
-
-
 def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Run:
     """A step on captions of CC3M's lengths in 77 positions, trimmed to the longest or in groups of similar length."""
     model, objective, _ = _parts("encoder.context_length=77")
@@ -168,7 +160,6 @@ OPTIONS: dict[str, tuple[Callable[[bool], Run], str, str]] = {
     "torch.compile of the encoders": (
         lambda on: _whole_step(*_parts(), compile=on), "`trainer.compile`, off", "whole step, compilation left out",
     ),
-    "torch.compile of head and objective": (_compiled_loss, "never", "whole step, compilation left out"),
     "captions trimmed to 16 of 77 tokens": (
         lambda on: _whole_step(*_parts("encoder.context_length=77", length=16 if on else 77)), "on where exact",
         "whole step",
