@@ -24,7 +24,7 @@ from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_ben
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, catalogue, dataset_key, suites
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.diagnosis import Diagnosis
-from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
+from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder, keep_freed_memory
 from clipzoo.evaluation.mteb import evaluate_tasks, open_task
 from clipzoo.evaluation.probe import FewShot, LinearProbe, Neighbours
 from clipzoo.evaluation.retrieval import ImageTextRetrieval
@@ -211,6 +211,8 @@ class Suite(Part):
         """
         if not self._datasets and not self._mteb_tasks and not self._missing:
             self.open()
+        if model.device.type == "cpu":
+            keep_freed_memory()
         # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.
         world.broadcast_(model.buffers())
         encoder, draws = replace(self._encoder, world=world), self._draws if model.head.stochastic else 1

@@ -8,19 +8,21 @@
 Agreement: the trained run on the sets on disk, in float64; the peers' code gets the same model through its interface.
 The compared numbers are counts of right answers, so equal means equal. Speed: an untrained model of --encoder in
 clipzoo and in open_clip with the same weights, float32, one thread; the programs read the same tars with as many
-workers, in turn. The peers need numpy < 2.4 (their accuracy() fails with newer ones); it is put into
-build/peer_evaluation, apart from the environment.
+workers, in turn, each in its own process. The times are those of calls with Python values: neither our composition of
+a configuration nor the peers' command lines count. The peers need numpy < 2.4 (their accuracy() fails with newer ones);
+it is put into build/peer_evaluation, apart from the environment.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -82,9 +84,9 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
     model = clipzoo.load(options.run).double()
     folder = _without_shared_captions(options.root, name, scratch)
     peer = Behind(model)
-    ours = _ours(model, folder, options)
+    ours = _ours(model, _configured(model, folder, options))
     peers = {"CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options)}
-    if _kind(folder) != "ChoiceDataset":
+    if _kind(folder) != "choice":
         peers["open_clip"] = _open_clip(peer, folder, model.transform, model.tokenizer, options)
     # The peers' numbers are float32 means of zeros and ones.
     differences = [abs(value - ours[key]) for numbers in peers.values() for key, value in numbers.items()]
@@ -123,14 +125,18 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
 def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Wall seconds of every program on every set, in turn."""
     model, peer, transform, tokenizer = untrained(options, scratch)
+    sets = [name for name in options.sets if _kind(options.root / name) != "choice"]
+    configured = {name: _configured(model, options.root / name, options) for name in sets}
     programs: dict[str, Callable[[str], Any]] = {
-        "clipzoo": lambda name: _ours(model, options.root / name, options),
+        "clipzoo": lambda name: _ours(model, configured[name]),
         "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
         "open_clip": lambda name: _open_clip(peer, options.root / name, transform, tokenizer, options),
     }
-    sets = [name for name in options.sets if _kind(options.root / name) != "ChoiceDataset"]
     pairs = [(program, name) for name in sets for program in programs]
-    return _compared({name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in sets}, options)
+    by_set: dict[str, dict[str, Callable[[], Any]]] = {
+        name: {p: partial(programs[p], n) for p, n in pairs if n == name} for name in sets
+    }
+    return _compared(by_set, options)
 
 
 def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -153,16 +159,17 @@ def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         for number, name in enumerate(names):
             (scratch / case / name).symlink_to((root / classes[number % len(classes)]).resolve())
     tasks = ("zero_shot", "linear_probe")
-
-    def ours(case: str) -> None:
-        _ours(model, scratch / case / names[0], options, tasks, names)
+    configured = {case: _configured(model, scratch / case / names[0], options, tasks, names) for case in roots}
 
     def peers(case: str) -> None:
         for name in names:
             _clip_benchmark(peer, scratch / case / name, transform, tokenizer, options)
             _clip_benchmark_probe(peer, scratch / case / name, transform, options)
 
-    contenders = {case: {"clipzoo": partial(ours, case), "CLIP_benchmark": partial(peers, case)} for case in roots}
+    contenders = {
+        case: {"clipzoo": partial(_ours, model, configured[case]), "CLIP_benchmark": partial(peers, case)}
+        for case in roots
+    }
     return {
         **_compared(contenders, options),
         "sets": {name: classes[i % len(classes)] for i, name in enumerate(names)},
@@ -199,6 +206,7 @@ def _with_validation(source: Path, target: Path) -> None:
 def race_classifier(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The classifier of ImageNet's 1000 classes and 80 templates, without images."""
     import open_clip
+    import torch
     from clip_benchmark.metrics.zeroshot_classification import zero_shot_classifier
 
     from clipzoo.evaluation.encoder import BatchEncoder
@@ -208,16 +216,20 @@ def race_classifier(options: argparse.Namespace, scratch: Path) -> dict[str, Any
     names, templates = open_clip.IMAGENET_CLASSNAMES, open_clip.OPENAI_IMAGENET_TEMPLATES
     lines = [template("{c}") for template in templates]
     encoder = BatchEncoder(model.tokenizer, model.config["encoder"]["image_size"], "bicubic", 256, 0, "float32")
-    made: dict[str, Any] = {}
+
+    def ours() -> Any:
+        (classifier,) = build_classifiers(model, names, lines, encoder, draws=1)
+        assert isinstance(classifier, torch.Tensor)
+        return classifier.numpy()
+
     contenders: dict[str, Callable[[], Any]] = {
-        "clipzoo": lambda: made.update(ours=build_classifiers(model, names, lines, encoder, draws=1)[0]),
-        "CLIP_benchmark": lambda: made.update(
-            peer=zero_shot_classifier(peer, tokenizer, names, lines, "cpu", amp=False)
-        ),
+        "clipzoo": ours,
+        "CLIP_benchmark": lambda: zero_shot_classifier(peer, tokenizer, names, lines, "cpu", amp=False).mT.numpy(),
         "open_clip": lambda: open_clip.build_zero_shot_classifier(peer, tokenizer, names, templates, use_tqdm=False),
     }
     result = _compared({"classifier": contenders}, options)
-    return {**result, "largest_difference": float((made["ours"] - made["peer"].T).abs().max())}
+    classifier, peers_classifier, _ = result.pop("returned")["classifier"].values()
+    return {**result, "largest_difference": float(abs(classifier - peers_classifier).max())}
 
 
 def untrained(options: argparse.Namespace, scratch: Path) -> tuple[Any, Any, Any, Any]:
@@ -234,25 +246,47 @@ def untrained(options: argparse.Namespace, scratch: Path) -> tuple[Any, Any, Any
 
 
 def _compared(contenders: Mapping[str, Mapping[str, Callable[[], Any]]], options: argparse.Namespace) -> dict[str, Any]:
-    """Wall and CPU seconds of all programs by case, in turn, with the medians' ratios to ours."""
+    """Wall and CPU seconds of all programs by case, in turn, with the medians' ratios to ours; the last return values.
+
+    Each program has a process, so that none works in memory that another one has left behind.
+    """
     wall: dict[str, dict[str, list[float]]] = {case: {program: [] for program in by} for case, by in contenders.items()}
     cpu: dict[str, dict[str, list[float]]] = {case: {program: [] for program in by} for case, by in contenders.items()}
-    for turn in range(options.rounds):
-        for case, by_program in contenders.items():
-            for program, run in by_program.items():
-                before, begin = sum(os.times()[:4]), time.perf_counter()
-                run()
-                wall[case][program].append(time.perf_counter() - begin)
-                cpu[case][program].append(sum(os.times()[:4]) - before)
-            log(f"round {turn + 1}, {case}:", {program: round(part[-1], 2) for program, part in cpu[case].items()})
-    result: dict[str, Any] = {}
-    for unit, seconds in (("seconds", wall), ("cpu_seconds", cpu)):
-        middle = {case: medians(by) for case, by in seconds.items()}
+    returned: dict[str, dict[str, Any]] = {case: {} for case in contenders}
+    fork, pipes = multiprocessing.get_context("fork"), {}
+    for program in next(iter(contenders.values())):
+        pipes[program], far_end = fork.Pipe()
+        fork.Process(target=_serve, args=(far_end, {case: by[program] for case, by in contenders.items()})).start()
+        far_end.close()
+    try:
+        for turn in range(options.rounds):
+            for case, by_program in contenders.items():
+                for program in by_program:
+                    pipes[program].send(case)
+                    seconds, cpu_seconds, returned[case][program] = pipes[program].recv()
+                    wall[case][program].append(seconds)
+                    cpu[case][program].append(cpu_seconds)
+                log(f"round {turn + 1}, {case}:", {program: round(part[-1], 2) for program, part in cpu[case].items()})
+    finally:
+        for pipe in pipes.values():
+            with suppress(BrokenPipeError):
+                pipe.send(None)
+    result: dict[str, Any] = {"returned": returned}
+    for unit, seconds_by_case in (("seconds", wall), ("cpu_seconds", cpu)):
+        middle = {case: medians(by) for case, by in seconds_by_case.items()}
         ratios = {
             c: {p: value / by["clipzoo"] for p, value in by.items() if p != "clipzoo"} for c, by in middle.items()
         }
-        result[unit] = {"readings": seconds, "medians": middle, "times_as_fast": ratios}
+        result[unit] = {"readings": seconds_by_case, "medians": middle, "times_as_fast": ratios}
     return result
+
+
+def _serve(pipe: Any, runs: Mapping[str, Callable[[], Any]]) -> None:
+    """In a program's process: run the cases that are asked for -> wall and CPU seconds, and the return value."""
+    for case in iter(pipe.recv, None):
+        before, begin = sum(os.times()[:4]), time.perf_counter()
+        value = runs[case]()
+        pipe.send((time.perf_counter() - begin, sum(os.times()[:4]) - before, value))
 
 
 class Behind:
@@ -271,35 +305,41 @@ class Behind:
         return {"image_features": self.encode_image(image)}
 
 
-def _ours(
+def _configured(
     model: Any, folder: Path, options: argparse.Namespace, tasks: Sequence[str] = (), names: Sequence[str] = ()
-) -> Numbers:
-    """Metrics of the suite on one dataset: reading, encoding, metrics, and the files of the report.
+) -> Any:
+    """Configuration of the suite on one dataset.
 
     tasks: by default zero_shot, or retrieval for a dataset with captions, and choice for one with examples. names:
     datasets beside the folder, instead of it.
     """
-    from clipzoo.build import build_part
     from clipzoo.config.compose import compose
+
+    kind = _kind(folder)
+    tasks = tasks or [kind if kind in ("retrieval", "choice") else "zero_shot"]
+    lists = [f"eval.{task}=[{','.join(names or [folder.name])}]" for task in tasks]
+    sizes = [f"eval.batch_size={options.batch}", f"eval.workers={options.workers}"]
+    words = ["eval=none", f"eval.root={folder.parent}", "eval.paired=true", "eval.prompts=set", *lists, *sizes]
+    return compose(words, "eval", nodes={"encoder": model.config["encoder"]})["eval"]
+
+
+def _ours(model: Any, configured: Any) -> Numbers:
+    """Metrics of the suite: opening and reading datasets, encoding, metrics, and the files of the report."""
+    from clipzoo.build import build_part
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
     from clipzoo.runs.record import MetricKey
 
-    tasks = tasks or [{"RetrievalDataset": "retrieval", "ChoiceDataset": "choice"}.get(_kind(folder), "zero_shot")]
-    lists = [f"eval.{task}=[{','.join(names or [folder.name])}]" for task in tasks]
-    sizes = [f"eval.batch_size={options.batch}", f"eval.workers={options.workers}"]
-    words = ["eval=none", f"eval.root={folder.parent}", "eval.paired=true", "eval.prompts=set", *lists, *sizes]
-    plain = compose(words, "eval", nodes={"encoder": model.config["encoder"]})
     with TemporaryDirectory() as output, redirect_stdout(StringIO()):
-        metrics = build_part(plain["eval"], [], Suite).run(model, Path(output), World())
+        metrics = build_part(configured, [], Suite).run(model, Path(output), World())
     keys = {key: MetricKey.parse(key) for key in metrics}
     return {f"{key.protocol}/{key.metric}".strip("/"): metrics[text] for text, key in keys.items()}
 
 
 def _kind(folder: Path) -> str:
-    from clipzoo.evaluation.datasets.tar import open_tar_dataset
-
-    return type(open_tar_dataset(folder.parent, folder.name)).__name__
+    """Content of dataset_type.txt; a multi-label dataset and one without the file have classes."""
+    file = folder / "dataset_type.txt"
+    return file.read_text().strip() if file.exists() else "classification"
 
 
 def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: str = "test") -> tuple[Any, Any]:
@@ -316,7 +356,7 @@ def _loader(folder: Path, transform: Any, options: argparse.Namespace, split: st
 def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
     from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 
-    if _kind(folder) == "ChoiceDataset":
+    if _kind(folder) == "choice":
         return _clip_benchmark_choice(model, folder, transform, tokenizer)
     data, loader = _loader(folder, transform, options)
     if data.classes is None:

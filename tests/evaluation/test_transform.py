@@ -10,6 +10,7 @@ import pytest
 import torch
 from open_clip.transform import image_transform
 from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
 
 import clipzoo
 from clipzoo.encoders.open_clip import describe
@@ -35,6 +36,13 @@ def test_pixels_are_those_of_open_clip(resize, interpolation):
     )
     for image in images():
         assert torch.equal(ours(image), (255 * theirs(image)).round().to(torch.uint8))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_the_crop_after_a_larger_resize_is_torchvisions(interpolation):
+    steps = v2.Compose([v2.Resize(37, InterpolationMode(interpolation)), v2.CenterCrop(32), v2.PILToTensor()])
+    for image in images():
+        assert torch.equal(Transform(32, 37, interpolation)(image), steps(image))
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ from clipzoo.evaluation.datasets.dataset import (
 
 MEMBER_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 REMEDY = "restore the file, or convert the dataset again"
+SMALL_BYTES = 4096
+"""Size of labels and captions that are read together with the list of members."""
 LINES = 16 * io.MB
 """Largest size of a list of class names or templates."""
 NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
@@ -60,11 +62,12 @@ NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_template
 
 @dataclass(frozen=True)
 class TarSample:
-    """Members of one tar with the same key, by extension."""
+    """Members of one tar with the same key, by extension. small: contents of those that are no images and small."""
 
     path: Path
     key: str
     members: Mapping[str, Member]
+    small: Mapping[str, bytes]
 
     @property
     def image(self) -> ImageFile:
@@ -78,7 +81,7 @@ class TarSample:
         if extension not in self.members:
             raise ConfigError(f"{self.path}: {self.key} has no .{extension}")
         member = self.members[extension]
-        return read_range(self.path, member.offset, member.size)
+        return self.small[extension] if extension in self.small else read_range(self.path, member.offset, member.size)
 
     def text(self, extension: str) -> str:
         try:
@@ -152,16 +155,20 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
     remedy: for the message about a damaged tar. unterminated: accept a tar without its closing blocks, as
     img2dataset may leave it.
     """
+    samples: dict[str, tuple[dict[str, Member], dict[str, bytes]]] = {}
     with io.readable(path, io.ANY_SIZE, remedy) as file:
         members, flaw = list_members(file.fileno(), os.fstat(file.fileno()).st_size)
-    if flaw is not None and not (unterminated and flaw == UNTERMINATED):
-        raise ConfigError(f"{path}: {flaw}; {remedy}")
-    samples: dict[str, dict[str, Member]] = {}
-    for member in members:
-        parent, slash, base = member.name.rpartition("/")
-        stem, _, extension = base.partition(".")
-        samples.setdefault(parent + slash + stem, {})[extension.lower()] = member
-    return [TarSample(path, key, members) for key, members in samples.items()]
+        if flaw is not None and not (unterminated and flaw == UNTERMINATED):
+            raise ConfigError(f"{path}: {flaw}; {remedy}")
+        for member in members:
+            parent, slash, base = member.name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            by_extension, small = samples.setdefault(parent + slash + stem, ({}, {}))
+            by_extension[extension := extension.lower()] = member
+            # Now, not when they are needed: opening the tar for each label takes most of the time.
+            if member.size <= SMALL_BYTES and not extension.endswith(MEMBER_EXTENSIONS):
+                small[extension] = os.pread(file.fileno(), member.size, member.offset)
+    return [TarSample(path, key, *parts) for key, parts in samples.items()]
 
 
 def _classification(
