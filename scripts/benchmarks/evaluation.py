@@ -166,7 +166,7 @@ def race_suite(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             _clip_benchmark(peer, scratch / case / name, transform, tokenizer, options)
             _clip_benchmark_probe(peer, scratch / case / name, transform, options)
 
-    contenders = {
+    contenders: dict[str, dict[str, Callable[[], Any]]] = {
         case: {"clipzoo": partial(_ours, model, configured[case]), "CLIP_benchmark": partial(peers, case)}
         for case in roots
     }

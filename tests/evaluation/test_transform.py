@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import numpy as np
 import open_clip
@@ -15,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 import clipzoo
 from clipzoo.encoders.open_clip import describe
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.encoder import Transform
+from clipzoo.evaluation.encoder import Transform, keep_freed_memory
 from tests.support.open_clip_models import small_model
 
 SHAPES = ((60, 90), (91, 47), (32, 32), (20, 25), (200, 31))
@@ -79,3 +80,12 @@ def test_a_model_of_open_clip_and_its_export_have_the_preprocessing_of_the_model
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="resize_mode=stretch; supported are"):
         describe(f"local-dir:{path.parent}")
+
+
+def test_a_batch_takes_the_memory_of_the_batch_before_it():
+    keep_freed_memory()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(1 << 23)  # 8192 pages
+    # A small object may take the place of a block, which is then new once more.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5 * 8192
