@@ -33,13 +33,21 @@
 # !clipzoo shards make data/emoji/google.csv data/vendors/train --caption name
 
 # %%
-# !clipzoo shards inspect data/vendors/train --sheet emoji.png
+# !clipzoo shards look data/vendors/train
 
 # %%
-# alt: Google's emoji on white, each with its name as caption.
-from IPython.display import Image as Picture
+# alt: Google's emoji on white.
+import tarfile
 
-Picture("emoji.png", width=760)
+from PIL import Image
+
+sheet = Image.new("RGB", (760, 285), "white")
+with tarfile.open("data/vendors/train/00000.tar") as shard:
+    names = [name for name in shard.getnames() if name.endswith(".png")]
+    for number, name in enumerate(names[:24]):
+        picture = Image.open(shard.extractfile(name)).convert("RGBA").resize((95, 95))
+        sheet.paste(picture, (number % 8 * 95, number // 8 * 95), picture)
+sheet
 
 # %% [markdown]
 # ## An evaluation dataset

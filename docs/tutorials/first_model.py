@@ -20,17 +20,25 @@
 # !clipzoo world --train 4000 --probe 200 --test 250 --scenes 250
 
 # %% [markdown]
-# A shard is a tar file with an image and its caption side by side. `clipzoo shards inspect` reads shards as the training does, counts what cannot
-# be used, and draws some samples.
+# A shard is a tar file with an image and its caption side by side. `clipzoo shards look` reads shards as the training does, counts what cannot
+# be used, and writes a page with pictures of samples.
 
 # %%
-# !clipzoo shards inspect data/demo/train --sheet samples.png
+# !clipzoo shards look data/demo/train
 
 # %%
-# alt: Generated scenes of coloured shapes, each with its caption.
-from IPython.display import Image as Picture
+# alt: Generated scenes of coloured shapes.
+import tarfile
 
-Picture("samples.png", width=760)
+from PIL import Image
+
+sheet = Image.new("RGB", (760, 285), "white")
+with tarfile.open("data/demo/train/00000.tar") as shard:
+    names = [name for name in shard.getnames() if name.endswith(".jpg")]
+    for number, name in enumerate(names[:24]):
+        picture = Image.open(shard.extractfile(name)).convert("RGBA").resize((95, 95))
+        sheet.paste(picture, (number % 8 * 95, number // 8 * 95), picture)
+sheet
 
 # %% [markdown]
 # ## Training

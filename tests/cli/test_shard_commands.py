@@ -89,8 +89,8 @@ def test_commands_report_invalid_arguments(command, tmp_path):
     write_numbered(tmp_path / "s", [4, 4])
     (tmp_path / "s" / "00001.tar").write_bytes((tmp_path / "s" / "00001.tar").read_bytes()[:5000])
     assert "00001.tar: 2 samples, truncated" in command("shards index", tmp_path / "s")
-    assert "damaged shards     1: 00001.tar" in command("shards look", tmp_path / "s", "--on", "local:1")
     assert "holds no *.tar" in command("shards index", tmp_path, code=2)
+    assert "damaged shards     1: 00001.tar" in command("shards look", tmp_path / "s", "--on", "local:1")
     assert "the shards hold no sample" in command("shards index", tmp_path / "nowhere.tar", code=2)
 
 

@@ -98,11 +98,11 @@ def near_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         order = np.lexsort((-np.concatenate(cosines), np.concatenate(pairs)))
         pair, best = np.unique(np.concatenate(pairs)[order], return_index=True)
         rows, columns = np.divmod(pair, n)
-        window = np.concatenate(windows)[order][best]
+        starts_at = np.array(WINDOWS)[np.concatenate(windows)[order][best]]
         for part in range(0, len(pair), _PAIRS):
-            chosen = slice(part, part + _PAIRS)
-            row, column = start + rows[chosen], columns[chosen]
-            is_copy = are_copies(first[row], second[column], np.array(WINDOWS)[window[chosen]])
+            block = slice(part, part + _PAIRS)
+            row, column = start + rows[block], columns[block]
+            is_copy = are_copies(first[row], second[column], starts_at[block])
             found.append(np.stack([row, column], axis=1)[is_copy])
     return np.concatenate(found)
 
