@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from clipzoo.cli.arguments import Parser, run_main
-from clipzoo.data.write import contact_sheet
 from clipzoo.io import below, read_yaml
 from clipzoo.lab.worlds.hands import Drawing, normalised, read_drawings, split_drawings
 from clipzoo.lab.worlds.packages import SOURCES, packages
@@ -172,10 +172,14 @@ def montage(drawings: Sequence[Drawing], hands: Sequence[str], root: Path, path:
     blank = Image.new("RGB", (2, 2), "white")
     keys = [(hand, thing) for hand in hands for thing in SHOWN]
     tiles = [(_picture(root, first[key]) if key in first else blank, " ".join(key)) for key in keys]
-    contact_sheet(tiles, path, columns=len(SHOWN))
+    figure = Figure(figsize=(2 * len(SHOWN), 2.4 * len(hands)), layout="constrained")
+    for axes, (picture, title) in zip(figure.subplots(len(hands), len(SHOWN), squeeze=False).flat, tiles, strict=True):
+        axes.axis("off")
+        axes.imshow(picture)
+        axes.set_title(title, fontsize=6)
+    figure.savefig(path, dpi=60)
     with Image.open(path) as page:
-        small = page.convert("RGB").resize((page.width // 2, page.height // 2), Image.Resampling.LANCZOS)
-    small.quantize(128).save(path, optimize=True)
+        page.convert("RGB").quantize(128).save(path, optimize=True)
 
 
 if __name__ == "__main__":
