@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from clipzoo.data.children import bind_to_parent
 from clipzoo.errors import ConfigError, TrainingError
@@ -51,14 +52,14 @@ def iterate(
         # Without its own generator, the loader would draw a seed from the one that training uses.
         generator=torch.Generator(),
     )
-    handler = signal.getsignal(signal.SIGCHLD)
     try:
         iterator = iter(loader)
     except OSError as error:
         raise TrainingError(f"the loader processes cannot be started ({error}): lower {key}, or set {key}=0") from error
-    # torch would let a dead worker raise an error anywhere in the main thread.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, handler)
+    if workers:
+        # torch would let a dead worker raise an error anywhere in the main thread; `_next` looks for dead workers.
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False  # type: ignore[attr-defined]
     _running.add(iterator)
     return _received(iterator, timeout, key) if workers else (item for item in iterator)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from clipzoo.data.children import map_in_children
 from clipzoo.data.loader import iterate
@@ -72,6 +72,15 @@ def test_a_killed_worker_is_named_with_its_signal_and_a_remedy():
 
 
 @pytest.mark.medium
+def test_workers_that_are_ended_early_do_not_disturb_torchs_own_loaders_in_the_same_process():
+    assert [int(item) for item in DataLoader(range(4), batch_size=None, num_workers=1)] == [0, 1, 2, 3]
+    for _ in range(4):
+        begun = items(Tensors())
+        assert next(begun)[1] == 0
+        begun.close()
+        time.sleep(0.1)
+
+
 def test_workers_that_hang_are_named_after_the_timeout():
     before = set(children(os.getpid()))
     iterator = items(Tensors(seconds=0.01), timeout=1.0)
