@@ -9,8 +9,13 @@
 #
 # This tutorial trains a CLIP model on generated scenes, looks at its learning curve, classifies a picture that it has never seen, and finds
 # pictures by a caption. It needs two CPU cores and about five minutes. The page is an executed notebook: everything below was printed by these
-# commands, with one thread on a machine that other jobs kept busy ([notebook](first_model.ipynb)).
-#
+# commands, with one thread on a machine that other jobs kept busy ([notebook](first_model.ipynb)). It runs as it is on a free GPU, such as Colab's,
+# too: set `REPOSITORY = "git+https://..."`, where clipzoo is installed from.
+
+# %%
+# !clipzoo --version || pip install --quiet "clipzoo[fast,tables] @ $REPOSITORY"
+
+# %% [markdown]
 # ## The data
 #
 # The generated world has scenes of coloured shapes and captions that describe them. The command writes training shards, and datasets of

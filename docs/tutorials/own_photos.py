@@ -25,7 +25,7 @@ MODEL = os.environ.get("MODEL", "open_clip:ViT-B-32/laion2b_s34b_b79k")
 PHOTOS = os.environ.get("PHOTOS", "photos")
 
 if importlib.util.find_spec("clipzoo") is None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", REPOSITORY], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"clipzoo[fast] @ {REPOSITORY}"], check=True)
 
 # %%
 from pathlib import Path
