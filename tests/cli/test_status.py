@@ -39,13 +39,20 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def heed_ctrl_c() -> None:
+    """A shell that runs the suite in the background lets its processes ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def in_terminal(columns: int, *arguments: object, seconds: float | None = None) -> tuple[int, list[str]]:
     """Run a command in a terminal of this width; return its exit code and its lines. seconds: then Ctrl-C."""
     own, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     command = [*COMMAND, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=child, stdin=child, cwd=ROOT, env={**environment, "TERM": "xterm"})
+    process = subprocess.Popen(
+        command, stdout=child, stdin=child, cwd=ROOT, env={**environment, "TERM": "xterm"}, preexec_fn=heed_ctrl_c
+    )
     os.close(child)
     text = b""
     if seconds is not None:
@@ -99,7 +106,7 @@ def test_watch_shows_a_live_screen_until_ctrl_c(runs):
 @pytest.mark.medium
 def test_a_piped_watch_prints_a_line_for_each_change(runs):
     with subprocess.Popen(
-        [*COMMAND, "watch", runs, "--every", "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [*COMMAND, "watch", runs, "--every", "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
     ) as process:
         assert process.stdout is not None
         first = [process.stdout.readline(), process.stdout.readline()]
