@@ -28,6 +28,7 @@ import torch.distributed as dist
 from clipzoo.distributed import launch
 from clipzoo.distributed.world import STORE_ERRORS, World, is_collective_error
 from clipzoo.errors import ConfigError, TrainingError, tracebacks_in, unexpected
+from clipzoo.io import below
 
 PERIOD = 1.0
 """Seconds between two heartbeats of a rank."""
@@ -254,13 +255,14 @@ class Watchdog:
         if self._folder is None:
             return ""
         folder, rank = self._folder / "watchdog", self.world.rank
-        files = {"Python stacks": f"stacks_rank_{rank}.txt", "last collectives": f"collectives_rank_{rank}.json"}
+        names = {"Python stacks": f"stacks_rank_{rank}.txt", "last collectives": f"collectives_rank_{rank}.json"}
+        files = {content: below(folder, name) for content, name in names.items()}
         # NCCL's record asks the driver, which may not answer.
-        arguments = [*(folder / file for file in files.values()), self.world.device.type]
+        arguments = [*files.values(), self.world.device.type]
         thread = threading.Thread(target=_write_records, args=arguments, daemon=True)
         thread.start()
         thread.join(RECORD_SECONDS)
-        written = " and ".join(name for name, file in files.items() if (folder / file).exists())
+        written = " and ".join(content for content, file in files.items() if file.exists())
         return f"; {folder} has {written} of the living ranks" if written else ""
 
     def _exit(self, code: int, text: str) -> NoReturn:

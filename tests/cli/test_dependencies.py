@@ -24,9 +24,10 @@ PROVIDED = {"open_clip_train": "open_clip", "griffe": "mkdocstrings"}
 """Further modules of a declared distribution."""
 LOADED_BY_NAME = {
     "tensorboard", "s3fs", "hydra_plugins", "onnx", "onnxscript", "material", "mkdocstrings", "ipykernel",
+    "torchao",
 }  # fmt: skip
 """Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, plugins of MkDocs, the
-kernel of notebooks, file systems of fsspec."""
+kernel of notebooks, file systems of fsspec, or imported by name where it is used."""
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

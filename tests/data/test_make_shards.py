@@ -243,7 +243,7 @@ def test_damaged_shards_and_shards_without_a_sample_are_errors(tmp_path):
 def test_tables_are_indexed_for_training_looked_at_and_validated_on(form, tmp_path, capsys):
     folder = tmp_path / "in"
     source = pictures(folder, 20, (24, 20)) if form == "folder" else write_source(folder, form)
-    for command in (["index", str(source), "--processes", "1"], ["look", str(source), "--on", "local:1"]):
+    for command in (["index", str(source), "--on", "local:1"], ["look", str(source), "--on", "local:1"]):
         options = commands._parser().parse_args(["shards", *command])
         options.run(options)
     output = capsys.readouterr().out

@@ -285,6 +285,7 @@ WRITERS = {
     "data/locations.py": CACHE,
     "distributed/launch.py": "the null device",
     "cli/doctor.py": "the null device",
+    "distributed/watchdog.py": "stacks and collectives of a process that is about to end",
     "data/index.py": "an empty probe, removed at once",
     "data/write.py": IN_WHOLE,
     "runs/store.py": "copies that are removed after their upload",
