@@ -13,7 +13,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops training)
 
-.PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm test-mteb test-ray lint bench bench-gpu docs docs-serve package studies clean
+.PHONY: help install demo emoji hands reproduce-demo test test-fast test-all test-cpus test-slurm test-mteb test-ray lint bench bench-gpu docs docs-serve package studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -57,6 +57,11 @@ emoji: $(STAMP)  ## fetch emoji of two vendors with npm, train CLIP, WPSE and KM
 	    OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=emoji/$$head || exit 1; \
 	done
 	@$(PY) -m clipzoo.cli report runs/emoji/clip runs/emoji/wpse runs/emoji/kme
+
+hands: $(STAMP)  ## fetch drawings by eleven hands with npm and apt-get, train CLIP on eight of them, judge it on the others
+	@$(PY) -m clipzoo.cli hands
+	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=hands/clip
+	@$(PY) scripts/hands_tables.py runs/hands/clip
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
 	@$(PY) -m clipzoo.cli world
@@ -124,5 +129,5 @@ docs-serve: $(STAMP)  ## show the documentation on this machine while it is edit
 package: $(STAMP)  ## build sdist and wheel into dist/, install and try both
 	@PYTHON=$(PY) .ci/package dist
 
-clean:  ## remove the environment and the files of `make demo` and `make emoji`
-	rm -rf $(VENV) data/demo data/emoji data/npm runs/demo runs/emoji
+clean:  ## remove the environment and the files of `make demo`, `make emoji` and `make hands`
+	rm -rf $(VENV) data/demo data/emoji data/hands data/npm runs/demo runs/emoji runs/hands
