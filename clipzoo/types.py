@@ -210,7 +210,8 @@ def concatenate(embeddings: Sequence[Embedding]) -> Embedding:
     sets = [embedding for embedding in embeddings if isinstance(embedding, PointSet)]
     count = max(point_set.points.shape[1] for point_set in sets)
     padded = [point_set.padded(count) for point_set in sets]
-    return PointSet(torch.cat([each.points for each in padded]), torch.cat([each.log_weights for each in padded]))
+    points = torch.cat([point_set.points for point_set in padded])
+    return PointSet(points, torch.cat([point_set.log_weights for point_set in padded]))
 
 
 def gather_embedding(embedding: EmbeddingKind, world: World, dtype: torch.dtype | None = None) -> EmbeddingKind:
