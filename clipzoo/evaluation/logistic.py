@@ -18,8 +18,8 @@ Speed comes from:
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +35,8 @@ SAMPLED_ROWS = 1 << 16
 """Largest number of samples that the preconditioner is computed from."""
 ROUNDING = 1e-6
 """Relative rounding error of an objective in float32."""
-TOLERANCE = 1e-9
-"""A fit has converged when an iteration is expected to lower the objective by less than this fraction of it."""
+TOLERANCE, SEARCH_TOLERANCE = 1e-9, 1e-7
+"""Of a fit that is used, and of one whose C is tried: see `LogisticRegression.solve`."""
 
 
 class LogisticRegression:
@@ -63,8 +63,18 @@ class LogisticRegression:
         self._features = torch.cat([(block @ self._axes).float() for block in self._centred(features)])  # [n, r]
         self._solutions: dict[float, Tensor] = {}
 
-    def solve(self, c: float, limit: int = 1000) -> Solution:
-        """Return the optimum for C = c. limit: iterations, after which a solution is marked as not converged."""
+    def rows(self, chosen: Tensor) -> LogisticRegression:
+        """Return the regression on the rows of a mask [n] or of indices, along the same axes."""
+        part = copy(self)
+        part._labels, part._features, part._solutions = self._labels[:, chosen], self._features[chosen], {}
+        part._variances = part._features.square().mean(dim=0)
+        return part
+
+    def solve(self, c: float, limit: int = 1000, tolerance: float = TOLERANCE) -> Solution:
+        """Return the optimum for C = c. limit: iterations, after which a solution is marked as not converged.
+
+        tolerance: a fit has converged when an iteration is expected to lower the objective by less than this fraction.
+        """
         penalty = 1 / (c * len(self._features))
         if self._classes == 2:
             # For two classes scikit-learn has one weight w; here they are w/2 and -w/2, with half the square of w.
@@ -82,7 +92,7 @@ class LogisticRegression:
             start = solutions[pair[0]]
         else:
             start = self._features.new_zeros(self._classes, self._features.shape[1] + 1)
-        point, objective, iterations, converged = self._minimize(start, penalty, limit)
+        point, objective, iterations, converged = self._minimize(start, penalty, limit, tolerance)
         solutions[log_c] = point
         weight = self._axes @ point[:, :-1].mT.double()
         return Solution(weight, point[:, -1].double() - self._center @ weight, objective, iterations, converged)
@@ -91,32 +101,34 @@ class LogisticRegression:
         for rows in features.split(ROWS_AT_ONCE):
             yield rows.double() - self._center
 
-    def _minimize(self, point: Tensor, penalty: float, limit: int) -> tuple[Tensor, float, int, bool]:
+    def _minimize(
+        self, point: Tensor, penalty: float, limit: int, tolerance: float
+    ) -> tuple[Tensor, float, int, bool]:
         """Minimize mean loss + penalty / 2 |W|^2 -> the optimum, its objective, the iterations, True if converged."""
         logits = self._relative_logits(point, -math.inf)
         losses = [Odds(logits[block]).losses().sum(dtype=torch.float64).item() for block in self._blocks()]
         objective = sum(losses) / len(self._features) + penalty / 2 * _dot(point[:, :-1], point[:, :-1])
         gradient = self._gradient(logits, point, penalty)
-        history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=MEMORY)
+        moves = changes = point.new_empty(0, *point.shape)
         renewal, small = 0, 0
         for iteration in range(limit):
             if iteration == renewal:
                 preconditioner = _preconditioner(logits, self._labels, self._variances, penalty)
                 renewal = 2 * renewal + 20
-            direction = -_inverse_hessian(gradient, preconditioner, history)
+            direction = -_inverse_hessian(gradient, preconditioner, moves, changes)
             slope = _dot(gradient, direction)
             # The quadratic model predicts a decrease by half the slope.
-            small = small + 1 if -slope / 2 <= TOLERANCE * objective else 0
+            small = small + 1 if -slope / 2 <= tolerance * objective else 0
             if small == 2:
                 return point, objective, iteration, True
             along = self._relative_logits(direction, 0.0)
             searched = self._line_search(logits, along, point, direction, objective, slope, penalty)
             if searched is None:
                 within_rounding = -slope / 2 <= ROUNDING * objective
-                if within_rounding or not history:
+                if within_rounding or not len(moves):
                     return point, objective, iteration, within_rounding
                 # Earlier curvatures are misleading after losses have changed by orders of magnitude.
-                history.clear()
+                moves = changes = moves[:0]
                 renewal = iteration + 1
                 continue
             step, objective = searched
@@ -125,9 +137,9 @@ class LogisticRegression:
             logits.add_(along, alpha=step)
             previous, gradient = gradient, self._gradient(logits, point, penalty)
             change = gradient - previous
-            curvature = _dot(move, change)
-            if curvature > 0:
-                history.append((move, change, curvature))
+            if _dot(move, change) > 0:
+                moves, changes = torch.cat([moves, move[None]]), torch.cat([changes, change[None]])
+                moves, changes = moves[-MEMORY:], changes[-MEMORY:]
         return point, objective, limit, False
 
     def _line_search(
@@ -252,19 +264,20 @@ def _preconditioner(logits: Tensor, labels: Tensor, variances: Tensor, penalty: 
 
 
 def _inverse_hessian(
-    gradient: Tensor, preconditioner: Callable[[Tensor], Tensor], history: deque[tuple[Tensor, Tensor, float]]
+    gradient: Tensor, preconditioner: Callable[[Tensor], Tensor], moves: Tensor, changes: Tensor
 ) -> Tensor:
-    """Two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
-    result = gradient.clone()
-    shares = []
-    for move, change, curvature in reversed(history):
-        share = _dot(move, result) / curvature
-        result -= share * change
-        shares.append(share)
-    result = preconditioner(result)
-    for (move, change, curvature), share in zip(history, reversed(shares), strict=True):
-        result += (share - _dot(change, result) / curvature) * move
-    return result
+    """Two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4), each loop as the solution of a triangular system.
+
+    moves, changes [m, k, r + 1]: the latest steps and the changes of the gradient, oldest first.
+    """
+    if not len(moves):
+        return preconditioner(gradient)
+    s, y = moves.flatten(1), changes.flatten(1)
+    triangle = (s @ y.mT).triu()
+    shares = torch.linalg.solve_triangular(triangle, s @ gradient.view(-1, 1), upper=True)
+    result = preconditioner(gradient - (y.mT @ shares).view_as(gradient))
+    shares = triangle.diagonal()[:, None] * shares - y @ result.view(-1, 1)
+    return result + (s.mT @ torch.linalg.solve_triangular(triangle.mT, shares, upper=False)).view_as(result)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

@@ -22,7 +22,7 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Metric
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES
-from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.logistic import SEARCH_TOLERANCE, LogisticRegression, Solution
 from clipzoo.evaluation.task import PROJECTIONS, Column, Evaluation, Metrics, Rows, Solve, Task, View, require_kind
 from clipzoo.evaluation.zero_shot import build_classifiers
 from clipzoo.runs.record import DEVIATION
@@ -241,17 +241,17 @@ def probe(
         if invalid:
             images = number_of(len(part.features), "image")
             raise ConfigError(f"{name}, {split}: {invalid} of {images} have features that are NaN or infinite")
-    train, validation, test = splits["train"], splits.get("val"), splits["test"]
-    if validation is None:
-        is_held_out = held_out(train.labels, validation_share, seed)
-        train, validation = train.rows(~is_held_out), train.rows(is_held_out)
-    classes = len(class_names)
+    fitted, test, classes = splits["train"], splits["test"], len(class_names)
+    if "val" in splits:
+        fitted = LabelledFeatures(*map(torch.cat, zip(fitted, splits["val"], strict=True)))
+        is_validation = torch.arange(len(fitted.labels), device=fitted.labels.device) >= len(splits["train"].labels)
+    else:
+        is_validation = held_out(fitted.labels, validation_share, seed)
     with scoring.exact_products():
-        model = LogisticRegression(train.features, train.labels, classes)
-        scores = search(model, validation, classes, metric, name)
+        regression = LogisticRegression(*fitted, classes)
+        scores = search(regression.rows(~is_validation), fitted.rows(is_validation), classes, metric, name)
         best = min(scores, key=lambda c: (-scores[c], c))
-        both_splits = LabelledFeatures(*map(torch.cat, zip(train, validation, strict=True)))
-        solution = LogisticRegression(both_splits.features, both_splits.labels, classes).solve(best)
+        solution = regression.solve(best)
         logits = solution.logits(test.features)
     return {
         "metrics": accuracies(logits, test.labels),
@@ -299,7 +299,7 @@ def search(
         for index in range(middle - 3 * stride, middle + 3 * stride + 1, stride):
             if index in scores:
                 continue
-            logits = model.solve(GRID[index]).logits(validation.features)
+            logits = model.solve(GRID[index], tolerance=SEARCH_TOLERANCE).logits(validation.features)
             # Top-1 is a mean of 0 and 1, rounded as in recorded searches; others are quotients of counts.
             if metric == "top1":
                 right = scoring.positions(logits, validation.labels) == 0

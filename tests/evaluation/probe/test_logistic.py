@@ -117,6 +117,23 @@ def test_the_optimum_does_not_depend_on_earlier_solutions():
         assert values[0] == pytest.approx(values[1], rel=1e-7)
 
 
+def test_a_regression_on_some_rows_has_their_optimum_and_leaves_that_of_all_rows():
+    features, labels = problem()
+    chosen = torch.arange(len(labels)) % 3 > 0
+    features[chosen, 3] = 5.0  # varies only outside these rows
+    whole = LogisticRegression(features, labels, 5)
+    for c in (1e-3, 1.0, 1e3):
+        assert_optimal(features[chosen], labels[chosen], whole.rows(chosen).solve(c), c)
+    assert_optimal(features, labels, whole.solve(1.0), 1.0)
+
+
+def test_a_looser_tolerance_needs_fewer_iterations_and_ends_near_the_optimum():
+    features, labels = problem()
+    loose, exact = (LogisticRegression(features, labels, 5).solve(1e4, tolerance=t) for t in (1e-7, 1e-9))
+    assert loose.converged and loose.iterations < exact.iterations
+    assert loose.objective == pytest.approx(exact.objective, rel=1e-5)
+
+
 def test_fewer_samples_than_features_and_constant_features():
     features, labels = problem(samples=20, width=64)
     features[:, 3] = 5.0

@@ -62,7 +62,7 @@ class Peak:
     def __init__(self, best: int) -> None:
         self._best = best
 
-    def solve(self, c: float) -> Peak:
+    def solve(self, c: float, tolerance: float) -> Peak:
         self._right = 97 - abs(GRID.index(c) - self._best)
         return self
 
@@ -77,7 +77,7 @@ ONE = LabelledFeatures(torch.zeros(97, 1), torch.zeros(97, dtype=torch.int64))
 def test_each_stride_tries_seven_values_that_are_moved_into_the_grid_at_its_ends(monkeypatch):
     tried = []
 
-    def peaked_at_the_edge(self, c, *rest):
+    def peaked_at_the_edge(self, c, tolerance):
         tried.append(GRID.index(c))
         # Correct from C = 1e5 on, index 88.
         return type("Peak", (), {"logits": lambda _, features: torch.tensor([[float(c >= 0.99e5), 0.5]])})()
