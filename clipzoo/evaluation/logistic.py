@@ -94,7 +94,8 @@ class LogisticRegression:
             start = self._features.new_zeros(self._classes, self._features.shape[1] + 1)
         point, objective, iterations, converged = self._minimize(start, penalty, limit, tolerance)
         solutions[log_c] = point
-        weight = self._axes @ point[:, :-1].mT.double()
+        # Several times as fast as the axes times the transposed point.
+        weight = (point[:, :-1].double() @ self._axes.mT).mT.contiguous()
         return Solution(weight, point[:, -1].double() - self._center @ weight, objective, iterations, converged)
 
     def _centred(self, features: Tensor) -> Iterator[Tensor]:
