@@ -102,9 +102,7 @@ class LogisticRegression:
         for rows in features.split(ROWS_AT_ONCE):
             yield rows.double() - self._center
 
-    def _minimize(
-        self, point: Tensor, penalty: float, limit: int, tolerance: float
-    ) -> tuple[Tensor, float, int, bool]:
+    def _minimize(self, point: Tensor, penalty: float, limit: int, tolerance: float) -> tuple[Tensor, float, int, bool]:
         """Minimize mean loss + penalty / 2 |W|^2 -> the optimum, its objective, the iterations, True if converged."""
         logits = self._relative_logits(point, -math.inf)
         losses = [Odds(logits[block]).losses().sum(dtype=torch.float64).item() for block in self._blocks()]
@@ -267,7 +265,7 @@ def _preconditioner(logits: Tensor, labels: Tensor, variances: Tensor, penalty: 
 def _inverse_hessian(
     gradient: Tensor, preconditioner: Callable[[Tensor], Tensor], moves: Tensor, changes: Tensor
 ) -> Tensor:
-    """Two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4), each loop as the solution of a triangular system.
+    """Two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4); each loop solves a triangular system.
 
     moves, changes [m, k, r + 1]: the latest steps and the changes of the gradient, oldest first.
     """

@@ -32,7 +32,7 @@ from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.distributed.launch import loader_workers
-from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.logistic import TOLERANCE, LogisticRegression, Solution
 from clipzoo.evaluation.probe import LabelledFeatures, accuracies, search as probe_search
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.lab import twin
@@ -327,10 +327,10 @@ class _Timed(LogisticRegression):
     seconds = 0.0
     values = 0
 
-    def solve(self, c: float, limit: int = 1000) -> Solution:
+    def solve(self, c: float, limit: int = 1000, tolerance: float = TOLERANCE) -> Solution:
         if self.recorder.seconds_left <= 0:
             raise _TimeIsUp
-        solution, taken = _timed(self.recorder, lambda: super(_Timed, self).solve(c, limit))
+        solution, taken = _timed(self.recorder, lambda: super(_Timed, self).solve(c, limit, tolerance))
         self.seconds, self.values = self.seconds + taken, self.values + 1
         values = {"C": c, "seconds": taken, "iterations": solution.iterations, "converged": solution.converged}
         self.recorder.add("probe_values", f"C = {c:.3g}", values)

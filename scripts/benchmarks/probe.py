@@ -104,9 +104,9 @@ def race(options: argparse.Namespace, train: LabelledFeatures, validation: Label
                 break
         return {"seconds": taken, "iterations": iterations, "precision": str(dtype), **answers}
 
-    def in_turn(self: LogisticRegression, c: float) -> Solution:
+    def in_turn(self: LogisticRegression, c: float, tolerance: float) -> Solution:
         begin = time.process_time()
-        solution = solve(self, c)
+        solution = solve(self, c, tolerance=tolerance)
         taken = time.process_time() - begin
         answers = judged(solution.weight, solution.bias, train, validation, c)
         line: dict[str, Any] = {"C": c, "clipzoo": {"seconds": taken, "iterations": solution.iterations, **answers}}
