@@ -101,8 +101,12 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
     if tables is not None and (files := tables(pattern)) is not None:
         return files
     if tables is None and pattern.lower().endswith(TABLES):
-        if (shards := _shards_of_index(pattern)) is not None:
-            return shards
+        # An index of wids lists tars, relative to its folder.
+        file = Path(pattern).expanduser().absolute()
+        entries = read_json(file, 64 * MB).get("shardlist") if file.suffix == ".json" and file.is_file() else None
+        if isinstance(entries, list):
+            urls = [str(entry.get("url")) for entry in entries if isinstance(entry, dict)]
+            return [url if is_url(url) else str(below(file.parent, url, links=True)) for url in urls]
         raise ConfigError(
             f"data.shards={pattern} is a table, not shards: train with data=table data.path={pattern}, or make shards "
             f"with clipzoo shards make {pattern} shards/"
@@ -115,18 +119,6 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
     except ValueError as error:
         raise ConfigError(f"data.shards: {pattern}: {error}") from None
     return paths if pattern.startswith("pipe:") else [shard for path in paths for shard in _listed(path)]
-
-
-def _shards_of_index(path: str) -> list[str] | None:
-    """Return the tars that an index of wids lists, relative to its folder; None if the file is another one."""
-    file = Path(path).expanduser().absolute()
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    entries = read_json(file, 64 * MB).get("shardlist")
-    if not isinstance(entries, list):
-        return None
-    urls = [str(entry.get("url")) for entry in entries if isinstance(entry, dict)]
-    return [url if is_url(url) else str(below(file.parent, url, links=True)) for url in urls]
 
 
 def _count(pattern: str) -> int:

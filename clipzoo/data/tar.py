@@ -6,16 +6,19 @@ Member names serve only as labels: no path named in an archive is ever opened.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipzoo.config.vocabulary import CaptionKeys
-from clipzoo.data.captions import TarSample
+from clipzoo.data.captions import StoredSample, TarSample
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.locations import ShardCache, Shards, Source, State, is_remote, parse_sources
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
@@ -44,6 +47,54 @@ class Scan:
     records: NDArray[np.void] = field(default_factory=lambda: np.empty(0, RECORD))
     keys: list[str] = field(default_factory=list)
     bytes: int = -1
+
+
+@dataclass(frozen=True)
+class TarRules:
+    """How tars are read, with the interface of `TableRules`."""
+
+    caption_key: CaptionKeys | None = None
+    uid_key: str | None = None
+    joined: tuple[str, ...] = ()
+    setting: ClassVar[str] = "data.shards"
+    identity: ClassVar[str | None] = None
+    keys_are_uids: ClassVar[bool] = False
+
+    def sources(self, path: Shards) -> list[Source]:
+        return parse_sources(path)
+
+    def needs_copy(self, location: str) -> bool:
+        return is_remote(location)
+
+    def scan(self, cache: ShardCache, state: State | None, location: str) -> Scan:
+        if not is_remote(location):
+            return scan_shard(location, self.caption_key)
+        try:
+            with os.fdopen(cache.open(location), "rb") as file:
+                return scan_file(file, self.caption_key)
+        except OSError as error:
+            return Scan(f"unreadable: {error}")
+
+    def open(self, cache: ShardCache, location: str, state: State, size: int) -> IO[bytes]:
+        try:
+            file = os.fdopen(cache.open(location, size=size), "rb")
+        except OSError as error:
+            raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
+        # Closed with its last sample. A shard that is truncated according to the index is read up to its end.
+        if (present := os.fstat(file.fileno()).st_size) not in (size, state[0]):
+            file.close()
+            raise BadSampleError("shard_changed", f"{location} has {present} bytes, {size} when it was indexed")
+        return file
+
+    def columns(self, cache: ShardCache, location: str, state: State, names: Sequence[str]) -> None:
+        return None
+
+    def sample(self, opened: IO[bytes], record: np.void) -> StoredSample:
+        return TarSample(opened, record)
+
+
+TARS = TarRules()
+"""Captions in the .txt."""
 
 
 def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:

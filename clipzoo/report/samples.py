@@ -5,8 +5,9 @@ from __future__ import annotations
 import io as streams
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,19 +16,27 @@ from PIL import Image
 
 from clipzoo import io
 from clipzoo.data.captions import described
-from clipzoo.data.faults import counted
+from clipzoo.data.faults import BadSampleError, counted
 from clipzoo.data.images import decode
-from clipzoo.data.maps.duplicates import earlier_copies, pictures
-from clipzoo.data.maps.samples import SampleFacts, write_uids
-from clipzoo.data.reader import ShardReader
-from clipzoo.errors import masked, number_of
-from clipzoo.evaluation.datasets.contamination import EvaluationImages, find_matches
+from clipzoo.data.maps.duplicates import earlier_copies, near_pairs, pictures
+from clipzoo.data.maps.engines import TableMap
+from clipzoo.data.maps.samples import VERSION, SampleFacts, image_facts, image_schema, write_uids
+from clipzoo.data.tables.formats import arrow
+from clipzoo.errors import ConfigError, masked, number_of
+from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
+from clipzoo.evaluation.datasets.dataset import Images, catalogue
+from clipzoo.evaluation.datasets.tar import dataset_names
 from clipzoo.io.text import shorten
 from clipzoo.report.figures import INK, label, tiles as panels
 from clipzoo.report.render import Picture, Section, Span, Table, Text, Tile, text_table, write
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PERCENTILES = {"min": 0, "5 %": 5, "25 %": 25, "median": 50, "75 %": 75, "95 %": 95, "max": 100}
 FREQUENT_CAPTIONS, CAPTION_COLUMNS, TILE_PIXELS, TILES = 20, 160, 240, 24
+_BLOCK = 1000
+"""Images of an item of `EvaluationImages`."""
 
 
 def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
@@ -115,44 +124,6 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     return "\n".join([*(f"{name:<18} {text}" for name, text in lines.items()), f"{'page':<18} {page}"])
 
 
-def write_contamination(
-    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
-) -> Path:
-    """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
-
-    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
-    """
-    samples = work.merged(maps)
-    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
-    uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
-    is_found[[match.sample for match in matches]] = True
-    path = output / "without_evaluation_images.npy"
-    kept = write_uids(path, uids[~is_found], uids[is_found])
-    counts, tiles = dict[str, dict[str, int]](), list[Tile]()
-    for name, data in evaluation.items():
-        found = [match for match in matches if match.dataset == name]
-        exact = {match.image for match in found if match.kind == "exact"}
-        near = {match.image for match in found} - exact
-        counts[name] = {
-            "test images": len(data.images), "exact": len(exact), "near": len(near),
-            "training samples": len({match.sample for match in found}),
-        }  # fmt: skip
-        for _, image, sample, kind in found[: max(1, TILES // len(evaluation))]:
-            pictures = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
-            tiles.append(Tile(pictures, f"{name}, image {image} | {uids[sample]}", kind))
-    io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
-    labels = ["dataset", *next(iter(counts.values()))]
-    table = text_table(labels, [[name, *(f"{n:,}" for n in row.values())] for name, row in counts.items()], left=1)
-    intro = f"Test images of evaluation datasets among {number_of(len(samples), 'training sample')}."
-    sections = [
-        Section("", [intro], [table], items=[f"{name}: {fault}" for name, fault in faults.items()]),
-        Section(
-            "Matches", _advice("The first pairs of each dataset.", path, kept) if tiles else ["None."], tiles=tiles
-        ),
-    ]
-    return write(f"Evaluation images in {_folder(work)}", [output / "contamination.html"], sections)
-
-
 def _folder(work: SampleFacts) -> str:
     return masked(work.index.locations[0]).rpartition("/")[0]
 
@@ -197,7 +168,7 @@ def _tiles(work: SampleFacts, samples: pd.DataFrame, numbers: Any) -> list[Tile]
 
 
 def _image(work: SampleFacts, sample: int) -> Image.Image:
-    return decode(ShardReader(work.cache, work.tables).sample(work.index, *work.index.locate(sample)).image())
+    return decode(work.reader.sample(work.index, *work.index.locate(sample)).image())
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -205,3 +176,117 @@ def _jpeg(image: Image.Image) -> bytes:
     stream = streams.BytesIO()
     image.save(stream, "JPEG", quality=85)
     return stream.getvalue()
+
+
+# Images of evaluation datasets among training images: the same bytes, or near-duplicates.
+
+
+def write_contamination(
+    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
+) -> Path:
+    """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
+
+    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
+    """
+    samples = work.merged(maps)
+    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
+    uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
+    is_found[[match.sample for match in matches]] = True
+    path = output / "without_evaluation_images.npy"
+    kept = write_uids(path, uids[~is_found], uids[is_found])
+    counts, tiles = dict[str, dict[str, int]](), list[Tile]()
+    for name, data in evaluation.items():
+        found = [match for match in matches if match.dataset == name]
+        exact = {match.image for match in found if match.kind == "exact"}
+        near = {match.image for match in found} - exact
+        counts[name] = {
+            "test images": len(data.images), "exact": len(exact), "near": len(near),
+            "training samples": len({match.sample for match in found}),
+        }  # fmt: skip
+        for _, image, sample, kind in found[: max(1, TILES // len(evaluation))]:
+            pictures = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
+            tiles.append(Tile(pictures, f"{name}, image {image} | {uids[sample]}", kind))
+    io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
+    labels = ["dataset", *next(iter(counts.values()))]
+    table = text_table(labels, [[name, *(f"{n:,}" for n in row.values())] for name, row in counts.items()], left=1)
+    intro = f"Test images of evaluation datasets among {number_of(len(samples), 'training sample')}."
+    sections = [
+        Section("", [intro], [table], items=[f"{name}: {fault}" for name, fault in faults.items()]),
+        Section(
+            "Matches", _advice("The first pairs of each dataset.", path, kept) if tiles else ["None."], tiles=tiles
+        ),
+    ]
+    return write(f"Evaluation images in {_folder(work)}", [output / "contamination.html"], sections)
+
+
+@dataclass(frozen=True)
+class EvaluationImages(TableMap):
+    """Map of blocks of images to the facts of `image_facts`. digest: their fingerprint."""
+
+    images: Images
+    digest: str
+
+    def contents(self) -> Sequence[str]:
+        return [f"EvaluationImages {VERSION} {self.digest} {start}" for start in range(0, len(self.images), _BLOCK)]
+
+    def table(self, item: int) -> pa.Table:
+        rows: list[dict[str, Any]] = []
+        for number in range(item * _BLOCK, min((item + 1) * _BLOCK, len(self.images))):
+            try:
+                rows.append(image_facts(self.images.encoded(number), None))
+            except (BadSampleError, ConfigError) as error:
+                rows.append({"fault": "undecodable_image", "reason": str(error)[:200]})
+        return arrow().Table.from_pylist(rows, schema=image_schema())
+
+
+def test_images(root: Path, names: Sequence[str] = ()) -> tuple[dict[str, EvaluationImages], dict[str, str]]:
+    """Return maps of the test images of the datasets below `root` by name, and why others cannot be read.
+
+    names: empty for all datasets of the catalogue and those in tar shards that are there; datasets of the same images
+    are one. Raises ConfigError if there is none.
+    """
+    same, faults = dict[str, tuple[list[str], Images]](), dict[str, str]()
+    for name in names or sorted({*catalogue(), *dataset_names(root)}):
+        try:
+            images = open_benchmark(name, root, "set", ("test",)).split_images("test")
+        except ConfigError as error:
+            if isinstance(error, MissingDatasetError) and names:
+                raise
+            faults |= {} if isinstance(error, MissingDatasetError) else {name: str(error)}
+            continue
+        same.setdefault(images.fingerprint(), ([], images))[0].append(name)
+    if not same:
+        reasons = "".join(f"; {name}: {reason}" for name, reason in faults.items())
+        raise ConfigError(f"--root {root} has no evaluation dataset{reasons}")
+    return {
+        ", ".join(of_images): EvaluationImages(images, digest) for digest, (of_images, images) in same.items()
+    }, faults
+
+
+class Match(NamedTuple):
+    """An evaluation image that is a training sample. kind: "exact" or "near"."""
+
+    dataset: str
+    image: int
+    sample: int
+    kind: str
+
+
+def find_matches(datasets: Mapping[str, pa.Table], samples: pa.Table) -> list[Match]:
+    """Return all pairs of an evaluation image and a training sample with the same or a similar image.
+
+    datasets, samples: merged tables of the maps. An exact pair is not listed as a near one.
+    """
+    places = [(name, number) for name, table in datasets.items() for number in range(len(table))]
+    tables = arrow().concat_tables(datasets.values()), samples
+    rows = [np.flatnonzero(~table["pixels"].is_null().to_numpy()) for table in tables]
+    parts = [table.take(usable) for table, usable in zip(tables, rows, strict=True)]
+    one, other = (part["digest"].to_numpy() for part in parts)
+    order = np.argsort(other, kind="stable")
+    first, last = (np.searchsorted(other, one, side, sorter=order).tolist() for side in ("left", "right"))
+    exact = [(image, int(sample)) for image in range(len(one)) for sample in order[first[image] : last[image]]]
+    images = [pictures(part) for part in parts]
+    near = np.concatenate([near_pairs(*images), near_pairs(*images[::-1])[:, ::-1]])
+    kinds = dict.fromkeys(map(tuple, near.tolist()), "near") | dict.fromkeys(exact, "exact")
+    found = [(*places[rows[0][image]], int(rows[1][sample]), kind) for (image, sample), kind in kinds.items()]
+    return sorted(Match(*match) for match in found)

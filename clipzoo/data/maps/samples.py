@@ -1,11 +1,14 @@
-"""Facts about the samples of shards: sizes, captions, digests, small pictures for near-duplicates, and faults."""
+"""Facts about the samples of shards (sizes, captions, digests, small pictures, faults), and MetaCLIP's weights."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +16,12 @@ import numpy as np
 from PIL import Image
 
 from clipzoo import io
-from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import read_header
 from clipzoo.data.index import ShardIndex
-from clipzoo.data.locations import ShardCache
 from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tables.formats import TableRules, arrow
+from clipzoo.data.tables.formats import arrow
 from clipzoo.errors import masked
 from clipzoo.io.text import script_of
 
@@ -37,32 +38,29 @@ GRID = 24
 class SampleFacts(TableMap):
     """Map of shards to a row of facts for each sample; `fault` is the kind of an unusable sample, otherwise null.
 
-    tables: how the rows of tables are read; None for tars. caption_key, uid_key, max_pixels: as in ShardDataset.
+    max_pixels: as in ShardDataset.
     """
 
     index: ShardIndex
-    cache: ShardCache
-    tables: TableRules | None
-    caption_key: CaptionKeys | None
-    uid_key: str | None
+    reader: ShardReader
     max_pixels: int
 
     def contents(self) -> Sequence[str]:
-        settings = (VERSION, self.caption_key, self.uid_key, self.max_pixels, self.tables and self.tables.identity)
+        rules = self.reader.rules
+        settings = (VERSION, rules.caption_key, rules.uid_key, self.max_pixels, rules.identity)
         return [f"SampleFacts {settings} {shard.digest} {shard.bytes} {shard.state}" for shard in self.index.shards]
 
     def table(self, item: int) -> pa.Table:
         from clipzoo.data.tokenizer import ClipTokenizer  # imports torch
 
-        reader, encode, rows = ShardReader(self.cache, self.tables), ClipTokenizer(77).encode, []
+        encode, rows, rules = ClipTokenizer(77).encode, [], self.reader.rules
         for position, key in enumerate(self.index.keys(item)):
             row: dict[str, Any] = {"uid": key}
             try:
-                sample = reader.sample(self.index, item, position)
-                if self.tables is None:
-                    row["uid"] = sample.uid(self.uid_key) or key
+                sample = self.reader.sample(self.index, item, position)
+                row["uid"] = sample.uid(rules.uid_key) or key
                 row |= image_facts(sample.image(), self.max_pixels)
-                caption = sample.captions(self.caption_key)[0][0]
+                caption = sample.captions(rules.caption_key)[0][0]
                 # Both control tokens count.
                 row |= {"caption": caption, "tokens": len(encode(caption)) + 2, "script": script_of(caption)}
             except BadSampleError as error:
@@ -103,3 +101,81 @@ def write_uids(path: Path, kept: Sequence[str], left_out: Sequence[str]) -> int:
     with io.whole(path) as file:
         np.save(file, uids)
     return len(uids)
+
+
+# MetaCLIP's balancing: weights of samples from the frequencies of the entries that occur in their captions.
+# Source: Xu et al. 2024, Demystifying CLIP Data, algorithm 1. Entries are sequences of words and match whole words.
+
+
+@dataclass(frozen=True)
+class CaptionEntries(SampleFacts):
+    """Map of shards to uids of samples and entries in their captions; without entries, to the counts of all of them.
+
+    entries: from `normalised`; None counts the captions with each word and each pair of adjacent words.
+    """
+
+    entries: Sequence[str] | None
+
+    def contents(self) -> Sequence[str]:
+        digest = hashlib.sha256("\0".join(self.entries or ["counts"]).encode()).hexdigest()
+        return [f"{content} {digest}" for content in super().contents()]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {entry: number for number, entry in enumerate(self.entries or ())}
+
+    def table(self, item: int) -> pa.Table:
+        pa, rules = arrow(), self.reader.rules
+        most = 2 if self.entries is None else max((entry.count(" ") + 1 for entry in self.entries), default=0)
+        uids, matches, counts = list[str](), list[list[int]](), Counter[str]()
+        for position, key in enumerate(self.index.keys(item)):
+            uids.append(key)
+            matches.append([])
+            with suppress(BadSampleError):
+                sample = self.reader.sample(self.index, item, position)
+                uids[-1] = sample.uid(rules.uid_key) or key
+                words = normalised(" ".join(sample.captions(rules.caption_key)[0])).split()
+                spans = (words[first : first + n] for n in range(1, most + 1) for first in range(len(words) - n + 1))
+                found = set(map(" ".join, spans))
+                counts.update(found if self.entries is None else ())
+                matches[-1] = sorted(self._numbers[entry] for entry in found & self._numbers.keys())
+        if self.entries is None:
+            rows = sorted(counts.items())
+            columns = {"entry": pa.string(), "count": pa.int64()}
+            return pa.table({name: pa.array([row[i] for row in rows], columns[name]) for i, name in enumerate(columns)})
+        return pa.table({"uid": pa.array(uids, pa.string()), "entries": pa.array(matches, pa.list_(pa.int32()))})
+
+
+def normalised(text: str) -> str:
+    """Return the words of a text in lower case, separated by spaces; empty without a letter or digit."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def most_frequent(counts: pa.Table, top: int) -> list[str]:
+    """Return the entries in most captions, the first by name among equals. counts: of a `CaptionEntries`, merged."""
+    sums = counts.group_by("entry").aggregate([("count", "sum")])
+    return list(sums.sort_by([("count_sum", "descending"), ("entry", "ascending")])["entry"][:top].to_pylist())
+
+
+def write_weights(path: Path, matches: pa.Table, threshold: int) -> tuple[np.ndarray, np.ndarray]:
+    """Write the table of data.weights; return the weights of samples, [n], and the numbers of captions with each entry.
+
+    An entry in c captions keeps a sample with probability min(1, threshold / c), independently: a sample has the weight
+    1 - prod(1 - p) over its entries, 0 without one. A uid of several samples has the largest of their weights.
+    matches: of a `CaptionEntries`, merged.
+    """
+    from pyarrow import parquet
+
+    lists = matches["entries"].combine_chunks()
+    entries, lengths = np.asarray(lists.flatten()), np.diff(np.asarray(lists.offsets))
+    counts = np.bincount(entries) if len(entries) else np.zeros(1, np.int64)
+    left_out, starts = np.ones(len(lengths)), np.cumsum(lengths) - lengths
+    if len(entries):
+        factors = 1 - np.minimum(1, threshold / np.maximum(counts, 1))
+        left_out[lengths > 0] = np.multiply.reduceat(factors[entries], starts[lengths > 0])
+    weights = 1 - left_out
+    table = arrow().table({"uid": matches["uid"], "weight": weights}).group_by("uid").aggregate([("weight", "max")])
+    table = table.rename_columns(["uid", "weight"]).sort_by("uid")
+    with io.whole(path) as file:
+        parquet.write_table(table, file, compression="zstd")
+    return weights, counts

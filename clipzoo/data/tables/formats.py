@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from clipzoo.data.locations import (
     piece,
     states,
 )
-from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
+from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan, TarRules
 from clipzoo.errors import ConfigError, TrainingError, first_line, installation
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class TableRules:
     image_folder: str | None = None
     further_keys: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+    setting: ClassVar[str] = "data.path"
+    keys_are_uids: ClassVar[bool] = True
 
     def format_of(self, location: str) -> TableFormat:
         """Return the format of a file or folder. Raises ConfigError if its name does not tell."""
@@ -142,7 +144,53 @@ class TableRules:
         """Text that differs if an index differs."""
         return repr(replace(self, image_folder=None, further_keys=()))
 
-    def open(self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()) -> OpenTable:
+    def needs_copy(self, location: str) -> bool:
+        """Return True if `open` reads a local copy of the table."""
+        return is_remote(location) or self.format_of(location) != "arrow"
+
+    def scan(self, cache: ShardCache, state: State | None, location: str) -> Scan:
+        """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
+
+        Raises ConfigError if a column is missing, or if none of the first image files can be read.
+        """
+        if state is not None and state[0] <= 0:
+            return Scan("empty" if state[0] == 0 else "missing")
+        try:
+            table = self.open(cache, location, state or (0, 0), columns=self.further_keys or [JSON])
+        except BadSampleError as error:
+            return Scan(str(error))
+        records, keys = np.zeros(len(table), RECORD), []
+        records["image_offset"] = np.arange(1, len(table) + 1)
+        for row, record in enumerate(records):
+            sample = TableSample(table, row)
+            record["caption"] = sample.digest(self.caption_key)
+            keys.append((sample.uid(self.uid_key) or f"{row:09d}").replace("\0", " "))
+        checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
+        failures = list[BadSampleError]()
+        for row in checked:
+            try:
+                TableSample(table, row).image()
+            except BadSampleError as error:
+                failures.append(error)
+        if failures and len(failures) == len(checked):
+            raise ConfigError(
+                f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. "
+                f"Paths in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
+            )
+        return Scan(None, records, keys, state[0] if state else 0)
+
+    def columns(self, cache: ShardCache, location: str, state: State, names: Sequence[str]) -> pa.Table | None:
+        """Return the rows with columns of these names, without images' bytes; None if they are in a .json."""
+        table = self.open(cache, location, state, columns=names)
+        return None if table.has_json else table.rows.drop_columns([] if table.has_paths else [table.names.image])
+
+    def sample(self, opened: OpenTable, record: np.void) -> StoredSample:
+        """Return the sample of a record of `scan`."""
+        return TableSample(opened, int(record["image_offset"]) - 1)
+
+    def open(
+        self, cache: ShardCache, location: str, state: State, size: int = 0, columns: Sequence[str] = ()
+    ) -> OpenTable:
         """Return an open table, from its copy unless it is an Arrow file. Raises BadSampleError if it is damaged.
 
         state: of the file when it was indexed. columns: further names; then without images' bytes or copies of Parquet.
@@ -231,6 +279,10 @@ class TableRules:
             kept = csv.ConvertOptions(column_types=texts, include_columns=names.kept)
             table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, kept)
             yield from table.to_batches(_ROWS)
+
+
+Rules = TarRules | TableRules
+"""How shards are read: the tars of data.shards, or the tables of data.path."""
 
 
 def holds_tables(path: str | Path) -> bool:
@@ -391,38 +443,6 @@ class JoinedTable:
         row = int(self._rows[place])
         table = int(self._samples.searchsorted(row, side="right")) - 1
         return TableSample(self._tables[table], row - int(self._samples[table])).value(key)
-
-
-def scan_table(rules: TableRules, cache: ShardCache, state: State | None, location: str) -> Scan:
-    """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
-
-    Raises ConfigError if a column is missing, or if none of the first image files can be read.
-    """
-    if state is not None and state[0] <= 0:
-        return Scan("empty" if state[0] == 0 else "missing")
-    try:
-        table = rules.open(cache, location, state or (0, 0), columns=rules.further_keys or [JSON])
-    except BadSampleError as error:
-        return Scan(str(error))
-    records, keys = np.zeros(len(table), RECORD), []
-    records["image_offset"] = np.arange(1, len(table) + 1)
-    for row, record in enumerate(records):
-        sample = TableSample(table, row)
-        record["caption"] = sample.digest(rules.caption_key)
-        keys.append((sample.uid(rules.uid_key) or f"{row:09d}").replace("\0", " "))
-    checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
-    failures = list[BadSampleError]()
-    for row in checked:
-        try:
-            TableSample(table, row).image()
-        except BadSampleError as error:
-            failures.append(error)
-    if failures and len(failures) == len(checked):
-        raise ConfigError(
-            f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. Paths "
-            f"in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
-        )
-    return Scan(None, records, keys, state[0] if state else 0)
 
 
 def _beside(folder: str, image: str, extension: str, files: Collection[str]) -> bytes | None:

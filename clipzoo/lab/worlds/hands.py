@@ -432,10 +432,8 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
         }  # fmt: skip
         row |= {f"name_{language}": name for language, name in drawing.names.items()}
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
-    shards = writer.write_shards(
-        pairs, folder, samples_a_shard=SHARD, shuffle_seed=0, shortest_side=None, processes=processes,
-        progress=Progress("hands", "training pictures"),
-    )  # fmt: skip
+    shard_writer = writer.ShardWriter(SHARD, shuffle_seed=0, shortest_side=None, processes=processes)
+    shards = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
     if shards.left_out:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
 
