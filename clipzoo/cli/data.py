@@ -203,9 +203,13 @@ def make_shards(options: argparse.Namespace) -> None:
 
     Processes write shards at the same time. The same command continues an interrupted one, with the same bytes.
     """
-    from clipzoo.data import faults
+    from clipzoo.data import faults, write
     from clipzoo.data.captions import described
-    from clipzoo.data.write import ShardWriter, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table
+    from clipzoo.data.index import check_shards, index_folders, load_or_build
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.reader import ShardReader
+    from clipzoo.data.tables.formats import TableRules
+    from clipzoo.data.tar import TarRules
 
     other_files: list[LeftOut] = []
     source, folder = Path(options.source), options.output.resolve()
@@ -223,19 +227,29 @@ def make_shards(options: argparse.Namespace) -> None:
         raise ConfigError(f"{folder} already has files ({min(files)}): give an empty folder")
     pairs: Sequence[AnyPair]
     if stored:
-        pairs = _stored_pairs(options, tables, partial)
+        # The index is written next to the shards or tables, or else below `partial`.
+        image = options.image if "--image" in options.given else None
+        caption = options.caption if "--caption" in options.given else None
+        rules = TableRules(None, image, caption, further_keys=tuple(options.keep)) if tables else TarRules(caption)
+        ((shards, _),) = rules.sources(options.source)
+        folders = [*index_folders(shards, None, None), partial / _SOURCE_INDEX]
+        reader = ShardReader(ShardCache(None, 50.0), rules)
+        samples = load_or_build(shards, reader.cache, folders, f"local:{options.processes}", rules)
+        check_shards([samples], 0.01, options.source, limit=None)
+        facts = samples.fingerprint, samples, reader, options.keep
+        pairs = [write.StoredPair(number, *facts) for number in range(samples.samples)]
     elif source.is_dir():
-        pairs, other_files = pairs_from_folder(source, options.caption_line)
+        pairs, other_files = write.pairs_from_folder(source, options.caption_line)
     elif source.suffix == ".json":
-        pairs = pairs_from_karpathy(source, options.images, options.splits)
+        pairs = write.pairs_from_karpathy(source, options.images, options.splits)
     elif source.is_file():
-        pairs = pairs_from_table(source, options.image, options.caption, options.keep)
+        pairs = write.pairs_from_table(source, options.image, options.caption, options.keep)
     else:
         raise ConfigError(f"{source} does not exist")
     held_out = options.output / "held_out"
     parts = {options.output: pairs}
     if options.hold_out is not None:
-        parts[options.output], parts[held_out] = hold_out(pairs, options.hold_out, options.hold_out_seed)
+        parts[options.output], parts[held_out] = write.hold_out(pairs, options.hold_out, options.hold_out_seed)
 
     # Fail before the work if the folder cannot be replaced, such as a mount point.
     with explained(folder):
@@ -262,13 +276,13 @@ def make_shards(options: argparse.Namespace) -> None:
         write_json(record, settings)
         for unfinished in partial.rglob(".*.tmp"):
             unfinished.unlink()
-        seed, keys = None if options.shuffle_seed < 0 else options.shuffle_seed, ShardWriter.__dataclass_fields__
-        writer = ShardWriter(**{key: vars(options)[key] for key in keys} | {"shuffle_seed": seed})
+        seed, keys = None if options.shuffle_seed < 0 else options.shuffle_seed, write.ShardWriter.__dataclass_fields__
+        writer = write.ShardWriter(**{key: vars(options)[key] for key in keys} | {"shuffle_seed": seed})
         for shard_folder, folder_pairs in parts.items():
             place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
             written[shard_folder] = writer.write(folder_pairs, place, True, progress)
             written[shard_folder].write_index()
-        if any(shards.samples for shards in written.values()):
+        if any(result.samples for result in written.values()):
             shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
             publish_folder(partial, folder)
             (folder / _SETTINGS).unlink()
@@ -276,9 +290,9 @@ def make_shards(options: argparse.Namespace) -> None:
         if not any(partial.rglob("*.tar")):
             shutil.rmtree(partial, ignore_errors=True)
 
-    unused = [entry for shards in written.values() for entry in shards.left_out]
+    unused = [entry for result in written.values() for entry in result.left_out]
     faults.write_left_out([*unused, *other_files], options.output)
-    if not any(shards.samples for shards in written.values()):
+    if not any(result.samples for result in written.values()):
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
         hint = "" if stored or source.is_dir() else f" Paths are relative to {parent}/."
@@ -287,11 +301,11 @@ def make_shards(options: argparse.Namespace) -> None:
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
             f"{hint} {options.output / faults.FILE} names all."
         )
-    for shard_folder, shards in written.items():
-        print(f"{number_of(shards.samples, 'sample')} in {number_of(shards.shards, 'shard')} in {shard_folder}")
-        print(f"  {described(shards.captions.figures(options.batch))}")
+    for shard_folder, result in written.items():
+        print(f"{number_of(result.samples, 'sample')} in {number_of(result.shards, 'shard')} in {shard_folder}")
+        print(f"  {described(result.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
-    if joined := sum(shards.joined for shards in written.values()):
+    if joined := sum(result.joined for result in written.values()):
         print(
             f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"
@@ -317,26 +331,6 @@ def _stored(source: str) -> tuple[bool, bool]:
         several = is_remote(source) or glob.has_magic(source) or "{" in source
         stored = several or (path.exists() and path.suffix in {".tar", *FORMATS} - {".csv", ".tsv"})
     return stored, holds_tables(path)
-
-
-def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> Sequence[AnyPair]:
-    """Return the samples of shards or tables, whose index is written next to them, or else below `partial`."""
-    from clipzoo.data.index import FOLDER, check_shards, load_or_build
-    from clipzoo.data.locations import ShardCache, is_remote
-    from clipzoo.data.reader import ShardReader
-    from clipzoo.data.tables.formats import TableRules
-    from clipzoo.data.tar import TarRules
-    from clipzoo.data.write import StoredPair
-
-    image, caption = (vars(options)[name] if f"--{name}" in options.given else None for name in ("image", "caption"))
-    rules = TableRules(None, image, caption, further_keys=tuple(options.keep)) if tables else TarRules(caption)
-    (source,) = rules.sources(options.source)
-    beside = [] if is_remote(source.shards[0]) else [Path(source.shards[0]).parent / FOLDER]
-    reader, folders = ShardReader(ShardCache(None, 50.0), rules), [*beside, partial / _SOURCE_INDEX]
-    index = load_or_build(source.shards, reader.cache, folders, f"local:{options.processes}", rules)
-    check_shards([index], 0.01, options.source, limit=None)
-    facts = index.fingerprint, index, reader, options.keep
-    return [StoredPair(number, *facts) for number in range(index.samples)]
 
 
 def index_shards(options: argparse.Namespace) -> None:

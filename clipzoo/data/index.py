@@ -117,11 +117,7 @@ class ShardIndex:
 
 
 def load_or_build(
-    locations: Sequence[str],
-    cache: ShardCache,
-    folders: Sequence[Path],
-    on: str = "local",
-    rules: Rules = TARS,
+    locations: Sequence[str], cache: ShardCache, folders: Sequence[Path], on: str = "local", rules: Rules = TARS
 ) -> ShardIndex:
     """Return an up-to-date index of the shards; only new and changed shards are read, and after a kill the others.
 
@@ -131,7 +127,7 @@ def load_or_build(
     """
     name = index_name(locations, rules)
     last_index = load(name, locations, folders)
-    present_states = states(locations, rules.keys_are_uids)
+    present_states = states(locations, rules.is_table)
     indexed_shards: list[Shard | None] = list(last_index.shards) if last_index else [None] * len(locations)
     # The state of a pipe is unknown until it is read: an intact shard is trusted.
     stale = [

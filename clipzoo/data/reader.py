@@ -16,7 +16,7 @@ import numpy as np
 from clipzoo.data.captions import StoredSample, TarSample
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import Shard, ShardIndex
-from clipzoo.data.locations import Ranges, ShardCache, copy_ranges, is_remote, states
+from clipzoo.data.locations import ShardCache, copy_ranges, is_remote, states
 from clipzoo.data.plan import Nodes, Plan
 from clipzoo.data.tables.formats import JoinedTable, Rules
 from clipzoo.data.tar import ROLES, TARS
@@ -40,11 +40,7 @@ class ShardReader:
     """
 
     def __init__(
-        self,
-        cache: ShardCache,
-        rules: Rules = TARS,
-        joined: JoinedTable | None = None,
-        nodes: Nodes | None = None,
+        self, cache: ShardCache, rules: Rules = TARS, joined: JoinedTable | None = None, nodes: Nodes | None = None
     ) -> None:
         self.cache, self.rules, self._joined, self._nodes = cache, rules, joined, nodes
         self._opened = lru_cache(_OPEN_SHARDS)(self.open)
@@ -107,7 +103,13 @@ class ShardReader:
         is_kept: the file is in the cache, not in memory. Raises as `open` does.
         """
         location, row = index.locations[shard], index.shards[shard]
-        ranges = _ranges(index.records_of(shard)[first:end])
+        records, ranges = index.records_of(shard)[first:end], list[tuple[int, int]]()
+        offsets = np.concatenate([records[f"{role}_offset"] for role in ROLES]).astype(np.int64)
+        ends = offsets + np.concatenate([records[f"{role}_size"] for role in ROLES])
+        if len(order := np.argsort(offsets)[(offsets == 0).sum() :]):
+            offsets, ends = offsets[order], np.maximum.accumulate(ends[order])
+            gaps = np.flatnonzero(offsets[1:] - ends[:-1] > _GAP_BYTES)
+            ranges = list(zip(offsets[[0, *gaps + 1]].tolist(), ends[[*gaps, -1]].tolist(), strict=True))
         size = partial(self._size, location, row)
         file: IO[bytes]
         try:
@@ -119,18 +121,6 @@ class ShardReader:
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
         return file, ranges[0][0] if ranges else 0
-
-
-def _ranges(records: np.ndarray) -> Ranges:
-    """Return the bytes of the members of samples, [k] of type RECORD."""
-    offsets = np.concatenate([records[f"{role}_offset"] for role in ROLES]).astype(np.int64)
-    ends = offsets + np.concatenate([records[f"{role}_size"] for role in ROLES])
-    order = np.argsort(offsets)[(offsets == 0).sum() :]
-    if not len(order):
-        return []
-    offsets, ends = offsets[order], np.maximum.accumulate(ends[order])
-    gaps = np.flatnonzero(offsets[1:] - ends[:-1] > _GAP_BYTES)
-    return list(zip(offsets[[0, *gaps + 1]].tolist(), ends[[*gaps, -1]].tolist(), strict=True))
 
 
 def _remote_size(location: str, shard: Shard) -> int:

@@ -16,11 +16,11 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.captions import CaptionCounts, StoredSample, digest, has_text
-from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.index import FOLDER, Shard, ShardIndex, index_name, relative_names, write_index
 from clipzoo.data.locations import states
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tar import IMAGE_EXTENSIONS, TARS, Scan, scan_shard
 from clipzoo.errors import ConfigError, first_line, number_of

@@ -102,13 +102,25 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         [name, *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in part)]
         for name, part in percentiles.items()
     ]
+    sizes = list[Section]()
+    if percentiles:
+        figure, axes = panels(len(values), len(values), 2.7, 2.2)
+        for panel, (name, part) in zip(axes, values.items(), strict=True):
+            panel.hist(part, bins=np.geomspace(part.min(), max(part.max(), 1.01 * part.min()), 41), color=INK)
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            panel.xaxis.set_minor_formatter(NullFormatter())
+            label(panel, name, grid="y")
+        table_of_sizes, histograms = text_table(["", *PERCENTILES], rows_of_sizes, left=1), "histograms of sizes"
+        sizes.append(Section("Sizes", tables=[table_of_sizes], figures=[Picture(histograms, figure)], anchor="sizes"))
     copies = _advice("The most copied images, each next to its first copy.", uids, kept) if copied else ["None."]
     sections = [
         Section(
             facts={name: f"{count:,}" for name, count in counts.items()},
             items=[f"{name}: {text}" for name, text in notes.items()],
         ),
-        *_distributions(values, rows_of_sizes),
+        *sizes,
         Section("Captions", [f"Scripts: {shares or 'none'}."], repeated, anchor="captions"),
         Section("Unusable samples", [] if bad else ["None."], _counts(["kind", "first sample"], bad), anchor="bad"),
         Section("Duplicates", copies, tiles=_tiles(work, samples, copied), anchor="duplicates"),
@@ -126,22 +138,6 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
 
 def _folder(work: SampleFacts) -> str:
     return masked(work.index.locations[0]).rpartition("/")[0]
-
-
-def _distributions(values: Mapping[str, pd.Series], rows: Sequence[Sequence[str]]) -> list[Section]:
-    """Return a section with histograms of the values and their percentiles, `rows`; none without samples."""
-    if not rows:
-        return []
-    figure, axes = panels(len(values), len(values), 2.7, 2.2)
-    for panel, (name, part) in zip(axes, values.items(), strict=True):
-        panel.hist(part, bins=np.geomspace(part.min(), max(part.max(), 1.01 * part.min()), 41), color=INK)
-        panel.set_xscale("log")
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        label(panel, name, grid="y")
-    table = text_table(["", *PERCENTILES], rows, left=1)
-    return [Section("Sizes", tables=[table], figures=[Picture("histograms of sizes", figure)], anchor="sizes")]
 
 
 def _counts(labels: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Table]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,12 +120,8 @@ class CaptionEntries(SampleFacts):
         digest = hashlib.sha256("\0".join(self.entries or ["counts"]).encode()).hexdigest()
         return [f"{content} {digest}" for content in super().contents()]
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {entry: number for number, entry in enumerate(self.entries or ())}
-
     def table(self, item: int) -> pa.Table:
-        pa, rules = arrow(), self.reader.rules
+        pa, rules, numbers = arrow(), self.reader.rules, {entry: i for i, entry in enumerate(self.entries or ())}
         most = 2 if self.entries is None else max((entry.count(" ") + 1 for entry in self.entries), default=0)
         uids, matches, counts = list[str](), list[list[int]](), Counter[str]()
         for position, key in enumerate(self.index.keys(item)):
@@ -138,7 +134,7 @@ class CaptionEntries(SampleFacts):
                 spans = (words[first : first + n] for n in range(1, most + 1) for first in range(len(words) - n + 1))
                 found = set(map(" ".join, spans))
                 counts.update(found if self.entries is None else ())
-                matches[-1] = sorted(self._numbers[entry] for entry in found & self._numbers.keys())
+                matches[-1] = sorted(numbers[entry] for entry in found & numbers.keys())
         if self.entries is None:
             rows = sorted(counts.items())
             columns = {"entry": pa.string(), "count": pa.int64()}

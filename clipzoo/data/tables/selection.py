@@ -20,7 +20,6 @@ import numpy as np
 
 from clipzoo import io
 from clipzoo.data.captions import digest
-from clipzoo.data.children import Result, map_in_children
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import (
     SHARDS_PER_PROCESS,
@@ -33,6 +32,7 @@ from clipzoo.data.index import (
     write_index,
 )
 from clipzoo.data.locations import Source, states
+from clipzoo.data.maps.engines import Result, map_in_children
 from clipzoo.data.plan import UNIT, Weights
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import Rules, TableRules, arrow
@@ -188,7 +188,7 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
         index = load(index_name(source.shards, rules), source.shards, folders)
         with suppress(OSError):
             # Another dataset may have shards of the same names.
-            if index and states(source.shards, rules.keys_are_uids) == [shard.state for shard in index.shards]:
+            if index and states(source.shards, rules.is_table) == [shard.state for shard in index.shards]:
                 if not selection.is_empty:
                     index = load(selection.name(index), source.shards, folders)
                 indexes += [index] if index else []
@@ -260,7 +260,7 @@ def _examine(
             order[position] = digest(f"{selection.seed or 0} {index.shards[number].name.rpartition('.')[0]} {key}")
         with suppress(BadSampleError):
             sample = reader.sample(index, number, position)
-            if uids is not None and not reader.rules.keys_are_uids:
+            if uids is not None and not reader.rules.is_table:
                 keys[position] = sample.uid(selection.uid_key) or key
             if selection.duplicates is not None:
                 content = sample.image()

@@ -37,7 +37,7 @@ from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.vocabulary import Processes
 from clipzoo.data import write as writer
 from clipzoo.data.captions import has_text
-from clipzoo.data.children import map_in_children
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.evaluation.datasets.dataset import Example, png
