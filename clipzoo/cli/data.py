@@ -389,7 +389,7 @@ def balance_shards(options: argparse.Namespace) -> None:
     1 - prod(1 - p) over the entries in its caption, 0 without one. OUTPUT/weights.parquet has uids and weights, for
     data.weights.
     """
-    from clipzoo.data.maps.samples import CaptionEntries, most_frequent, normalised, write_weights
+    from clipzoo.data.maps.samples import CaptionEntries, normalised, write_weights
 
     samples, output = _samples(options)
     work = CaptionEntries(**vars(samples), entries=None)
@@ -400,7 +400,10 @@ def balance_shards(options: argparse.Namespace) -> None:
             raise ConfigError(f"--words {options.words} has no line with a letter or digit")
     else:
         _run_maps(options, output, work)
-        entries = most_frequent(work.merged(output / MAPS), options.top)
+        # The first by name among equals.
+        sums = work.merged(output / MAPS).group_by("entry").aggregate([("count", "sum")])
+        order = [("count_sum", "descending"), ("entry", "ascending")]
+        entries = sums.sort_by(order)["entry"][: options.top].to_pylist()
     work = replace(work, entries=entries)
     _run_maps(options, output, work)
     weights, counts = write_weights(output / "weights.parquet", work.merged(output / MAPS), options.threshold)

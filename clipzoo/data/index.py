@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -27,7 +27,7 @@ from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, caption_keys
 from clipzoo.data.faults import Fault
 from clipzoo.data.locations import ShardCache, State, is_remote, states
-from clipzoo.data.maps.engines import Map, run_map
+from clipzoo.data.maps.engines import Map, Result, map_in_children, run_map
 from clipzoo.data.tables.formats import Rules
 from clipzoo.data.tar import RECORD, ROLES, TARS, UNTERMINATED, Scan
 from clipzoo.errors import ConfigError, masked, number_of
@@ -343,6 +343,12 @@ def _is_row(row: object) -> bool:
     return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
         type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
     )
+
+
+def of_shards(function: Callable[[int], Result], index: ShardIndex) -> list[Result]:
+    """Return the results of a function of the number of a shard for all shards, computed by processes."""
+    processes = min(os.cpu_count() or 1, len(index.shards) // SHARDS_PER_PROCESS)
+    return list(map_in_children(function, range(len(index.shards)), processes, 1))
 
 
 def index_name(locations: Sequence[str], rules: Rules) -> str:

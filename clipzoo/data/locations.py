@@ -14,7 +14,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -232,7 +232,8 @@ def _version(facts: Mapping[str, Any]) -> str:
     return "".join(str(facts[name]) for name in names if name in facts)
 
 
-def _copy_name(location: str, content: str) -> str:
+def copy_name(location: str, content: str) -> str:
+    """Return the name of a copy in the cache that differs if `content` does."""
     name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]}-{name}"
 
@@ -260,19 +261,8 @@ class ShardCache:
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
             return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
-        name = _copy_name(location, location)
+        name = copy_name(location, location)
         return self.copy(name, partial(copy_location, location), lambda found: found == size)
-
-    def open_ranges(self, location: str, ranges: Ranges, size: Callable[[], int], sizes: Collection[int]) -> int:
-        """Return a file descriptor of a copy of some bytes of a URL, as `copy_ranges` writes it.
-
-        size: returns the present size of the file, called before a download. sizes: a cached copy is reused if the file
-        had one of these sizes. Raises as `open` and `size` do.
-        """
-        first, end = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
-        lengths = {max(0, min(end, size) - first) for size in sizes}
-        write = partial(copy_ranges, location, ranges, size)
-        return self.copy(_copy_name(location, repr((location, ranges))), write, lengths.__contains__)
 
     def copy(self, name: str, write: Callable[[IO[bytes]], None], is_current: Callable[[int], bool]) -> int:
         """Return a file descriptor of the copy with this name, which the caller closes; write the copy if needed.

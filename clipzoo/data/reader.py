@@ -16,7 +16,7 @@ import numpy as np
 from clipzoo.data.captions import StoredSample, TarSample
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import Shard, ShardIndex
-from clipzoo.data.locations import ShardCache, copy_ranges, is_remote, states
+from clipzoo.data.locations import ShardCache, copy_name, copy_ranges, is_remote, states
 from clipzoo.data.plan import Nodes, Plan
 from clipzoo.data.tables.formats import JoinedTable, Rules
 from clipzoo.data.tar import ROLES, TARS
@@ -114,7 +114,12 @@ class ShardReader:
         file: IO[bytes]
         try:
             if is_kept:
-                file = os.fdopen(self.cache.open_ranges(location, ranges, size, (row.bytes, row.state[0])), "rb")
+                # A copy is reused if the shard had one of its known sizes then.
+                start, stop = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+                lengths = {max(0, min(stop, known) - start) for known in (row.bytes, row.state[0])}
+                name = copy_name(location, repr((location, ranges)))
+                write = partial(copy_ranges, location, ranges, size)
+                file = os.fdopen(self.cache.copy(name, write, lengths.__contains__), "rb")
             else:
                 file = os.fdopen(os.memfd_create("sample"), "w+b", buffering=0)
                 copy_ranges(location, ranges, size, file)

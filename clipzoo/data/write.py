@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, StoredSample, digest, has_text
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
@@ -23,8 +24,7 @@ from clipzoo.data.locations import states
 from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tar import IMAGE_EXTENSIONS, TARS, Scan, scan_shard
-from clipzoo.errors import ConfigError, first_line, number_of
-from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_json, read_table, whole, write_json
+from clipzoo.errors import ConfigError, number_of
 
 QUALITY = 95
 """Default quality of images that are encoded again, from 1 to 100."""
@@ -55,10 +55,10 @@ class Pair:
         if self.caption_file is None:
             return self.captions, False
         try:
-            text = read_bytes(self.caption_file, MB).decode("utf-8-sig")
+            text = io.read_bytes(self.caption_file, io.MB).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadSampleError("caption_not_utf8", f"{self.caption_file.name}: {error}") from error
-        except DamagedFileError as error:
+        except io.DamagedFileError as error:
             raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
         lines, line = text.splitlines(), self.caption_line
         if line is None:
@@ -148,7 +148,7 @@ def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: 
     """
     captions: dict[str, list[str]] = {}
     facts: dict[str, dict[str, str]] = {}
-    for row in read_table(table, (image_column, caption_column, *kept)):
+    for row in io.read_table(table, (image_column, caption_column, *kept)):
         captions.setdefault(row[image_column], []).append(row[caption_column])
         facts.setdefault(row[image_column], {column: row[column] for column in kept})
     if not captions:
@@ -158,24 +158,26 @@ def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: 
 
 def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
     """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
-    try:
-        entries = json.loads(read_bytes(split_file, 160 * MB))["images"]
-        known = sorted({str(entry["split"]) for entry in entries})
-        pairs = [
-            Pair(
-                below(images, "/".join(filter(None, (entry.get("filepath"), entry["filename"]))), links=True),
-                [str(text["raw"]) for text in entry["sentences"]],
-            )
-            for entry in entries
-            if entry["split"] in splits
-        ]
-    except DamagedFileError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
+    entries = karpathy_entries(split_file)
+    known = sorted({entry["split"] for entry in entries})
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
+    pairs = list[Pair]()
+    for entry in entries:
+        if entry["split"] in splits:
+            name = "/".join(map(str, filter(None, (entry.get("filepath"), entry["filename"]))))
+            pairs.append(Pair(io.below(images, name, links=True), [text["raw"] for text in entry["sentences"]]))
     return pairs
+
+
+def karpathy_entries(split_file: Path, remedy: str = "") -> list[dict[str, Any]]:
+    """Return the entries of images in one of Karpathy's dataset_*.json. Raises DamagedFileError."""
+    entries: list[dict[str, Any]] = io.read_json(split_file, 160 * io.MB, remedy, fields={"images": list})["images"]
+    for entry in entries:
+        io.require_fields(split_file, entry, {"split": str, "filename": str, "sentences": list}, remedy)
+        for sentence in entry["sentences"]:
+            io.require_fields(split_file, sentence, {"raw": str}, remedy)
+    return entries
 
 
 def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[AnyPair], list[AnyPair]]:
@@ -241,7 +243,7 @@ class Written:
         shards = ((Shard(name, scan.bytes, state or (0, 0), scan.flaw), scan) for name, state, scan in rows)
         parts = ((shard, scan.records, scan.keys) for shard, scan in shards)
         for first in list(self.scans)[:1]:
-            make_folder(folder := Path(first).parent / FOLDER)
+            io.make_folder(folder := Path(first).parent / FOLDER)
             write_index(folder, list(self.scans), index_name(list(self.scans), TARS), parts, {})
 
 
@@ -278,7 +280,7 @@ class ShardWriter:
         resume: keep the shards that an interrupted call with the same arguments has completed; otherwise the folder
         must not have any. Raises ConfigError.
         """
-        make_folder(folder)
+        io.make_folder(folder)
         if not resume and any(folder.glob("*.tar")):
             raise ConfigError(f"{folder} already has shards: give an empty folder")
         order: Sequence[int] = range(len(pairs))
@@ -310,7 +312,7 @@ class ShardWriter:
         number, pairs = task
         path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
         if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
-            with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            with io.whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
                 prepared = map_in_children(self._prepare, pairs, processes, _WRITE_CHUNK)
                 for key, sample in enumerate(prepared, number * self.samples_a_shard):
                     if isinstance(sample, LeftOut):
@@ -323,10 +325,10 @@ class ShardWriter:
                     for extension, content in members.items():
                         entry = tarfile.TarInfo(f"{key:09d}.{extension}")
                         entry.size = len(content)
-                        archive.addfile(entry, io.BytesIO(content))
+                        archive.addfile(entry, BytesIO(content))
             stats = {"successes": len(pairs) - len(left_out), "joined": joined, "left_out": left_out}
-            write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
-        stats = read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
+            io.write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
+        stats = io.read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
         if not stats["successes"]:
             path.unlink(missing_ok=True)
         return path, stats, scan_shard(str(path))
@@ -353,7 +355,7 @@ class ShardWriter:
             if scale == 1 and self.image_format in (None, header.extension):
                 extension = pair.image.suffix[1:].lower()
                 return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts, joined
-            stream, image, extension = io.BytesIO(), Image.fromarray(pixels), self.image_format or "jpg"
+            stream, image, extension = BytesIO(), Image.fromarray(pixels), self.image_format or "jpg"
             if scale < 1:
                 image = image.resize((width, height), Image.Resampling.LANCZOS)
             try:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -184,24 +184,35 @@ def write_contamination(
 
     faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
     """
-    samples = work.merged(maps)
-    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
+    tables = {name: images.merged(maps) for name, images in evaluation.items()}
+    places = [(name, number) for name, table in tables.items() for number in range(len(table))]
+    test, samples = both = arrow().concat_tables(tables.values()), work.merged(maps)
+    rows_of_test, rows = (np.flatnonzero(~table["pixels"].is_null().to_numpy()) for table in both)
+    test, usable = test.take(rows_of_test), samples.take(rows)
+    one, other = test["digest"].to_numpy(), usable["digest"].to_numpy()
+    order = np.argsort(other, kind="stable")
+    first, last = (np.searchsorted(other, one, side, sorter=order).tolist() for side in ("left", "right"))
+    exact = [(image, int(sample)) for image in range(len(one)) for sample in order[first[image] : last[image]]]
+    images = pictures(test), pictures(usable)
+    near = np.concatenate([near_pairs(*images), near_pairs(*images[::-1])[:, ::-1]])
+    # An exact pair is not listed as a near one.
+    kinds = dict.fromkeys(map(tuple, near.tolist()), "near") | dict.fromkeys(exact, "exact")
+    matches = sorted((*places[rows_of_test[i]], int(rows[sample]), kind) for (i, sample), kind in kinds.items())
     uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
-    is_found[[match.sample for match in matches]] = True
+    is_found[[sample for _, _, sample, _ in matches]] = True
     path = output / "without_evaluation_images.npy"
     kept = write_uids(path, uids[~is_found], uids[is_found])
     counts, tiles = dict[str, dict[str, int]](), list[Tile]()
     for name, data in evaluation.items():
-        found = [match for match in matches if match.dataset == name]
-        exact = {match.image for match in found if match.kind == "exact"}
-        near = {match.image for match in found} - exact
+        found = [match for dataset, *match in matches if dataset == name]
+        copied = {image for image, _, kind in found if kind == "exact"}
         counts[name] = {
-            "test images": len(data.images), "exact": len(exact), "near": len(near),
-            "training samples": len({match.sample for match in found}),
+            "test images": len(data.images), "exact": len(copied), "near": len({image for image, *_ in found} - copied),
+            "training samples": len({sample for _, sample, _ in found}),
         }  # fmt: skip
-        for _, image, sample, kind in found[: max(1, TILES // len(evaluation))]:
-            pictures = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
-            tiles.append(Tile(pictures, f"{name}, image {image} | {uids[sample]}", kind))
+        for image, sample, kind in found[: max(1, TILES // len(evaluation))]:
+            pair = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
+            tiles.append(Tile(pair, f"{name}, image {image} | {uids[sample]}", kind))
     io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
     labels = ["dataset", *next(iter(counts.values()))]
     table = text_table(labels, [[name, *(f"{n:,}" for n in row.values())] for name, row in counts.items()], left=1)
@@ -257,32 +268,3 @@ def test_images(root: Path, names: Sequence[str] = ()) -> tuple[dict[str, Evalua
     return {
         ", ".join(of_images): EvaluationImages(images, digest) for digest, (of_images, images) in same.items()
     }, faults
-
-
-class Match(NamedTuple):
-    """An evaluation image that is a training sample. kind: "exact" or "near"."""
-
-    dataset: str
-    image: int
-    sample: int
-    kind: str
-
-
-def find_matches(datasets: Mapping[str, pa.Table], samples: pa.Table) -> list[Match]:
-    """Return all pairs of an evaluation image and a training sample with the same or a similar image.
-
-    datasets, samples: merged tables of the maps. An exact pair is not listed as a near one.
-    """
-    places = [(name, number) for name, table in datasets.items() for number in range(len(table))]
-    tables = arrow().concat_tables(datasets.values()), samples
-    rows = [np.flatnonzero(~table["pixels"].is_null().to_numpy()) for table in tables]
-    parts = [table.take(usable) for table, usable in zip(tables, rows, strict=True)]
-    one, other = (part["digest"].to_numpy() for part in parts)
-    order = np.argsort(other, kind="stable")
-    first, last = (np.searchsorted(other, one, side, sorter=order).tolist() for side in ("left", "right"))
-    exact = [(image, int(sample)) for image in range(len(one)) for sample in order[first[image] : last[image]]]
-    images = [pictures(part) for part in parts]
-    near = np.concatenate([near_pairs(*images), near_pairs(*images[::-1])[:, ::-1]])
-    kinds = dict.fromkeys(map(tuple, near.tolist()), "near") | dict.fromkeys(exact, "exact")
-    found = [(*places[rows[0][image]], int(rows[1][sample]), kind) for (image, sample), kind in kinds.items()]
-    return sorted(Match(*match) for match in found)

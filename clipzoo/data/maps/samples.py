@@ -147,12 +147,6 @@ def normalised(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def most_frequent(counts: pa.Table, top: int) -> list[str]:
-    """Return the entries in most captions, the first by name among equals. counts: of a `CaptionEntries`, merged."""
-    sums = counts.group_by("entry").aggregate([("count", "sum")])
-    return list(sums.sort_by([("count_sum", "descending"), ("entry", "ascending")])["entry"][:top].to_pylist())
-
-
 def write_weights(path: Path, matches: pa.Table, threshold: int) -> tuple[np.ndarray, np.ndarray]:
     """Write the table of data.weights; return the weights of samples, [n], and the numbers of captions with each entry.
 

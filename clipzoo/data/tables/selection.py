@@ -6,9 +6,8 @@ A selection is an index with fewer records, stored under the fingerprint of the 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,18 +20,8 @@ import numpy as np
 from clipzoo import io
 from clipzoo.data.captions import digest
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.index import (
-    SHARDS_PER_PROCESS,
-    Shard,
-    ShardIndex,
-    index_folders,
-    index_name,
-    load,
-    open_folder,
-    write_index,
-)
+from clipzoo.data.index import Shard, ShardIndex, index_folders, index_name, load, of_shards, open_folder, write_index
 from clipzoo.data.locations import Source, states
-from clipzoo.data.maps.engines import Result, map_in_children
 from clipzoo.data.plan import UNIT, Weights
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import Rules, TableRules, arrow
@@ -87,7 +76,7 @@ def select(selection: Selection, reader: ShardReader, index: ShardIndex, folders
     selected = load(name, index.locations, folders)
     if selected is None:
         uids = None if selection.uids is None else _read_uids(Path(selection.uids))
-        parts = _of_shards(partial(_examine, index, selection, reader, uids), index)
+        parts = of_shards(partial(_examine, index, selection, reader, uids), index)
         passing, listed, images, order = (np.concatenate(part) for part in zip(*parts, strict=True))
         places, dropped = np.flatnonzero(passing), {"where": int((~passing).sum())}
 
@@ -131,7 +120,7 @@ def weigh(weights: str, reader: ShardReader, index: ShardIndex, folders: Sequenc
     files = [folder / f"{name}-weights.npy" for folder in folders]
     if (file := next(filter(Path.is_file, files), None)) is None:
         by_uid = _read_weights(Path(weights)) if Path(weights).suffix in WEIGHT_FILES else None
-        values = np.concatenate(_of_shards(partial(_weights_of, index, weights, reader, by_uid), index))
+        values = np.concatenate(of_shards(partial(_weights_of, index, weights, reader, by_uid), index))
         if not (values >= 0).all() or not 0 < values.sum() < np.inf:
             raise ConfigError(
                 f"data.weights={weights}: weights must be numbers of at least 0, one of them above 0; those of "
@@ -196,12 +185,6 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
         return None
     joined, weights = data.get("caption_table"), weights_digest(data.get("weights"))
     return fingerprint(indexes, sources, data["shuffle_window"], joined and io.digest_of(Path(joined)), weights)
-
-
-def _of_shards(function: Callable[[int], Result], index: ShardIndex) -> list[Result]:
-    """Return the results of a function of the number of a shard for all shards, computed by processes."""
-    processes = min(os.cpu_count() or 1, len(index.shards) // SHARDS_PER_PROCESS)
-    return list(map_in_children(function, range(len(index.shards)), processes, 1))
 
 
 def _weights_of(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from clipzoo import io
+from clipzoo.data.write import karpathy_entries
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import prompts
 from clipzoo.evaluation.datasets.dataset import (
@@ -221,12 +222,7 @@ def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
-    content = io.read_json(lists[0], 160 * io.MB, REMEDY, fields={"images": list})
-    for entry in content["images"]:
-        io.require_fields(lists[0], entry, {"split": str, "filename": str, "sentences": list}, REMEDY)
-        for sentence in entry["sentences"]:
-            io.require_fields(lists[0], sentence, {"raw": str}, REMEDY)
-    entries = [entry for entry in content["images"] if entry["split"] == facts["split"]]
+    entries = [entry for entry in karpathy_entries(lists[0], REMEDY) if entry["split"] == facts["split"]]
     # Flickr's entries name no folder.
     names = [f"{entry.get('filepath', facts.get('images_folder'))}/{entry['filename']}" for entry in entries]
     texts = [[sentence["raw"].strip() for sentence in entry["sentences"][: facts["captions"]]] for entry in entries]

@@ -456,10 +456,10 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
         number = {text: label for label, text in enumerate(names)}
         if len(names) > 1:
             examples = ((path(drawing).read_bytes(), [number[text] for text in texts]) for drawing, texts in rows)
-            recipe = "drawings of hands, ranked for each class"
-            tar.write_multilabel(
-                io.below(folder, name), class_names=names, templates=["{c}"], recipe=recipe, examples=examples
-            )
+            tar.write_classification(
+                io.below(folder, name), class_names=names, templates=["{c}"], metric="mean_average_precision",
+                recipe="drawings of hands, ranked for each class", splits={"test": examples},
+            )  # fmt: skip
 
     for name in ("hands", "things", "both"):
         classes(f"names_{name}", ((drawing, drawing.group) for drawing in splits[name]))
