@@ -252,7 +252,7 @@ def write_index(
     key_start, content = 0, hashlib.sha256()
     # Unnamed files: a killed process leaves none.
     with (
-        io.explained(folder, only_full_disks=True),
+        io.explained(folder),
         tempfile.TemporaryFile(dir=folder) as all_records,
         tempfile.TemporaryFile(dir=folder) as all_keys,
     ):

@@ -51,7 +51,10 @@ class Scan:
 
 @dataclass(frozen=True)
 class TarRules:
-    """How tars are read, with the interface of `TableRules`."""
+    """How tars are read, with the interface of `TableRules`. setting: key of their paths. joined: keys of other tables.
+
+    is_table: the key of a sample is its uid, and a shard may be a folder.
+    """
 
     caption_key: CaptionKeys | None = None
     uid_key: str | None = None

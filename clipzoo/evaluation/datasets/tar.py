@@ -147,7 +147,14 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
         raise ConfigError(f"{type_file} says {kind!r}: only {kinds} datasets can be evaluated")
     if "test" not in samples:
         raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
-    return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
+    if kind == "choice":
+        return _choice(name, samples["test"])
+    captions: list[list[str]] = []
+    for sample in samples["test"]:
+        captions.append([line.strip() for line in sample.text("txt").splitlines() if line.strip()])
+        if not captions[-1]:
+            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
+    return RetrievalDataset.of_images(name, ImageFiles([sample.image for sample in samples["test"]]), captions)
 
 
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
@@ -212,15 +219,6 @@ def _classification(
         splits[split] = LabelledSplit(images, labels, groups, every if multilabel else None)
     names = [str(number) for number in range(max(group_names, default=-1) + 1)]
     return ClassificationDataset(name, class_names, templates, metric, splits, names)
-
-
-def _retrieval(name: str, samples: Sequence[TarSample]) -> RetrievalDataset:
-    captions: list[list[str]] = []
-    for sample in samples:
-        captions.append([line.strip() for line in sample.text("txt").splitlines() if line.strip()])
-        if not captions[-1]:
-            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
-    return RetrievalDataset.of_images(name, ImageFiles([sample.image for sample in samples]), captions)
 
 
 def _choice(name: str, samples: Sequence[TarSample]) -> ChoiceDataset:
