@@ -118,7 +118,36 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
         paths = list(braceexpand(pattern)) if "{" in pattern else [pattern]
     except ValueError as error:
         raise ConfigError(f"data.shards: {pattern}: {error}") from None
-    return paths if pattern.startswith("pipe:") else [shard for path in paths for shard in _listed(path)]
+    if pattern.startswith("pipe:"):
+        return paths
+    # The shards of folders and globs, on the disk or in a store; else absolute paths and URLs.
+    all_shards = list[str]()
+    for path in paths:
+        fault = "matches no file"
+        if is_url(path):
+            shards = [path]
+            if glob.has_magic(path) or path.endswith("/"):
+                filesystem, store_path = open_filesystem(path, KEY)
+                listed = store_path.rstrip("/") + "/*.tar" if path.endswith("/") else store_path
+                try:
+                    names = sorted(repeated(path, partial(filesystem.glob, listed), KEY))
+                except OSError as error:
+                    raise ConfigError(f"data.shards: {path} cannot be listed: {error}") from error
+                shards = [filesystem.unstrip_protocol(name) for name in names]
+        else:
+            try:
+                absolute = Path(path).expanduser().absolute()
+            except RuntimeError as error:
+                raise ConfigError(f"data.shards: {path}: {error}") from None
+            shards = [str(absolute)]
+            if absolute.is_dir():
+                shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
+            elif glob.has_magic(path) and not absolute.exists():
+                shards = sorted(glob.glob(str(absolute)))
+        if not shards:
+            raise ConfigError(f"data.shards: {path} {fault}")
+        all_shards += shards
+    return all_shards
 
 
 def _count(pattern: str) -> int:
@@ -142,34 +171,6 @@ def _count(pattern: str) -> int:
         # Innermost braces first: each becomes a character that represents its count.
         text, replaced = _BRACES.subn(marked, text)
     return product(text)
-
-
-def _listed(path: str) -> list[str]:
-    """Return the shards of a folder or of a glob, on the disk or in a store; else the absolute path or the URL."""
-    if is_url(path):
-        if not glob.has_magic(path) and not path.endswith("/"):
-            return [path]
-        filesystem, store_path = open_filesystem(path, KEY)
-        pattern, fault = store_path.rstrip("/") + "/*.tar" if path.endswith("/") else store_path, "matches no file"
-        try:
-            names = sorted(repeated(path, lambda: filesystem.glob(pattern), KEY))
-        except OSError as error:
-            raise ConfigError(f"data.shards: {path} cannot be listed: {error}") from error
-        shards = [filesystem.unstrip_protocol(name) for name in names]
-    else:
-        try:
-            absolute = Path(path).expanduser().absolute()
-        except RuntimeError as error:
-            raise ConfigError(f"data.shards: {path}: {error}") from None
-        if absolute.is_dir():
-            shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
-        elif glob.has_magic(path) and not absolute.exists():
-            shards, fault = sorted(glob.glob(str(absolute))), "matches no file"
-        else:
-            return [str(absolute)]
-    if not shards:
-        raise ConfigError(f"data.shards: {path} {fault}")
-    return shards
 
 
 def piece(location: str) -> tuple[str, range | None]:

@@ -158,11 +158,10 @@ def write_weights(path: Path, matches: pa.Table, threshold: int) -> tuple[np.nda
 
     lists = matches["entries"].combine_chunks()
     entries, lengths = np.asarray(lists.flatten()), np.diff(np.asarray(lists.offsets))
-    counts = np.bincount(entries) if len(entries) else np.zeros(1, np.int64)
+    counts = np.bincount(entries, minlength=1)
     left_out, starts = np.ones(len(lengths)), np.cumsum(lengths) - lengths
-    if len(entries):
-        factors = 1 - np.minimum(1, threshold / np.maximum(counts, 1))
-        left_out[lengths > 0] = np.multiply.reduceat(factors[entries], starts[lengths > 0])
+    factors = 1 - np.minimum(1, threshold / np.maximum(counts, 1))
+    left_out[lengths > 0] = np.multiply.reduceat(factors[entries], starts[lengths > 0])
     weights = 1 - left_out
     table = arrow().table({"uid": matches["uid"], "weight": weights}).group_by("uid").aggregate([("weight", "max")])
     table = table.rename_columns(["uid", "weight"]).sort_by("uid")

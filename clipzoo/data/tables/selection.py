@@ -75,7 +75,18 @@ def select(selection: Selection, reader: ShardReader, index: ShardIndex, folders
     name = selection.name(index)
     selected = load(name, index.locations, folders)
     if selected is None:
-        uids = None if selection.uids is None else _read_uids(Path(selection.uids))
+        uids: np.ndarray | None = None
+        if selection.uids is not None:
+            try:
+                with io.readable(path := Path(selection.uids), io.ANY_SIZE) as file:
+                    is_array = path.suffix == ".npy"
+                    uids = np.load(file, allow_pickle=False) if is_array else np.array(file.read().decode().split())
+                if uids.ndim != 1 or not len(uids) or not (uids.dtype == _PAIRS or uids.dtype.kind in "US"):
+                    content = f"{uids.dtype} {list(uids.shape)}"
+                    raise ValueError(f"it holds {content}, not a list of texts or of pairs of uint64")
+            except (ValueError, EOFError) as error:
+                raise ConfigError(f"data.uids={path}: {first_line(error)}") from None
+            uids = np.sort(uids.astype(str) if uids.dtype.kind == "S" else uids)
         parts = of_shards(partial(_examine, index, selection, reader, uids), index)
         passing, listed, images, order = (np.concatenate(part) for part in zip(*parts, strict=True))
         places, dropped = np.flatnonzero(passing), {"where": int((~passing).sum())}
@@ -119,7 +130,25 @@ def weigh(weights: str, reader: ShardReader, index: ShardIndex, folders: Sequenc
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     files = [folder / f"{name}-weights.npy" for folder in folders]
     if (file := next(filter(Path.is_file, files), None)) is None:
-        by_uid = _read_weights(Path(weights)) if Path(weights).suffix in WEIGHT_FILES else None
+        by_uid: tuple[np.ndarray, np.ndarray] | None = None
+        if (path := Path(weights)).suffix in WEIGHT_FILES:
+            try:
+                with io.readable(path, io.ANY_SIZE) as content:
+                    if path.suffix == ".npy":
+                        table = np.load(content, allow_pickle=False)
+                        columns = {column: table[column] for column in ("uid", "weight")}
+                    else:
+                        from pyarrow import parquet
+
+                        columns = parquet.read_table(content, columns=["uid", "weight"]).to_pydict()
+                uids = np.array([digest(str(uid)) for uid in columns["uid"]], np.uint64)
+                order = np.argsort(uids, kind="stable")
+                by_uid = uids[order], np.asarray(columns["weight"], float)[order]
+                if not len(uids) or (np.diff(by_uid[0]) == 0).any():
+                    raise ValueError("it has no rows, or a uid more than once")
+            except (ValueError, LookupError, TypeError, EOFError, arrow().ArrowException) as error:
+                reason = first_line(error)
+                raise ConfigError(f"data.weights={path} needs uid and weight in every row: {reason}") from None
         values = np.concatenate(of_shards(partial(_weights_of, index, weights, reader, by_uid), index))
         if not (values >= 0).all() or not 0 < values.sum() < np.inf:
             raise ConfigError(
@@ -190,7 +219,7 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
 def _weights_of(
     index: ShardIndex, weights: str, reader: ShardReader, by_uid: tuple[np.ndarray, np.ndarray] | None, number: int
 ) -> np.ndarray:
-    """Return the weights of the samples of a shard, [count]."""
+    """Return the weights of the samples of a shard, [count]. by_uid: sorted digests of uids, and their weights."""
     values, keys = np.zeros(index.counts[number]), index.keys(number)
     for position in range(len(values)):
         value = None
@@ -208,27 +237,6 @@ def _weights_of(
     return values
 
 
-def _read_weights(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted digests of the uids of a file, and their weights. Raises ConfigError."""
-    try:
-        with io.readable(path, io.ANY_SIZE) as file:
-            if path.suffix == ".npy":
-                table = np.load(file, allow_pickle=False)
-                columns = {name: table[name] for name in ("uid", "weight")}
-            else:
-                from pyarrow import parquet
-
-                columns = parquet.read_table(file, columns=["uid", "weight"]).to_pydict()
-        uids = np.array([digest(str(uid)) for uid in columns["uid"]], np.uint64)
-        order = np.argsort(uids, kind="stable")
-        values = np.asarray(columns["weight"], float)[order]
-        if not len(uids) or (np.diff(uids[order]) == 0).any():
-            raise ValueError("it has no rows, or a uid more than once")
-    except (ValueError, LookupError, TypeError, EOFError, arrow().ArrowException) as error:
-        raise ConfigError(f"data.weights={path} needs uid and weight in every row: {first_line(error)}") from None
-    return uids[order], values
-
-
 def _examine(
     index: ShardIndex, selection: Selection, reader: ShardReader, uids: np.ndarray | None, number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -237,7 +245,27 @@ def _examine(
     passing, listed = np.ones((2, count), bool)
     images, order = np.zeros((2, count), np.uint64)
     if selection.where is not None and count:
-        passing = _passing(index, selection.where, reader, number)
+        pa, names, location = arrow(), names_in(selection.where), index.locations[number]
+        rows = np.arange(count)
+        try:
+            import duckdb
+        except ImportError:
+            raise ConfigError(f"data.where needs duckdb: {installation('tables')}") from None
+        try:
+            table = reader.rules.columns(reader.cache, location, index.shards[number].state, names)
+            if table is not None:
+                rows = index.records_of(number)["image_offset"].astype(np.int64) - 1
+            else:
+                samples = [reader.sample(index, number, position) for position in range(count)]
+                table = pa.table({name: pa.array([sample.value(name) for sample in samples]) for name in names})
+            # The condition comes from the user's configuration; it can read nothing but the rows.
+            connection = duckdb.connect(config={"enable_external_access": "false", "threads": "1"})
+            connection.register("rows", table.append_column(_ROW, pa.array(np.arange(len(table)))))
+            passed = connection.execute(f"SELECT {_ROW} FROM rows WHERE ({selection.where})").fetchnumpy()[_ROW]
+        except (pa.ArrowException, duckdb.Error, BadSampleError, ValueError) as error:
+            reason = " ".join(str(error).partition("LINE 1")[0].split())
+            raise ConfigError(f"data.where={selection.where!r} cannot be applied to {location}: {reason}") from None
+        passing = np.isin(rows, passed)
     for position, key in enumerate(keys if selection != Selection(where=selection.where) else ()):
         if selection.fraction is not None:
             order[position] = digest(f"{selection.seed or 0} {index.shards[number].name.rpartition('.')[0]} {key}")
@@ -258,42 +286,3 @@ def _examine(
             values = np.array([divmod(int(digit, 16), 2**64) for digit in digits], _PAIRS)
         listed = uids[np.minimum(np.searchsorted(uids, values), len(uids) - 1)] == values
     return passing, listed, images, order
-
-
-def _passing(index: ShardIndex, where: str, reader: ShardReader, number: int) -> np.ndarray:
-    """Return which samples of a shard pass a condition of SQL, [count] bool."""
-    pa, names, location = arrow(), names_in(where), index.locations[number]
-    rows = np.arange(index.counts[number])
-    try:
-        import duckdb
-    except ImportError:
-        raise ConfigError(f"data.where needs duckdb: {installation('tables')}") from None
-    try:
-        table = reader.rules.columns(reader.cache, location, index.shards[number].state, names)
-        if table is not None:
-            rows = index.records_of(number)["image_offset"].astype(np.int64) - 1
-        else:
-            samples = [reader.sample(index, number, position) for position in rows]
-            table = pa.table({name: pa.array([sample.value(name) for sample in samples]) for name in names})
-        # The condition comes from the user's configuration; it can read nothing but the rows.
-        connection = duckdb.connect(config={"enable_external_access": "false", "threads": "1"})
-        connection.register("rows", table.append_column(_ROW, pa.array(np.arange(len(table)))))
-        passing = connection.execute(f"SELECT {_ROW} FROM rows WHERE ({where})").fetchnumpy()[_ROW]
-    except (pa.ArrowException, duckdb.Error, BadSampleError, ValueError) as error:
-        reason = " ".join(str(error).partition("LINE 1")[0].split())
-        raise ConfigError(f"data.where={where!r} cannot be applied to {location}: {reason}") from None
-    return np.isin(rows, passing)
-
-
-def _read_uids(path: Path) -> np.ndarray:
-    """Return sorted uids, of type _PAIRS or texts. Raises ConfigError."""
-    try:
-        with io.readable(path, io.ANY_SIZE) as file:
-            uids = (
-                np.load(file, allow_pickle=False) if path.suffix == ".npy" else np.array(file.read().decode().split())
-            )
-        if uids.ndim != 1 or not len(uids) or not (uids.dtype == _PAIRS or uids.dtype.kind in "US"):
-            raise ValueError(f"it holds {uids.dtype} {list(uids.shape)}, not a list of texts or of pairs of uint64")
-    except (ValueError, EOFError) as error:
-        raise ConfigError(f"data.uids={path}: {first_line(error)}") from None
-    return np.sort(uids.astype(str) if uids.dtype.kind == "S" else uids)
