@@ -50,10 +50,9 @@ def run_command(words):
     options.run(options)
 
 
-def packed(pairs, folder, **changes):
-    return ShardWriter(**{"samples_a_shard": 10, "shuffle_seed": 0, "shortest_side": None} | changes).write(
-        pairs, folder
-    )
+def packed(pairs, folder, progress=lambda done, total: None, **changes):
+    writer = ShardWriter(**{"samples_a_shard": 10, "shuffle_seed": 0, "shortest_side": None} | changes)
+    return writer.write(pairs, folder, progress=progress)
 
 
 def captions_of(shards, **changes):
