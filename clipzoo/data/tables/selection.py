@@ -133,14 +133,14 @@ def weigh(weights: str, reader: ShardReader, index: ShardIndex, folders: Sequenc
         by_uid: tuple[np.ndarray, np.ndarray] | None = None
         if (path := Path(weights)).suffix in WEIGHT_FILES:
             try:
-                with io.readable(path, io.ANY_SIZE) as content:
+                with io.readable(path, io.ANY_SIZE) as stream:
                     if path.suffix == ".npy":
-                        table = np.load(content, allow_pickle=False)
+                        table = np.load(stream, allow_pickle=False)
                         columns = {column: table[column] for column in ("uid", "weight")}
                     else:
                         from pyarrow import parquet
 
-                        columns = parquet.read_table(content, columns=["uid", "weight"]).to_pydict()
+                        columns = parquet.read_table(stream, columns=["uid", "weight"]).to_pydict()
                 uids = np.array([digest(str(uid)) for uid in columns["uid"]], np.uint64)
                 order = np.argsort(uids, kind="stable")
                 by_uid = uids[order], np.asarray(columns["weight"], float)[order]
