@@ -256,8 +256,6 @@ READERS = {
     "data/loader.py": OWN,
     "distributed/launch.py": OWN,
     "data/images.py": "bytes in memory",
-    "data/reader.py": "through the cache of shards",
-    "data/tables/formats.py": "through the cache of shards",
     "report/frame.py": OWN,
     "data/locations.py": "without waiting; the size is compared",
     "data/index.py": "verified when it was loaded, or just written",
