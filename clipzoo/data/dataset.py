@@ -132,7 +132,7 @@ class ShardDataset(Part, Dataset):
         image_folder: str | None = None,
         where: str | None = None,
         uids: str | None = None,
-        duplicates: Literal["image", "pair"] | None = None,
+        duplicates: Literal["image", "pair", "near"] | None = None,
         fraction: Share | None = None,
         selection_seed: int | None = None,
         caption_table: str | None = None,
@@ -223,7 +223,7 @@ class ShardDataset(Part, Dataset):
             setting = "data.shards" if self._tables is None else "data.path"
             faults = check_shards(indexes, self._max_bad_fraction, setting) if check else []
             if self._selection is not None:
-                selection = partial(select, self._selection, self._cache, self._tables)
+                selection = partial(select, self._selection, self._cache, self._tables, self._caption_key)
                 indexes = list(map(selection, indexes, folders))
             return indexes, faults
 

@@ -126,13 +126,14 @@ class Selection:
 
     where: condition of SQL on keys of the .json or columns. uids: a .npy of texts or of DataComp's pairs of numbers,
     or a text file with a uid a line.
-    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption.
+    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption,
+    or of near-duplicates.
     fraction: of the samples that are left, keep those with the smallest digests of seed, shard and key.
     """
 
     where: str | None = None
     uids: str | None = None
-    duplicates: Literal["image", "pair"] | None = None
+    duplicates: Literal["image", "pair", "near"] | None = None
     fraction: float | None = None
     seed: int | None = None
     uid_key: str | None = None

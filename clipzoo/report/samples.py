@@ -18,8 +18,9 @@ from clipzoo.data.captions import described
 from clipzoo.data.faults import counted
 from clipzoo.data.images import decode
 from clipzoo.data.maps.duplicates import earlier_copies, pictures
-from clipzoo.data.maps.samples import SampleFacts, write_uids
+from clipzoo.data.maps.samples import MAPS, SampleFacts, write_uids
 from clipzoo.data.reader import ShardReader
+from clipzoo.data.tables.formats import arrow
 from clipzoo.errors import masked, number_of
 from clipzoo.evaluation.datasets.contamination import EvaluationImages, find_matches
 from clipzoo.io.text import shorten
@@ -30,13 +31,17 @@ PERCENTILES = {"min": 0, "5 %": 5, "25 %": 25, "median": 50, "75 %": 75, "95 %":
 FREQUENT_CAPTIONS, CAPTION_COLUMNS, TILE_PIXELS, TILES = 20, 160, 240, 24
 
 
-def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
+def write_samples(work: SampleFacts, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
     """Write index.html, numbers.json, and without_duplicates.npy: the uids of usable samples that are not copies.
 
-    maps: folder of the map's files, which are complete. batch: for the expected number of equal captions. scores:
+    samples.parquet has the facts of all samples, `copy_of`: the uid of a copy's first image, and `weight`: 1 over the
+    number of copies of an image, 0 for unusable samples.
+    The map's files below `output` are complete. batch: for the expected number of equal captions. scores:
     similarities of all images and captions, [n]. Returns the numbers as text, with the path of the page.
     """
-    table = work.merged(maps)
+    from pyarrow import parquet
+
+    table = work.merged(output / MAPS)
     is_usable = table["fault"].is_null().to_numpy()
     rows = np.flatnonzero(is_usable)
     # Columns without nulls keep their integers.
@@ -45,7 +50,14 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), pictures(usable_table)))
     is_copy, exact, uids = first != rows, int((equal != rows).sum()), output / "without_duplicates.npy"
     kept = write_uids(uids, samples.uid[~is_copy], samples.uid[is_copy])
-    captions, scripts, faults = (part.value_counts() for part in (samples.caption, samples.script, unusable.fault))
+    weights, copied_uids = np.zeros(len(table)), np.full(len(table), None)
+    weights[rows] = 1 / np.bincount(first)[first]
+    copied_uids[rows[is_copy]] = samples.uid[first[is_copy]]
+    facts = table.drop_columns(["pixels"]).append_column("weight", arrow().array(weights))
+    with io.whole(output / "samples.parquet") as file:
+        parquet.write_table(facts.append_column("copy_of", arrow().array(copied_uids, arrow().string())), file)
+    counted_columns = samples.caption, samples.script, samples.language, unusable.fault
+    captions, scripts, languages, faults = (part.value_counts() for part in counted_columns)
     captions, distinct = captions[captions > 1].head(FREQUENT_CAPTIONS), len(captions)
     counts = {
         "samples": len(table), "shards": len(work.index.shards), "usable samples": len(samples),
@@ -59,7 +71,8 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         name: np.percentile(part, list(PERCENTILES.values())).tolist() for name, part in values.items() if len(part)
     }
     converted = samples.conversions.explode().value_counts()
-    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts, "captions": captions}
+    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts}
+    kinds |= {"languages": languages, "captions": captions}
     content = {**counts, **{name: part.to_dict() for name, part in kinds.items()}, "percentiles": percentiles}
     io.write_json(output / "numbers.json", content)
 
@@ -73,7 +86,10 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         grids |= {"Most similar pairs": by_score[::-1], "Least similar pairs": by_score}
     most_copied = pd.Series(first[is_copy]).value_counts().index[: TILES // 2]
     copied = [(image, rows[is_copy & (first == image)][0]) for image in most_copied]
-    shares = ", ".join(f"{script} {count / len(samples):.1%}" for script, count in scripts.items())
+    shares = [
+        ", ".join(f"{name} {count / len(samples):.1%}" for name, count in part.head(FREQUENT_CAPTIONS).items())
+        for part in (languages, scripts)
+    ]
     repeated = _counts(["most frequent captions"], [[text, count] for text, count in captions.items()])
     examples = [unusable[unusable.fault == kind].iloc[0] for kind in faults.index]
     bad = [
@@ -83,6 +99,7 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     shards = work.index.shards
     flaws = [f"{shard.name}: {shard.flaw}" for shard in shards if shard.flaw]
     notes = {
+        "languages": shares[0],
         "captions": described(work.index.captions.figures(batch)),
         "converted to RGB": counted(Counter(converted.to_dict())),
         "damaged shards": f"{len(flaws)}: {'; '.join(flaws[:5])}" if flaws else "",
@@ -100,7 +117,7 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
             items=[f"{name}: {text}" for name, text in notes.items()],
         ),
         *_distributions(values, rows_of_sizes),
-        Section("Captions", [f"Scripts: {shares or 'none'}."], repeated, anchor="captions"),
+        Section("Captions", [f"Scripts: {shares[1] or 'none'}."], repeated, anchor="captions"),
         Section("Unusable samples", [] if bad else ["None."], _counts(["kind", "first sample"], bad), anchor="bad"),
         Section("Duplicates", copies, tiles=_tiles(work, samples, copied), anchor="duplicates"),
     ]
@@ -116,14 +133,14 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
 
 
 def write_contamination(
-    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
+    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], output: Path
 ) -> Path:
     """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
 
-    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
+    faults: why datasets cannot be read, by name. The files of all maps below `output` are complete.
     """
-    samples = work.merged(maps)
-    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
+    samples = work.merged(output / MAPS)
+    matches = find_matches({name: images.merged(output / MAPS) for name, images in evaluation.items()}, samples)
     uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
     is_found[[match.sample for match in matches]] = True
     path = output / "without_evaluation_images.npy"

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from clipzoo import io
+from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import digest
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
@@ -32,6 +33,9 @@ from clipzoo.data.index import (
     write_index,
 )  # fmt: skip
 from clipzoo.data.locations import ShardCache
+from clipzoo.data.maps.duplicates import earlier_copies, pictures
+from clipzoo.data.maps.engines import run_map
+from clipzoo.data.maps.samples import LOOK_FOLDER, MAPS, SampleFacts
 from clipzoo.data.plan import UNIT, Weights
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, arrow
@@ -44,11 +48,13 @@ _PAIRS = np.dtype("u8,u8")
 
 
 def select(
-    selection: Selection, cache: ShardCache, tables: TableRules | None, index: ShardIndex, folders: Sequence[Path]
-) -> ShardIndex:
+    selection: Selection, cache: ShardCache, tables: TableRules | None, caption_key: CaptionKeys | None,
+    index: ShardIndex, folders: Sequence[Path],
+) -> ShardIndex:  # fmt: skip
     """Return the index of the selected samples, in which `dropped` counts the others by setting.
 
-    tables, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or the condition cannot be applied.
+    tables, caption_key, folders: as in `load_or_build`. Raises ConfigError if no sample is left, or the condition
+    cannot be applied.
     """
     name = selection.name(index)
     selected = load(name, index.locations, folders)
@@ -66,7 +72,18 @@ def select(
             places = kept
 
         keep("uids", places[listed[places]])
-        if selection.duplicates is not None:
+        if selection.duplicates == "near":
+            # The files of `clipzoo shards look` with its default settings, if it has read the shards.
+            facts = SampleFacts(index, cache, tables, caption_key, selection.uid_key, 89_000_000)
+            maps = Path(index.locations[0]).parent / LOOK_FOLDER / MAPS
+            with open_folder(folders, index.locations[0]) as folder:
+                if not facts.is_complete(maps):
+                    run_map(facts, maps := folder / MAPS)
+                rows = facts.merged(maps).take(places)
+            rows, readable = rows.filter(rows["pixels"].is_valid()), places[rows["pixels"].is_valid().to_numpy()]
+            copies = earlier_copies(rows["digest"].to_numpy(), pictures(rows))[1] != np.arange(len(readable))
+            keep("duplicates", np.setdiff1d(places, readable[copies]))
+        elif selection.duplicates is not None:
             # Images that cannot be read have the digest 0, and are no duplicates.
             first = np.unique(images[places], return_index=True)[1]
             keep("duplicates", places[np.union1d(first, np.flatnonzero(images[places] == 0))])
@@ -193,7 +210,7 @@ def _examine(
             sample = reader.sample(index, number, position)
             if uids is not None and tables is None:
                 keys[position] = sample.uid(selection.uid_key) or key
-            if selection.duplicates is not None:
+            if selection.duplicates in ("image", "pair"):
                 content = sample.image()
                 if selection.duplicates == "pair":
                     content += index.records_of(number)["caption"][position].tobytes()
