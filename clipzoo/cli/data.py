@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from clipzoo.data.tables.formats import TableRules
     from clipzoo.data.write import AnyPair
 
+MAPS = "maps"
+"""Folder in the output for the files of maps."""
 MAKE_SHARDS = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows of a .csv or .tsv with the same image become one sample: .txt
@@ -399,7 +401,7 @@ def look_at_shards(options: argparse.Namespace) -> None:
         teacher = StoredTeacher(str(options.features))
         teacher.load([(shard.name, shard.digest, shard.count) for shard in work.index.shards], options.trust)
         scores = teacher.pair_scores()
-    print(write_samples(work, output, options.batch, scores))
+    print(write_samples(work, output / MAPS, output, options.batch, scores))
 
 
 def find_evaluation_images(options: argparse.Namespace) -> None:
@@ -409,12 +411,11 @@ def find_evaluation_images(options: argparse.Namespace) -> None:
     work, output = _map_samples(options, *evaluation.values())
     from clipzoo.report.samples import write_contamination
 
-    print(write_contamination(work, evaluation, faults, output))
+    print(write_contamination(work, evaluation, faults, output / MAPS, output))
 
 
 def balance_shards(options: argparse.Namespace) -> None:
     from clipzoo.data.maps.balance import CaptionEntries, most_frequent, normalised, weights_of, write_weights
-    from clipzoo.data.maps.samples import MAPS
 
     samples, output = _samples(options)
     work = CaptionEntries(**vars(samples), entries=None)
@@ -448,19 +449,18 @@ def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts
 def _samples(options: argparse.Namespace) -> tuple[SampleFacts, Path]:
     """Return the map of the samples of a command, which is not computed, and its output folder."""
     from clipzoo.data.locations import is_remote
-    from clipzoo.data.maps.samples import LOOK_FOLDER, SampleFacts
+    from clipzoo.data.maps.samples import SampleFacts
 
     index, cache, tables = _load_index(options)
     if options.output is None and is_remote(index.locations[0]):
         raise ConfigError("remote shards need --output FOLDER")
-    output = options.output or Path(index.locations[0]).parent / LOOK_FOLDER
+    output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
     return SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels), output
 
 
 def _run_maps(options: argparse.Namespace, output: Path, *parts: Map) -> None:
     """Compute maps. Raises UnfinishedError as `run_map` does."""
     from clipzoo.data.maps.engines import run_map
-    from clipzoo.data.maps.samples import MAPS
     from clipzoo.distributed.launch import read
 
     progress = Progress("samples", "shards") if read().is_first else lambda done, total: None

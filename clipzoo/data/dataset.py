@@ -33,6 +33,7 @@ from clipzoo.data.captions import CaptionCounts, StoredSample, caption_keys, cho
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
 from clipzoo.data.index import (
+    WEIGHT_FILES,
     Selection,
     ShardIndex,
     check_shards,
@@ -203,6 +204,9 @@ class ShardDataset(Part, Dataset):
         Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
         """
         self._run = cache
+        for key, file in (("uids", self._selection and self._selection.uids), ("weights", self._weights)):
+            if file and (key == "uids" or Path(file).suffix in WEIGHT_FILES) and not Path(file).is_file():
+                raise ConfigError(f"data.{key}={file} is not a file")
         if self._caption_table is not None:
             keys = [key for key in (*caption_keys(self._caption_key), self._hard_key) if key is not None]
             self._joined = JoinedTable(self._caption_table, keys, self._uid_key, self._cache)
@@ -479,9 +483,10 @@ class ShardDataset(Part, Dataset):
             except BadSampleError as error:
                 failure = failure or error
         assert failure is not None
+        keys = "data.shards" if self._tables is None else "data.path, data.image_key, data.image_folder"
         raise ConfigError(
             f"{self.names([sample_id])[0]} cannot be used ({failure.reason}), nor any of the samples that follow "
-            "it: check data.shards and data.caption_key"
+            f"it: check {keys} and data.caption_key"
         )
 
     def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:

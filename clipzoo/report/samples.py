@@ -18,7 +18,7 @@ from clipzoo.data.captions import described
 from clipzoo.data.faults import counted
 from clipzoo.data.images import decode
 from clipzoo.data.maps.duplicates import earlier_copies, pictures
-from clipzoo.data.maps.samples import MAPS, SampleFacts, write_uids
+from clipzoo.data.maps.samples import SampleFacts, write_uids
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import arrow
 from clipzoo.errors import masked, number_of
@@ -31,17 +31,17 @@ PERCENTILES = {"min": 0, "5 %": 5, "25 %": 25, "median": 50, "75 %": 75, "95 %":
 FREQUENT_CAPTIONS, CAPTION_COLUMNS, TILE_PIXELS, TILES = 20, 160, 240, 24
 
 
-def write_samples(work: SampleFacts, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
+def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
     """Write index.html, numbers.json, and without_duplicates.npy: the uids of usable samples that are not copies.
 
     samples.parquet has the facts of all samples, `copy_of`: the uid of a copy's first image, and `weight`: 1 over the
     number of copies of an image, 0 for unusable samples.
-    The map's files below `output` are complete. batch: for the expected number of equal captions. scores:
+    maps: folder of the map's files, which are complete. batch: for the expected number of equal captions. scores:
     similarities of all images and captions, [n]. Returns the numbers as text, with the path of the page.
     """
     from pyarrow import parquet
 
-    table = work.merged(output / MAPS)
+    table = work.merged(maps)
     is_usable = table["fault"].is_null().to_numpy()
     rows = np.flatnonzero(is_usable)
     # Columns without nulls keep their integers.
@@ -133,14 +133,14 @@ def write_samples(work: SampleFacts, output: Path, batch: int, scores: np.ndarra
 
 
 def write_contamination(
-    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], output: Path
+    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
 ) -> Path:
     """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
 
-    faults: why datasets cannot be read, by name. The files of all maps below `output` are complete.
+    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
     """
-    samples = work.merged(output / MAPS)
-    matches = find_matches({name: images.merged(output / MAPS) for name, images in evaluation.items()}, samples)
+    samples = work.merged(maps)
+    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
     uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
     is_found[[match.sample for match in matches]] = True
     path = output / "without_evaluation_images.npy"

@@ -115,11 +115,13 @@ def test_wrong_weights_are_one_message(root, tmp_path):
     np.save(tmp_path / "negative.npy", np.array([("u1", -1.0)], [("uid", "U8"), ("weight", "f8")]))
     for weights, message in {
         "nosuch": "one of them above 0; those of 60 samples are from 0.0 to 0.0", "caption": "is 'number 0'",
-        str(tmp_path / "bad.npy"): "needs uid and weight", str(tmp_path / "twice.npy"): "a uid more than once",
+        str(tmp_path / "bad.npy"): "needs uid and weight", str(tmp_path / "twice.npy"): "uid u1 is in several rows",
         str(tmp_path / "negative.npy"): "from -1.0 to 0.0",
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=f"data.weights=.*{message}"):
             opened(root / "tar", weights=weights, index_folder=str(tmp_path / "index"))
+    with pytest.raises(ConfigError, match="data.weights=nowhere.parquet is not a file"):
+        opened(root / "tar", weights="nowhere.parquet")
     with pytest.raises(ConfigError, match="data.grow=true and data.weights"):
         shard_data(root / "tar", weights="w", grow=True)
 

@@ -31,8 +31,6 @@ VERSION = 3
 """Change it together with the facts."""
 GRID = 24
 """Side of the small picture of an image."""
-LOOK_FOLDER, MAPS = "clipzoo_look", "maps"
-"""Output folder of the commands on samples, next to the shards, and its folder for the files of maps."""
 _LEAST_TEXT = 24
 """Bytes of a caption whose language is named: that of shorter ones is often wrong."""
 

@@ -35,7 +35,7 @@ from clipzoo.data.index import (
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.maps.duplicates import earlier_copies, pictures
 from clipzoo.data.maps.engines import run_map
-from clipzoo.data.maps.samples import LOOK_FOLDER, MAPS, SampleFacts
+from clipzoo.data.maps.samples import SampleFacts
 from clipzoo.data.plan import UNIT, Weights
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, arrow
@@ -75,14 +75,15 @@ def select(
         if selection.duplicates == "near":
             # The files of `clipzoo shards look` with its default settings, if it has read the shards.
             facts = SampleFacts(index, cache, tables, caption_key, selection.uid_key, 89_000_000)
-            maps = Path(index.locations[0]).parent / LOOK_FOLDER / MAPS
+            maps = Path(index.locations[0]).parent / "clipzoo_look" / "maps"
             with open_folder(folders, index.locations[0]) as folder:
                 if not facts.is_complete(maps):
-                    run_map(facts, maps := folder / MAPS)
-                rows = facts.merged(maps).take(places)
-            rows, readable = rows.filter(rows["pixels"].is_valid()), places[rows["pixels"].is_valid().to_numpy()]
-            copies = earlier_copies(rows["digest"].to_numpy(), pictures(rows))[1] != np.arange(len(readable))
-            keep("duplicates", np.setdiff1d(places, readable[copies]))
+                    run_map(facts, maps := folder / "maps")
+                table = facts.merged(maps).take(places)
+            readable = np.flatnonzero(table["pixels"].is_valid())
+            table = table.take(readable)
+            first = earlier_copies(table["digest"].to_numpy(), pictures(table))[1]
+            keep("duplicates", np.delete(places, readable[first != np.arange(len(first))]))
         elif selection.duplicates is not None:
             # Images that cannot be read have the digest 0, and are no duplicates.
             first = np.unique(images[places], return_index=True)[1]
@@ -182,8 +183,10 @@ def _read_weights(path: Path) -> tuple[np.ndarray, np.ndarray]:
         uids = np.array([digest(str(uid)) for uid in columns["uid"]], np.uint64)
         order = np.argsort(uids, kind="stable")
         values = np.asarray(columns["weight"], float)[order]
-        if not len(uids) or (np.diff(uids[order]) == 0).any():
-            raise ValueError("it has no rows, or a uid more than once")
+        if len(repeated := np.flatnonzero(np.diff(uids[order]) == 0)):
+            raise ValueError(f"uid {columns['uid'][order[repeated[0]]]} is in several rows")
+        if not len(uids):
+            raise ValueError("it has no rows")
     except (ValueError, LookupError, TypeError, EOFError, arrow().ArrowException) as error:
         raise ConfigError(f"data.weights={path} needs uid and weight in every row: {first_line(error)}") from None
     return uids[order], values
@@ -263,9 +266,13 @@ def _read_uids(path: Path) -> np.ndarray:
     try:
         with io.readable(path, io.ANY_SIZE) as file:
             uids = (
-                np.load(file, allow_pickle=False) if path.suffix == ".npy" else np.array(file.read().decode().split())
+                np.load(file, allow_pickle=False)
+                if path.suffix == ".npy"
+                else np.array(file.read().decode().split(), str)
             )
-        if uids.ndim != 1 or not len(uids) or not (uids.dtype == _PAIRS or uids.dtype.kind in "US"):
+        if not uids.size:
+            raise ValueError("it holds no uid")
+        if uids.ndim != 1 or not (uids.dtype == _PAIRS or uids.dtype.kind in "US"):
             raise ValueError(f"it holds {uids.dtype} {list(uids.shape)}, not a list of texts or of pairs of uint64")
     except (ValueError, EOFError) as error:
         raise ConfigError(f"data.uids={path}: {first_line(error)}") from None

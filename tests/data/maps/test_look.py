@@ -74,6 +74,7 @@ def test_the_page_counts_what_the_shards_hold_and_training_can_leave_out_the_cop
     assert page.count("<figure>") == 3 + 3 * 24 and "http" not in re.sub(r"base64,[^\"]*", "", page)
 
 
+@pytest.mark.medium
 def test_near_duplicates_are_dropped_by_a_key_which_reads_what_the_command_has_read(shards, tmp_path, capsys):
     for path in shards.glob("*.tar"):
         (tmp_path / path.name).symlink_to(path)
