@@ -38,7 +38,7 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.data.plan import UNIT, Counts, Ids, Nodes, Plan, Weights, first_ids, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
 from clipzoo.data.tables.formats import JoinedTable, Rules, TableRules
-from clipzoo.data.tables.selection import Selection, fingerprint, names_in, select, weigh, weights_digest
+from clipzoo.data.tables.selection import WEIGHT_FILES, Selection, fingerprint, names_in, select, weigh, weights_digest
 from clipzoo.data.tar import TarRules
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers, say
@@ -122,7 +122,7 @@ class ShardDataset(Part, Dataset):
         image_folder: str | None = None,
         where: str | None = None,
         uids: str | None = None,
-        duplicates: Literal["image", "pair"] | None = None,
+        duplicates: Literal["image", "pair", "near"] | None = None,
         fraction: Share | None = None,
         selection_seed: int | None = None,
         caption_table: str | None = None,
@@ -190,6 +190,9 @@ class ShardDataset(Part, Dataset):
         Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
         """
         self._run = cache
+        for key, file in (("uids", self._selection.uids), ("weights", self._weights)):
+            if file and (key == "uids" or Path(file).suffix in WEIGHT_FILES) and not Path(file).is_file():
+                raise ConfigError(f"data.{key}={file} is not a file")
         if self._caption_table is not None:
             keys = [key for key in (*caption_keys(self._caption_key), self._hard_key) if key is not None]
             self._joined = JoinedTable(self._caption_table, keys, self._uid_key, self._cache)
@@ -456,9 +459,10 @@ class ShardDataset(Part, Dataset):
             except BadSampleError as error:
                 failure = failure or error
         assert failure is not None
+        keys = "data.path, data.image_key, data.image_folder" if self._rules.is_table else "data.shards"
         raise ConfigError(
             f"{self.names([sample_id])[0]} cannot be used ({failure.reason}), nor any of the samples that follow "
-            "it: check data.shards and data.caption_key"
+            f"it: check {keys} and data.caption_key"
         )
 
     def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:

@@ -42,9 +42,13 @@ _BLOCK = 1000
 def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
     """Write index.html, numbers.json, and without_duplicates.npy: the uids of usable samples that are not copies.
 
+    samples.parquet has the facts of all samples, `copy_of`: the uid of a copy's first image, and `weight`: 1 over the
+    number of copies of an image, 0 for unusable samples.
     maps: folder of the map's files, which are complete. batch: for the expected number of equal captions. scores:
     similarities of all images and captions, [n]. Returns the numbers as text, with the path of the page.
     """
+    from pyarrow import parquet
+
     table = work.merged(maps)
     is_usable = table["fault"].is_null().to_numpy()
     rows = np.flatnonzero(is_usable)
@@ -54,7 +58,14 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), pictures(usable_table)))
     is_copy, exact, uids = first != rows, int((equal != rows).sum()), output / "without_duplicates.npy"
     kept = write_uids(uids, samples.uid[~is_copy], samples.uid[is_copy])
-    captions, scripts, faults = (part.value_counts() for part in (samples.caption, samples.script, unusable.fault))
+    weights, copied_uids = np.zeros(len(table)), np.full(len(table), None)
+    weights[rows] = 1 / np.bincount(first)[first]
+    copied_uids[rows[is_copy]] = samples.uid[first[is_copy]]
+    facts = table.drop_columns(["pixels"]).append_column("weight", arrow().array(weights))
+    with io.whole(output / "samples.parquet") as file:
+        parquet.write_table(facts.append_column("copy_of", arrow().array(copied_uids, arrow().string())), file)
+    counted_columns = samples.caption, samples.script, samples.language, unusable.fault
+    captions, scripts, languages, faults = (part.value_counts() for part in counted_columns)
     captions, distinct = captions[captions > 1].head(FREQUENT_CAPTIONS), len(captions)
     counts = {
         "samples": len(table), "shards": len(work.index.shards), "usable samples": len(samples),
@@ -68,7 +79,8 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         name: np.percentile(part, list(PERCENTILES.values())).tolist() for name, part in values.items() if len(part)
     }
     converted = samples.conversions.explode().value_counts()
-    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts, "captions": captions}
+    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts}
+    kinds |= {"languages": languages, "captions": captions}
     content = {**counts, **{name: part.to_dict() for name, part in kinds.items()}, "percentiles": percentiles}
     io.write_json(output / "numbers.json", content)
 
@@ -82,7 +94,10 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         grids |= {"Most similar pairs": by_score[::-1], "Least similar pairs": by_score}
     most_copied = pd.Series(first[is_copy]).value_counts().index[: TILES // 2]
     copied = [(image, rows[is_copy & (first == image)][0]) for image in most_copied]
-    shares = ", ".join(f"{script} {count / len(samples):.1%}" for script, count in scripts.items())
+    shares = [
+        ", ".join(f"{name} {count / len(samples):.1%}" for name, count in part.head(FREQUENT_CAPTIONS).items())
+        for part in (languages, scripts)
+    ]
     repeated = _counts(["most frequent captions"], [[text, count] for text, count in captions.items()])
     examples = [unusable[unusable.fault == kind].iloc[0] for kind in faults.index]
     bad = [
@@ -92,6 +107,7 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     shards = work.index.shards
     flaws = [f"{shard.name}: {shard.flaw}" for shard in shards if shard.flaw]
     notes = {
+        "languages": shares[0],
         "captions": described(work.index.captions.figures(batch)),
         "converted to RGB": counted(Counter(converted.to_dict())),
         "damaged shards": f"{len(flaws)}: {'; '.join(flaws[:5])}" if flaws else "",
@@ -121,7 +137,7 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
             items=[f"{name}: {text}" for name, text in notes.items()],
         ),
         *sizes,
-        Section("Captions", [f"Scripts: {shares or 'none'}."], repeated, anchor="captions"),
+        Section("Captions", [f"Scripts: {shares[1] or 'none'}."], repeated, anchor="captions"),
         Section("Unusable samples", [] if bad else ["None."], _counts(["kind", "first sample"], bad), anchor="bad"),
         Section("Duplicates", copies, tiles=_tiles(work, samples, copied), anchor="duplicates"),
     ]

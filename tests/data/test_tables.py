@@ -248,11 +248,26 @@ def test_broken_tables_are_one_message_before_training(tmp_path):
         tmp_path, "odd.csv", lambda path: path.write_text("a,b\n1,2\n")
     )
     assert "does not tell its format" in broken(tmp_path, "odd.txt", csv_table)
+    assert "none of its first rows is a JSON object" in broken(
+        tmp_path, "a.jsonl", lambda path: path.write_text("{\n{")
+    )
     urls = "image,caption\nhttps://example.org/1.jpg,one\n"
     said = "https://example.org/1.jpg is not a file: download the images, as img2dataset does"
     assert said in broken(tmp_path, "urls.csv", lambda path: path.write_text(urls))
     ragged = "image,caption\n000001.png,one\n000002.png\n"
     assert "Expected 2 columns, got 1" in broken(tmp_path, "ragged.csv", lambda path: path.write_text(ragged))
+
+
+def test_images_that_are_missing_only_in_training_are_one_message_with_the_keys_of_tables(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    pictures(tmp_path / "pairs")
+    write_table(tmp_path / "pairs" / "pairs.csv", "csv", numbered(0, 20))
+    data = table_data(tmp_path, "pairs/pairs.csv", image_folder=None, cache_folder=str(tmp_path / "cache"))
+    data.open(None, World())
+    for path in (tmp_path / "pairs").glob("*.png"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="no such file.*check data.path, data.image_key, data.image_folder"):
+        list(batches_of(data, 1, 4))
 
 
 def test_missing_images_and_broken_rows_are_counted_samples(tmp_path):

@@ -22,16 +22,18 @@ from clipzoo.data.index import ShardIndex
 from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import arrow
-from clipzoo.errors import masked
+from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.io.text import script_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 """Change it together with the facts."""
 GRID = 24
 """Side of the small picture of an image."""
+_LEAST_TEXT = 24
+"""Bytes of a caption whose language is named: that of shorter ones is often wrong."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,22 @@ class SampleFacts(TableMap):
                 row["uid"] = sample.uid(rules.uid_key) or key
                 row |= image_facts(sample.image(), self.max_pixels)
                 caption = sample.captions(rules.caption_key)[0][0]
-                # Both control tokens count.
-                row |= {"caption": caption, "tokens": len(encode(caption)) + 2, "script": script_of(caption)}
+                row |= {"caption": caption, "script": script_of(caption), "language": language_of(caption)}
+                row["tokens"] = len(encode(caption)) + 2  # with both control tokens
             except BadSampleError as error:
                 row |= {"fault": error.kind, "reason": masked(error.reason)[:200]}
             rows.append(row)
-        schema = image_schema("uid", "caption", "script").append(arrow().field("tokens", arrow().int32()))
+        schema = image_schema("uid", "caption", "script", "language").append(arrow().field("tokens", arrow().int32()))
         return arrow().Table.from_pylist(rows, schema=schema)
+
+
+def language_of(text: str) -> str:
+    """Return the code of the most likely of 139 languages, "short" for a text that is too short for it."""
+    try:
+        import py3langid
+    except ImportError:
+        raise ConfigError(f"languages of captions need py3langid: {installation('tables')}") from None
+    return str(py3langid.classify(text)[0]) if len(text.encode()) >= _LEAST_TEXT else "short"
 
 
 def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:

@@ -340,7 +340,10 @@ class OpenTable:
         if self.has_json:
             # The first row that is an object tells the names.
             texts = self.columns[JSON].chunk(0).to_pylist()
-            present += next((entry for text in texts if text and isinstance(entry := _parsed(text), dict)), {})
+            entries = (entry for text in texts if text and isinstance(entry := _parsed(text), dict))
+            if not (first := next(entries, {})) and TXT not in self.columns:
+                raise ValueError("none of its first rows is a JSON object")
+            present += first
         self.names = find_names(rules, present, location)
         images = self.columns.get(self.names.image)
         self.has_paths = images is None or _is_text(images.type)

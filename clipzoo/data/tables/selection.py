@@ -22,6 +22,9 @@ from clipzoo.data.captions import digest
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import Shard, ShardIndex, index_folders, index_name, load, of_shards, open_folder, write_index
 from clipzoo.data.locations import Source, states
+from clipzoo.data.maps.duplicates import earlier_copies, pictures
+from clipzoo.data.maps.engines import run_map
+from clipzoo.data.maps.samples import SampleFacts
 from clipzoo.data.plan import UNIT, Weights
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import Rules, TableRules, arrow
@@ -43,13 +46,14 @@ class Selection:
 
     where: condition of SQL on keys of the .json or columns. uids: a .npy of texts or of DataComp's pairs of numbers,
     or a text file with a uid a line.
-    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption.
+    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption,
+    or of near-duplicates.
     fraction: of the samples that are left, keep those with the smallest digests of seed, shard and key.
     """
 
     where: str | None = None
     uids: str | None = None
-    duplicates: Literal["image", "pair"] | None = None
+    duplicates: Literal["image", "pair", "near"] | None = None
     fraction: float | None = None
     seed: int | None = None
     uid_key: str | None = None
@@ -79,9 +83,13 @@ def select(selection: Selection, reader: ShardReader, index: ShardIndex, folders
         if selection.uids is not None:
             try:
                 with io.readable(path := Path(selection.uids), io.ANY_SIZE) as file:
-                    is_array = path.suffix == ".npy"
-                    uids = np.load(file, allow_pickle=False) if is_array else np.array(file.read().decode().split())
-                if uids.ndim != 1 or not len(uids) or not (uids.dtype == _PAIRS or uids.dtype.kind in "US"):
+                    if path.suffix == ".npy":
+                        uids = np.load(file, allow_pickle=False)
+                    else:
+                        uids = np.array(file.read().decode().split(), str)
+                if not uids.size:
+                    raise ValueError("it holds no uid")
+                if uids.ndim != 1 or not (uids.dtype == _PAIRS or uids.dtype.kind in "US"):
                     content = f"{uids.dtype} {list(uids.shape)}"
                     raise ValueError(f"it holds {content}, not a list of texts or of pairs of uint64")
             except (ValueError, EOFError) as error:
@@ -97,7 +105,19 @@ def select(selection: Selection, reader: ShardReader, index: ShardIndex, folders
             places = kept
 
         keep("uids", places[listed[places]])
-        if selection.duplicates is not None:
+        if selection.duplicates == "near":
+            # The files of `clipzoo shards look` with its default settings, if it has read the shards.
+            facts = SampleFacts(index, reader, 89_000_000)
+            maps = Path(index.locations[0]).parent / "clipzoo_look" / "maps"
+            with open_folder(folders, index.locations[0]) as folder:
+                if not facts.is_complete(maps):
+                    run_map(facts, maps := folder / "maps")
+                table = facts.merged(maps).take(places)
+            readable = np.flatnonzero(table["pixels"].is_valid())
+            table = table.take(readable)
+            first = earlier_copies(table["digest"].to_numpy(), pictures(table))[1]
+            keep("duplicates", np.delete(places, readable[first != np.arange(len(first))]))
+        elif selection.duplicates is not None:
             # Images that cannot be read have the digest 0, and are no duplicates.
             first = np.unique(images[places], return_index=True)[1]
             keep("duplicates", places[np.union1d(first, np.flatnonzero(images[places] == 0))])
@@ -144,8 +164,10 @@ def weigh(weights: str, reader: ShardReader, index: ShardIndex, folders: Sequenc
                 uids = np.array([digest(str(uid)) for uid in columns["uid"]], np.uint64)
                 order = np.argsort(uids, kind="stable")
                 by_uid = uids[order], np.asarray(columns["weight"], float)[order]
-                if not len(uids) or (np.diff(by_uid[0]) == 0).any():
-                    raise ValueError("it has no rows, or a uid more than once")
+                if len(repeated := np.flatnonzero(np.diff(by_uid[0]) == 0)):
+                    raise ValueError(f"uid {columns['uid'][order[repeated[0]]]} is in several rows")
+                if not len(uids):
+                    raise ValueError("it has no rows")
             except (ValueError, LookupError, TypeError, EOFError, arrow().ArrowException) as error:
                 reason = first_line(error)
                 raise ConfigError(f"data.weights={path} needs uid and weight in every row: {reason}") from None
@@ -273,7 +295,7 @@ def _examine(
             sample = reader.sample(index, number, position)
             if uids is not None and not reader.rules.is_table:
                 keys[position] = sample.uid(selection.uid_key) or key
-            if selection.duplicates is not None:
+            if selection.duplicates in ("image", "pair"):
                 content = sample.image()
                 if selection.duplicates == "pair":
                     content += index.records_of(number)["caption"][position].tobytes()
