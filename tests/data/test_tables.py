@@ -297,14 +297,14 @@ def test_trainings_on_tars_and_tables_have_the_same_losses_also_when_resumed(tmp
     counts = [40, 60]
     write_numbered(tmp_path / "tar", counts)
     (tmp_path / "parquet").mkdir()
+    (tmp_path / "csv").mkdir()
+    for key, members in numbered(0, 100):
+        (tmp_path / "csv" / f"{key}.png").write_bytes(members["png"])
     for number, (first, count) in enumerate([(0, 40), (40, 60)]):
-        write_table(tmp_path / "parquet" / f"{number}.parquet", "parquet", numbered(first, count))
-    table = [
-        "data=table",
-        "data.shards=null",
-        f"data.path={tmp_path / 'parquet'}",
-        f"data.cache_folder={tmp_path / 'c'}",
-    ]
+        for form in ("parquet", "csv"):
+            write_table(tmp_path / form / f"{number}.{form}", form, numbered(first, count))
+    every = ["data=table", "data.shards=null", f"data.cache_folder={tmp_path / 'c'}"]
+    table, csv_table = ([*every, f"data.path={tmp_path / form}"] for form in ("parquet", "csv"))
 
     def losses(folder):
         lines = (tmp_path / folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -316,3 +316,5 @@ def test_trainings_on_tars_and_tables_have_the_same_losses_also_when_resumed(tmp
     train_and_kill(shards, tmp_path / "c", 5, *table)
     assert "resuming from step" in train(shards, tmp_path / "c", *table, "data.workers=1")
     assert len(losses("a")) == 9 and losses("a") == losses("b") == losses("c")
+    train(shards, tmp_path / "d", *csv_table, "data.workers=2", ranks=2)
+    assert losses("d") == pytest.approx(losses("a"), rel=1e-10)
