@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import glob
 import hashlib
+import inspect
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,59 +24,13 @@ from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_j
 if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
     from clipzoo.data.index import ShardIndex
-    from clipzoo.data.locations import ShardCache
     from clipzoo.data.maps.engines import Map
     from clipzoo.data.maps.samples import SampleFacts
-    from clipzoo.data.tables.formats import TableRules
+    from clipzoo.data.reader import ShardReader
     from clipzoo.data.write import AnyPair
 
 MAPS = "maps"
 """Folder in the output for the files of maps."""
-MAKE_SHARDS = """Pack images and captions into shards.
-
-A table's image paths are relative to the table. Rows of a .csv or .tsv with the same image become one sample: .txt
-holds the first caption, .json all of them (train with data.caption_key=captions). Every image is decoded;
-OUTPUT/left_out.tsv names the files that training could not use. --hold-out 5% writes a share of the pairs to
-OUTPUT/held_out instead, for eval.validation: equal captions are never on both sides.
-
-Processes write shards at the same time. The same command continues an interrupted one: the shards are the same bytes.
-"""
-INDEX_SHARDS = """\
-Index shards before a run, with many processes, and print the number of samples and the damaged shards.
-
-A run whose shards have no index does the same on its first rank.
-"""
-LOOK_AT_SHARDS = """\
-Read all samples as training does, and summarize them in the terminal and on a page.
-
-The page has sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates and pairs.
-
-OUTPUT/without_duplicates.npy has the uids of usable samples that are not copies, for data.uids. A copy has the bytes of
-an earlier image, or differs by JPEG quality, size, or a crop that keeps about 90 % of each side.
-"""
-FIND_EVALUATION_IMAGES = """\
-Find the test images of evaluation datasets among the samples: the same bytes, and near-duplicates.
-
-OUTPUT/contamination.html has a table by dataset, OUTPUT/without_evaluation_images.npy the uids of the other samples.
-"""
-BALANCE_SHARDS = """\
-Compute MetaCLIP's weights of samples (Xu et al. 2024): frequent concepts are thinned out, captions without one dropped.
-
-An entry of the metadata in c captions keeps a sample with probability min(1, T / c): a sample has the weight 1 - prod(1
-- p) over the entries in its caption. OUTPUT/weights.parquet has uids and weights, for data.weights.
-"""
-MAKE_DATASET = """Make an evaluation dataset from your own images.
-
-  SOURCE is                                 evaluated as
-  a folder of folders                       classification: each folder is a class
-  a folder with train/, (val/,) test/       classification, with a linear probe: folders of classes in each
-  a folder, --captions                      retrieval: NAME.txt next to NAME.png has a caption on each line
-  a .csv or .tsv, --label COLUMN            classification: an image and its class in each row
-  a .csv or .tsv, --caption COLUMN          retrieval: an image and a caption in each row
-
-OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
-Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
-"""
 
 _SETTINGS, _SOURCE_INDEX = "settings.json", ".source_index"
 
@@ -93,14 +48,12 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     clipzoo shards look 'train-*.parquet'                  tables too, as with data=table
     clipzoo shards contamination 'data/cc3m/{00000..00331}.tar' --root data/downstream
     """
-    form, default = argparse.RawDescriptionHelpFormatter, "(default: %(default)s)"
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    make = commands.add_parser("make", help="pack images and captions", description=MAKE_SHARDS, formatter_class=form)
-    index = commands.add_parser("index", help="index shards", description=INDEX_SHARDS, formatter_class=form)
-    look = commands.add_parser("look", help="summarize samples", description=LOOK_AT_SHARDS, formatter_class=form)
-    contamination = commands.add_parser("contamination", help="find evaluation images",
-                                        description=FIND_EVALUATION_IMAGES, formatter_class=form)  # fmt: skip
-    balance = commands.add_parser("balance", help="weigh samples", description=BALANCE_SHARDS, formatter_class=form)
+    add, default = _commands(parser), "(default: %(default)s)"
+    make = add("make", make_shards, "pack images and captions")
+    index = add("index", index_shards, "index shards")
+    look = add("look", look_at_shards, "summarize samples")
+    contamination = add("contamination", find_evaluation_images, "find evaluation images")
+    balance = add("balance", balance_shards, "weigh samples")
 
     make.add_argument("source", help="a folder, a .csv, a .tsv, a .json of Karpathy's splits; or tars, Parquet, Arrow, "
                       "JSONL or wids: a file, folder, pattern or URL")  # fmt: skip
@@ -158,11 +111,7 @@ def shards_arguments(parser: argparse.ArgumentParser) -> None:
     for command in (make, look, contamination):
         command.add_argument("--max-pixels", type=number_in(Pixels), default=89_000_000, help="as data.max_pixels")
     _add_processes(make)
-    make.set_defaults(run=make_shards)
-    index.set_defaults(run=index_shards)
-    look.set_defaults(run=look_at_shards)
-    contamination.set_defaults(run=find_evaluation_images)
-    balance.set_defaults(run=balance_shards, max_pixels=0)
+    balance.set_defaults(max_pixels=0)
 
 
 def datasets_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,27 +127,23 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
 
     Datasets are written in the layout of CLIP_benchmark; images are stored with their original bytes.
     """
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = commands.add_parser("list", help="name every dataset by suite, or print one with its licence and source")
+    add = _commands(parser)
+    listing = add("list", list_datasets, "name every dataset by suite, or print one with its licence and source")
     listing.add_argument("name", nargs="?", help="a dataset, or a name with several languages")
-    listing.set_defaults(run=list_datasets)
 
-    convert = commands.add_parser("convert", help="convert a downloaded dataset to tar shards")
+    convert = add("convert", convert_dataset, "convert a downloaded dataset to tar shards")
     convert.add_argument("name", help="a dataset of the catalogue: clipzoo datasets list")
     convert.add_argument("--source", type=Path, required=True, help="the folder of the dataset's files as distributed")
     convert.add_argument("--root", type=output_folder, default=Path("data/downstream"), help="default: %(default)s")
     convert.add_argument("--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 or 80 templates")
-    convert.set_defaults(run=convert_dataset)
 
-    prompts = commands.add_parser("prompts", help="write shards whose captions are class prompts (FLYP)")
+    prompts = add("prompts", write_prompts, "write shards whose captions are class prompts (FLYP)")
     prompts.add_argument("dataset", type=Path, help="folder of a classification dataset")
     prompts.add_argument("output", type=output_folder, help="folder of the shards")
     prompts.add_argument("--split", default="train", help="default: %(default)s")
     prompts.add_argument("--samples", type=number_in(Samples), default=1000, help="in a shard; default: %(default)s")
-    prompts.set_defaults(run=write_prompts)
 
-    make = commands.add_parser("make", help="make one from your own images", description=MAKE_DATASET,
-                               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    make = add("make", make_dataset, "make one from your own images")
     make.add_argument("source", type=Path, help="a folder, a .csv or a .tsv")
     make.add_argument("output", type=output_folder, help="folder of the dataset; must not exist")
     make.add_argument("--captions", action="store_true", help="of a folder: NAME.txt next to each image")
@@ -210,7 +155,19 @@ def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     add_batch(make)
     make.add_argument("--metric", choices=("top1", "mean_per_class"), default="top1", help="the report's metric")
     _add_processes(make)
-    make.set_defaults(run=make_dataset)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
+    """Return a function that adds a command, given its name, the function that runs and describes it, and a summary."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], summary: str) -> argparse.ArgumentParser:
+        form = argparse.RawDescriptionHelpFormatter
+        command = commands.add_parser(name, help=summary, description=inspect.getdoc(run), formatter_class=form)
+        command.set_defaults(run=run)
+        return command
+
+    return add
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
@@ -237,9 +194,22 @@ def _share(text: str) -> float:
 
 
 def make_shards(options: argparse.Namespace) -> None:
-    from clipzoo.data import faults
+    """Pack images and captions into shards.
+
+    A table's image paths are relative to the table. Rows of a .csv or .tsv with the same image become one sample: .txt
+    holds the first caption, .json all of them (train with data.caption_key=captions). Every image is decoded;
+    OUTPUT/left_out.tsv names the files that training could not use. --hold-out 5% writes a share of the pairs to
+    OUTPUT/held_out instead, for eval.validation: equal captions are never on both sides.
+
+    Processes write shards at the same time. The same command continues an interrupted one, with the same bytes.
+    """
+    from clipzoo.data import faults, write
     from clipzoo.data.captions import described
-    from clipzoo.data.write import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
+    from clipzoo.data.index import check_shards, index_folders, load_or_build
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.reader import ShardReader
+    from clipzoo.data.tables.formats import TableRules
+    from clipzoo.data.tar import TarRules
 
     other_files: list[LeftOut] = []
     source, folder = Path(options.source), options.output.resolve()
@@ -257,19 +227,29 @@ def make_shards(options: argparse.Namespace) -> None:
         raise ConfigError(f"{folder} already has files ({min(files)}): give an empty folder")
     pairs: Sequence[AnyPair]
     if stored:
-        pairs = _stored_pairs(options, tables, partial)
+        # The index is written next to the shards or tables, or else below `partial`.
+        image = options.image if "--image" in options.given else None
+        caption = options.caption if "--caption" in options.given else None
+        rules = TableRules(None, image, caption, further_keys=tuple(options.keep)) if tables else TarRules(caption)
+        ((shards, _),) = rules.sources(options.source)
+        folders = [*index_folders(shards, None, None), partial / _SOURCE_INDEX]
+        reader = ShardReader(ShardCache(None, 50.0), rules)
+        samples = load_or_build(shards, reader.cache, folders, f"local:{options.processes}", rules)
+        check_shards([samples], 0.01, options.source, limit=None)
+        facts = samples.fingerprint, samples, reader, options.keep
+        pairs = [write.StoredPair(number, *facts) for number in range(samples.samples)]
     elif source.is_dir():
-        pairs, other_files = pairs_from_folder(source, options.caption_line)
+        pairs, other_files = write.pairs_from_folder(source, options.caption_line)
     elif source.suffix == ".json":
-        pairs = pairs_from_karpathy(source, options.images, options.splits)
+        pairs = write.pairs_from_karpathy(source, options.images, options.splits)
     elif source.is_file():
-        pairs = pairs_from_table(source, options.image, options.caption, options.keep)
+        pairs = write.pairs_from_table(source, options.image, options.caption, options.keep)
     else:
         raise ConfigError(f"{source} does not exist")
     held_out = options.output / "held_out"
     parts = {options.output: pairs}
     if options.hold_out is not None:
-        parts[options.output], parts[held_out] = hold_out(pairs, options.hold_out, options.hold_out_seed)
+        parts[options.output], parts[held_out] = write.hold_out(pairs, options.hold_out, options.hold_out_seed)
 
     # Fail before the work if the folder cannot be replaced, such as a mount point.
     with explained(folder):
@@ -296,22 +276,13 @@ def make_shards(options: argparse.Namespace) -> None:
         write_json(record, settings)
         for unfinished in partial.rglob(".*.tmp"):
             unfinished.unlink()
+        seed, keys = None if options.shuffle_seed < 0 else options.shuffle_seed, write.ShardWriter.__dataclass_fields__
+        writer = write.ShardWriter(**{key: vars(options)[key] for key in keys} | {"shuffle_seed": seed})
         for shard_folder, folder_pairs in parts.items():
-            written[shard_folder] = write_shards(
-                folder_pairs,
-                partial / shard_folder.relative_to(options.output),
-                samples_a_shard=options.samples_a_shard,
-                shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
-                shortest_side=options.shortest_side,
-                image_format=options.image_format,
-                quality=options.quality,
-                max_pixels=options.max_pixels,
-                processes=options.processes or 1,
-                resume=True,
-                progress=Progress("shards", "images"),
-            )
+            place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
+            written[shard_folder] = writer.write(folder_pairs, place, True, progress)
             written[shard_folder].write_index()
-        if any(shards.samples for shards in written.values()):
+        if any(result.samples for result in written.values()):
             shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
             publish_folder(partial, folder)
             (folder / _SETTINGS).unlink()
@@ -319,9 +290,9 @@ def make_shards(options: argparse.Namespace) -> None:
         if not any(partial.rglob("*.tar")):
             shutil.rmtree(partial, ignore_errors=True)
 
-    unused = [entry for shards in written.values() for entry in shards.left_out]
+    unused = [entry for result in written.values() for entry in result.left_out]
     faults.write_left_out([*unused, *other_files], options.output)
-    if not any(shards.samples for shards in written.values()):
+    if not any(result.samples for result in written.values()):
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
         hint = "" if stored or source.is_dir() else f" Paths are relative to {parent}/."
@@ -330,11 +301,11 @@ def make_shards(options: argparse.Namespace) -> None:
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
             f"{hint} {options.output / faults.FILE} names all."
         )
-    for shard_folder, shards in written.items():
-        print(f"{number_of(shards.samples, 'sample')} in {number_of(shards.shards, 'shard')} in {shard_folder}")
-        print(f"  {described(shards.captions.figures(options.batch))}")
+    for shard_folder, result in written.items():
+        print(f"{number_of(result.samples, 'sample')} in {number_of(result.shards, 'shard')} in {shard_folder}")
+        print(f"  {described(result.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
-    if joined := sum(shards.joined for shards in written.values()):
+    if joined := sum(result.joined for result in written.values()):
         print(
             f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"
@@ -362,25 +333,11 @@ def _stored(source: str) -> tuple[bool, bool]:
     return stored, holds_tables(path)
 
 
-def _stored_pairs(options: argparse.Namespace, tables: bool, partial: Path) -> Sequence[AnyPair]:
-    """Return the samples of shards or tables, whose index is written next to them, or else below `partial`."""
-    from clipzoo.data.index import FOLDER, check_shards, load_or_build
-    from clipzoo.data.locations import ShardCache, is_remote, parse_sources
-    from clipzoo.data.tables.formats import TableRules
-    from clipzoo.data.write import StoredPair, StoredPairs
-
-    image, caption = (vars(options)[name] if f"--{name}" in options.given else None for name in ("image", "caption"))
-    rules = TableRules(None, image, caption, None, None, tuple(options.keep)) if tables else None
-    (source,) = parse_sources(options.source) if rules is None else rules.sources(options.source)
-    beside = [] if is_remote(source.shards[0]) else [Path(source.shards[0]).parent / FOLDER]
-    cache, folders = ShardCache(None, 50.0), [*beside, partial / _SOURCE_INDEX]
-    index = load_or_build(source.shards, cache, folders, f"local:{options.processes}", caption, rules)
-    check_shards([index], 0.01, options.source, limit=None)
-    stored, fingerprint = StoredPairs(index, cache, rules, caption, options.keep), index.fingerprint
-    return [StoredPair(number, fingerprint, stored) for number in range(index.samples)]
-
-
 def index_shards(options: argparse.Namespace) -> None:
+    """Index shards before a run, with many processes, and print the number of samples and the damaged shards.
+
+    A run whose shards have no index does the same on its first rank.
+    """
     start = time.perf_counter()
     index = _load_index(options, options.on)[0]
     seconds = time.perf_counter() - start
@@ -392,9 +349,17 @@ def index_shards(options: argparse.Namespace) -> None:
 
 
 def look_at_shards(options: argparse.Namespace) -> None:
+    """Read all samples as training does, and summarize them in the terminal and on a page.
+
+    The page has sizes, lengths in tokens, scripts, frequent captions, unusable samples, duplicates and pairs.
+
+    OUTPUT/without_duplicates.npy has the uids of usable samples that are not copies, for data.uids. A copy has the
+    bytes of an earlier image, or differs by JPEG quality, size, or a crop that keeps about 90 % of each side.
+    """
     from clipzoo.report.samples import write_samples
 
-    (work, output), scores = _map_samples(options), None
+    (work, output), scores = _samples(options), None
+    _run_maps(options, output, work)
     if options.features is not None:
         from clipzoo.teachers import StoredTeacher
 
@@ -405,17 +370,26 @@ def look_at_shards(options: argparse.Namespace) -> None:
 
 
 def find_evaluation_images(options: argparse.Namespace) -> None:
-    from clipzoo.evaluation.datasets.contamination import test_images
+    """Find the test images of evaluation datasets among the samples: the same bytes, and near-duplicates.
+
+    OUTPUT/contamination.html has a table by dataset, OUTPUT/without_evaluation_images.npy the uids of other samples.
+    """
+    from clipzoo.report.samples import test_images, write_contamination
 
     evaluation, faults = test_images(options.root, options.dataset)
-    work, output = _map_samples(options, *evaluation.values())
-    from clipzoo.report.samples import write_contamination
-
+    work, output = _samples(options)
+    _run_maps(options, output, work, *evaluation.values())
     print(write_contamination(work, evaluation, faults, output / MAPS, output))
 
 
 def balance_shards(options: argparse.Namespace) -> None:
-    from clipzoo.data.maps.balance import CaptionEntries, most_frequent, normalised, weights_of, write_weights
+    """Compute MetaCLIP's weights of samples (Xu et al. 2024): frequent concepts are thinned out.
+
+    An entry of the metadata in c captions keeps a sample with probability min(1, T / c): a sample has the weight
+    1 - prod(1 - p) over the entries in its caption, 0 without one. OUTPUT/weights.parquet has uids and weights, for
+    data.weights.
+    """
+    from clipzoo.data.maps.samples import CaptionEntries, normalised, write_weights
 
     samples, output = _samples(options)
     work = CaptionEntries(**vars(samples), entries=None)
@@ -426,12 +400,13 @@ def balance_shards(options: argparse.Namespace) -> None:
             raise ConfigError(f"--words {options.words} has no line with a letter or digit")
     else:
         _run_maps(options, output, work)
-        entries = most_frequent(work.merged(output / MAPS), options.top)
+        # The first by name among equals.
+        sums = work.merged(output / MAPS).group_by("entry").aggregate([("count", "sum")])
+        order = [("count_sum", "descending"), ("entry", "ascending")]
+        entries = sums.sort_by(order)["entry"][: options.top].to_pylist()
     work = replace(work, entries=entries)
     _run_maps(options, output, work)
-    matches = work.merged(output / MAPS)
-    weights, counts = weights_of(matches, options.threshold)
-    write_weights(output / "weights.parquet", matches["uid"].to_pylist(), weights)
+    weights, counts = write_weights(output / "weights.parquet", work.merged(output / MAPS), options.threshold)
     print(
         f"{number_of(len(weights), 'sample')}, {(weights > 0).sum():,} with one of {len(entries):,} entries\n"
         f"entries in more than {options.threshold:,} captions: {(counts > options.threshold).sum():,}\n"
@@ -439,23 +414,16 @@ def balance_shards(options: argparse.Namespace) -> None:
     )
 
 
-def _map_samples(options: argparse.Namespace, *others: Map) -> tuple[SampleFacts, Path]:
-    """Compute the facts about all samples, and other maps."""
-    work, output = _samples(options)
-    _run_maps(options, output, work, *others)
-    return work, output
-
-
 def _samples(options: argparse.Namespace) -> tuple[SampleFacts, Path]:
     """Return the map of the samples of a command, which is not computed, and its output folder."""
     from clipzoo.data.locations import is_remote
     from clipzoo.data.maps.samples import SampleFacts
 
-    index, cache, tables = _load_index(options)
+    index, reader = _load_index(options)
     if options.output is None and is_remote(index.locations[0]):
         raise ConfigError("remote shards need --output FOLDER")
     output = options.output or Path(index.locations[0]).parent / "clipzoo_look"
-    return SampleFacts(index, cache, tables, options.caption_key, options.uid_key, options.max_pixels), output
+    return SampleFacts(index, reader, options.max_pixels), output
 
 
 def _run_maps(options: argparse.Namespace, output: Path, *parts: Map) -> None:
@@ -467,27 +435,30 @@ def _run_maps(options: argparse.Namespace, output: Path, *parts: Map) -> None:
     run_map(parts[0], output / MAPS, options.on, progress, *parts[1:])
 
 
-def _load_index(options: argparse.Namespace, on: str = "local") -> tuple[ShardIndex, ShardCache, TableRules | None]:
+def _load_index(options: argparse.Namespace, on: str = "local") -> tuple[ShardIndex, ShardReader]:
     from clipzoo.data.index import FOLDER, load_or_build
-    from clipzoo.data.locations import ShardCache, is_remote, parse_sources
-    from clipzoo.data.tables.formats import TableRules, holds_tables
+    from clipzoo.data.locations import ShardCache, is_remote
+    from clipzoo.data.reader import ShardReader
+    from clipzoo.data.tables.formats import Rules, TableRules, holds_tables
+    from clipzoo.data.tar import TarRules
 
-    cache, tables = ShardCache(options.cache_folder, options.cache_gigabytes), None
+    rules: Rules = TarRules(options.caption_key, options.uid_key)
     if holds_tables(options.shards[0]):
-        tables = TableRules(None, options.image_key, options.caption_key, options.uid_key, options.image_folder)
+        rules = TableRules(None, options.image_key, options.caption_key, options.uid_key, options.image_folder)
     else:
         # Pages name the samples of tars by uid, too.
         unread = ("--image-key", "--image-folder", *([] if "output" in options else ["--uid-key"]))
         refuse(options, unread, "is for tables")
-    (source,) = parse_sources(options.shards) if tables is None else tables.sources(options.shards)
+    reader = ShardReader(ShardCache(options.cache_folder, options.cache_gigabytes), rules)
+    (source,) = rules.sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    index = load_or_build(source.shards, cache, [folder], on, options.caption_key, tables)
+    index = load_or_build(source.shards, reader.cache, [folder], on, rules)
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
-    return index, cache, tables
+    return index, reader
 
 
 # Evaluation datasets
@@ -529,6 +500,18 @@ def convert_dataset(options: argparse.Namespace) -> None:
 
 
 def make_dataset(options: argparse.Namespace) -> None:
+    """Make an evaluation dataset from your own images.
+
+      SOURCE is                                 evaluated as
+      a folder of folders                       classification: each folder is a class
+      a folder with train/, (val/,) test/       classification, with a linear probe: folders of classes in each
+      a folder, --captions                      retrieval: NAME.txt next to NAME.png has a caption on each line
+      a .csv or .tsv, --label COLUMN            classification: an image and its class in each row
+      a .csv or .tsv, --caption COLUMN          retrieval: an image and a caption in each row
+
+    OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
+    Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
+    """
     from clipzoo.data.captions import described
     from clipzoo.data.faults import summary
     from clipzoo.evaluation.datasets import own

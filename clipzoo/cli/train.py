@@ -206,7 +206,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None, 
 
     def fingerprint(run: Path) -> str | None:
         # Imports numpy, and is only called if a run was trained on shards in another place.
-        from clipzoo.data.index import stored_fingerprint
+        from clipzoo.data.tables.selection import stored_fingerprint
 
         # A grown dataset begins with that of the run, or is refused when it is opened.
         grow = values["data"].get("grow")

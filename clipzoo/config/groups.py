@@ -23,10 +23,10 @@ FOREIGN_KEYS = {
     "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
     "beta2": "optim.betas", "checkpoint": "init.weights", "ckpt": "init.weights", "dataset": "data",
     "grad_clip_norm": "trainer.clip_gradient", "learning_rate": "optim.schedule.peak", "logs": "runs",
-    "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "pretrained": "init.weights",
-    "report_to": "logger", "save_every": "trainer.checkpoints.every", "save_frequency": "trainer.checkpoints.every",
-    "tensorboard": "logger=tensorboard", "train_data": "data.shards", "wandb": "logger=wandb",
-    "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
+    "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "path": "data=table",
+    "pretrained": "init.weights", "report_to": "logger", "save_every": "trainer.checkpoints.every",
+    "save_frequency": "trainer.checkpoints.every", "tensorboard": "logger=tensorboard", "train_data": "data.shards",
+    "wandb": "logger=wandb", "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
 FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pretrained"}

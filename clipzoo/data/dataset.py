@@ -32,22 +32,14 @@ from clipzoo.data.base import Dataset
 from clipzoo.data.captions import CaptionCounts, StoredSample, caption_keys, chosen, digest, fitted
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import WHOLE, ImageTransform, Region, read_header
-from clipzoo.data.index import (
-    Selection,
-    ShardIndex,
-    check_shards,
-    extent,
-    fingerprint,
-    index_folders,
-    load_or_build,
-    weights_digest,
-)  # fmt: skip
+from clipzoo.data.index import ShardIndex, check_shards, extent, index_folders, load_or_build
 from clipzoo.data.loader import iterate
-from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.locations import ShardCache
 from clipzoo.data.plan import UNIT, Counts, Ids, Nodes, Plan, Weights, first_ids, generator
 from clipzoo.data.reader import Prefetcher, ShardReader
-from clipzoo.data.tables.formats import JoinedTable, TableRules
-from clipzoo.data.tables.selection import names_in, select, weigh
+from clipzoo.data.tables.formats import JoinedTable, Rules, TableRules
+from clipzoo.data.tables.selection import WEIGHT_FILES, Selection, fingerprint, names_in, select, weigh, weights_digest
+from clipzoo.data.tar import TarRules
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.distributed.launch import loader_workers, say
 from clipzoo.errors import ConfigError, number_of
@@ -58,8 +50,6 @@ Locations = str | list[str] | list[dict[str, str | float | list[str]]]
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
 Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
 _MOST_CANDIDATES = 64
-_FACTS = ("data", list), ("step", int)
-"""Facts in the mark of a checkpoint: the history of the dataset, and the number of steps."""
 Loaded = TypeVar("Loaded")
 
 
@@ -132,7 +122,7 @@ class ShardDataset(Part, Dataset):
         image_folder: str | None = None,
         where: str | None = None,
         uids: str | None = None,
-        duplicates: Literal["image", "pair"] | None = None,
+        duplicates: Literal["image", "pair", "near"] | None = None,
         fraction: Share | None = None,
         selection_seed: int | None = None,
         caption_table: str | None = None,
@@ -152,18 +142,16 @@ class ShardDataset(Part, Dataset):
             if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
                 message = f"the probabilities must be above 0 and sum to 1, not to {sum(shares):g}"
                 raise ConfigError(f"data.caption_key={dict(caption_key)}: {message}")
-        self._tables: TableRules | None = None
-        if shards is not None and path is None:
-            self._sources = parse_sources(shards)
-        elif path is not None and shards is None:
+        self._rules: Rules = TarRules(caption_key, uid_key)
+        if path is not None:
             further = (hard_key, box_key, group_key, weights, *names_in(where or ""))
             keys = tuple(key for key in further if key is not None)
-            self._tables = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
-            self._sources = self._tables.sources(path)
-        else:
+            self._rules = TableRules(format, image_key, caption_key, uid_key, image_folder, keys)
+        if (places := shards if path is None else path) is None or None not in (shards, path):
             raise ConfigError(f"data.shards is {shards} and data.path {path}: give one of them (tables: data=table)")
+        self._sources = self._rules.sources(places)
         if locality == "node":
-            if self._tables is not None:
+            if path is not None:
                 raise ConfigError("data.locality=node reads parts of tars, not of data.path: set data.locality=none")
             if pipes := [name for source in self._sources for name in source.shards if name.startswith("pipe:")]:
                 reason = "the output of a command has no parts: set data.locality=none, or give URLs or files"
@@ -182,8 +170,7 @@ class ShardDataset(Part, Dataset):
         self._cache = ShardCache(cache_folder, cache_gigabytes)
         self._run: Path | None = None
         self._indexes: list[ShardIndex] = []
-        facts = {"where": where, "uids": uids, "duplicates": duplicates, "fraction": fraction}
-        self._selection = Selection.of({**facts, "selection_seed": selection_seed, "uid_key": uid_key})
+        self._selection = Selection(where, uids, duplicates, fraction, selection_seed, uid_key)
         self._caption_table, self._uid_key, self._long_captions = caption_table, uid_key, long_captions
         self._joined: JoinedTable | None = None
         if grow and fraction is not None:
@@ -203,38 +190,47 @@ class ShardDataset(Part, Dataset):
         Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
         """
         self._run = cache
+        for key, file in (("uids", self._selection.uids), ("weights", self._weights)):
+            if file and (key == "uids" or Path(file).suffix in WEIGHT_FILES) and not Path(file).is_file():
+                raise ConfigError(f"data.{key}={file} is not a file")
         if self._caption_table is not None:
             keys = [key for key in (*caption_keys(self._caption_key), self._hard_key) if key is not None]
             self._joined = JoinedTable(self._caption_table, keys, self._uid_key, self._cache)
-            if self._tables is not None:
-                self._tables = replace(self._tables, joined=self._joined.columns)
+            self._rules = replace(self._rules, joined=self._joined.columns)
 
         nodes = Nodes(world.nodes(), world.rank) if self._divided else None
         self._nodes = None if nodes is None or nodes.count == 1 else nodes
-        self._reader = ShardReader(self._cache, self._tables, self._joined, self._uid_key, self._nodes)
+        self._reader = ShardReader(self._cache, self._rules, self._joined, self._nodes)
 
         folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
 
+        plain = ShardReader(self._cache, self._rules)
+
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
             indexes = [
-                load_or_build(source.shards, self._cache, places, "local", self._caption_key, self._tables)
+                load_or_build(source.shards, self._cache, places, rules=self._rules)
                 for source, places in zip(self._sources, folders, strict=True)
             ]
-            setting = "data.shards" if self._tables is None else "data.path"
-            faults = check_shards(indexes, self._max_bad_fraction, setting) if check else []
-            if self._selection is not None:
-                selection = partial(select, self._selection, self._cache, self._tables)
-                indexes = list(map(selection, indexes, folders))
-            return indexes, faults
+            faults = check_shards(indexes, self._max_bad_fraction, self._rules.setting) if check else []
+            return list(map(partial(select, self._selection, plain), indexes, folders)), faults
 
         self._indexes, faults = world.run_on_first(partial(load, check=True))
         # A node with its own copies of shards and index has to build its own index.
         if not all(index.data.is_file() for index in self._indexes):
             self._indexes, _ = load(check=False)
         if self._weights is not None:
-            self._weigh(self._weights, folders, world)
+            weighed = partial(weigh, self._weights, plain)
+            world.run_on_first(lambda: len(list(map(weighed, self._indexes, folders))))
+            self._of_samples = list(map(weighed, self._indexes, folders))
+            for (units, _, passes), rows in ((of_source, of_source.rows) for of_source in self._of_samples):
+                say(
+                    f"data: weights above 0 of {np.count_nonzero(units):,} of {number_of(len(units), 'sample')}, "
+                    f"the largest {units.max() * passes / UNIT:.6g}: {number_of(rows * passes, 'row')} an epoch"
+                    f"{f' in {passes} passes' if passes > 1 else ''}"
+                )
         checkpoints = (cache or Path()) / "checkpoints"
-        self._history = self._grown(*world.run_on_first(lambda: [recorded(checkpoints, *fact) for fact in _FACTS]))
+        of_run = lambda: (recorded(checkpoints, "data", list), recorded(checkpoints, "step", int))  # noqa: E731
+        self._history = self._grown(*world.run_on_first(of_run))
         if len(set(world.gather_object(self._history[-1]["fingerprint"]))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = self._history[-1]["samples"]
@@ -296,23 +292,6 @@ class ShardDataset(Part, Dataset):
         rows = [weighted.passes * weighted.rows for weighted in self._of_samples]
         return sum(rows) if rows else int(self._history[0]["samples"])
 
-    def _weigh(self, weights: str, folders: Sequence[Sequence[Path]], world: World) -> None:
-        """Load the weights of all samples, which the first rank computes if needed. Collective."""
-
-        def load() -> list[Weights]:
-            places = zip(self._indexes, folders, strict=True)
-            return [weigh(weights, self._uid_key, self._cache, self._tables, *place) for place in places]
-
-        world.run_on_first(lambda: len(load()))
-        self._of_samples = load()
-        if world.is_first:
-            for (units, _, passes), rows in ((weighted, weighted.rows) for weighted in self._of_samples):
-                say(
-                    f"data: weights above 0 of {np.count_nonzero(units):,} of {number_of(len(units), 'sample')}, "
-                    f"the largest {units.max() * passes / UNIT:.6g}: {number_of(rows * passes, 'row')} an epoch"
-                    f"{f' in {passes} passes' if passes > 1 else ''}"
-                )
-
     def repeats(self, view: Literal["image", "text"]) -> bool:
         # Replacements of unusable samples are rare exceptions.
         transform = self._transform
@@ -371,7 +350,8 @@ class ShardDataset(Part, Dataset):
         """Return this rank's share of a step, the rows `rows` of the global batch, and its faults."""
         global_rows = plan.rows(step)
         if self._nodes is not None:
-            rows = self._nodes.rows(self._owners(self._nodes, global_rows.sample_id))
+            first, _, shards, counts = self._shards_of(global_rows.sample_id)
+            rows = self._nodes.rows(self._nodes.owners(shards, global_rows.sample_id - first, counts))
             self._reader.fetch(map(self._locate, global_rows.sample_id[rows].tolist()))
         ids, epochs = torch.from_numpy(global_rows.sample_id[rows].copy()), global_rows.epoch[rows].tolist()
         stored_keys = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
@@ -479,20 +459,20 @@ class ShardDataset(Part, Dataset):
             except BadSampleError as error:
                 failure = failure or error
         assert failure is not None
+        keys = "data.path, data.image_key, data.image_folder" if self._rules.is_table else "data.shards"
         raise ConfigError(
             f"{self.names([sample_id])[0]} cannot be used ({failure.reason}), nor any of the samples that follow "
-            "it: check data.shards and data.caption_key"
+            f"it: check {keys} and data.caption_key"
         )
 
     def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
         """Return the index that holds a sample, its shard, and its position in the shard."""
-        first, source, shard, _ = self._table[:, self._table[0].searchsorted(sample_id, side="right") - 1].tolist()
+        first, source, shard, _ = self._shards_of(sample_id).tolist()
         return self._indexes[source], shard, sample_id - first
 
-    def _owners(self, nodes: Nodes, sample_ids: Ids) -> Ids:
-        """Return the nodes that own samples [k]."""
-        first, _, shards, counts = self._table[:, self._table[0].searchsorted(sample_ids, side="right") - 1]
-        return nodes.owners(shards, sample_ids - first, counts)
+    def _shards_of(self, sample_ids: int | Ids) -> Ids:
+        """Return the columns of `_table` for the shards of samples, [4] or [4, k]."""
+        return self._table[:, self._table[0].searchsorted(sample_ids, side="right") - 1]
 
     def _plan(self, seed: int, global_batch: int) -> Plan:
         weights, (start, *growth) = [source.weight for source in self._sources], self._history

@@ -299,8 +299,15 @@ class EncodedImage:
                 return simplejpeg.decode_jpeg(self._encoded, min_height=height, min_width=width)
         with _pil_errors():
             image = self._image or self._open()
-            if image.format == "PNG":
-                _check_pixels(self._encoded)
+            # PIL does not test the checksums of a PNG's pixels.
+            content, start = memoryview(self._encoded), 8
+            while image.format == "PNG" and start + 12 <= len(content):
+                end = start + 8 + int.from_bytes(content[start : start + 4], "big")
+                checksum = content[end : end + 4]
+                complete = content[start + 4 : start + 8] == b"IDAT" and len(checksum) == 4
+                if complete and zlib.crc32(content[start + 4 : end]) != int.from_bytes(checksum, "big"):
+                    raise BadSampleError("undecodable_image", f"the checksum of bytes {start} to {end} is wrong")
+                start = end + 4
             if reduction > 1:
                 image.draft(None, (self.width // reduction, self.height // reduction))
             image.load()
@@ -316,18 +323,6 @@ class EncodedImage:
                     pixels[top:end] = np.asarray(to_rgb(image.crop((0, top, width, end))))
             image.close()
             return pixels
-
-
-def _check_pixels(png: bytes) -> None:
-    """Raise BadSampleError if a checksum of a PNG's pixels is wrong, which PIL does not test."""
-    content, start = memoryview(png), 8
-    while start + 12 <= len(png):
-        end = start + 8 + int.from_bytes(content[start : start + 4], "big")
-        checksum = content[end : end + 4]
-        complete = content[start + 4 : start + 8] == b"IDAT" and len(checksum) == 4
-        if complete and zlib.crc32(content[start + 4 : end]) != int.from_bytes(checksum, "big"):
-            raise BadSampleError("undecodable_image", f"the checksum of bytes {start} to {end} is wrong")
-        start = end + 4
 
 
 @contextmanager

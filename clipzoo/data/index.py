@@ -13,31 +13,27 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from clipzoo import io
-from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import CaptionCounts, caption_keys
 from clipzoo.data.faults import Fault
-from clipzoo.data.locations import ShardCache, Source, State, is_remote, parse_sources, states
-from clipzoo.data.maps.engines import Map, run_map
-from clipzoo.data.tables.formats import TableRules, scan_table
-from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_file, scan_shard
+from clipzoo.data.locations import ShardCache, State, is_remote, states
+from clipzoo.data.maps.engines import Map, Result, map_in_children, run_map
+from clipzoo.data.tables.formats import Rules
+from clipzoo.data.tar import RECORD, ROLES, TARS, UNTERMINATED, Scan
 from clipzoo.errors import ConfigError, masked, number_of
 
 FOLDER = "clipzoo_index"
-WEIGHT_FILES = (".npy", ".parquet")
-"""Endings of files of sample weights."""
 VERSION = 2
-DATASET = "clipzoo.data.dataset.ShardDataset"
 REMEDY = "the index is built again"
 SHARDS_PER_PROCESS = 8
 _SHOWN = 3
@@ -120,53 +116,18 @@ class ShardIndex:
         return ShardIndex, (self.shards, self.locations, self.data, self.captions, self.dropped)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which samples a run sees, in the order in which samples are left out.
-
-    where: condition of SQL on keys of the .json or columns. uids: a .npy of texts or of DataComp's pairs of numbers,
-    or a text file with a uid a line.
-    duplicates: keep only the first of the samples with the same bytes of the image, or of image and (first) caption.
-    fraction: of the samples that are left, keep those with the smallest digests of seed, shard and key.
-    """
-
-    where: str | None = None
-    uids: str | None = None
-    duplicates: Literal["image", "pair"] | None = None
-    fraction: float | None = None
-    seed: int | None = None
-    uid_key: str | None = None
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Selection | None:
-        """Return the selection of a `data` node, None without one."""
-        names = ("where", "uids", "duplicates", "fraction", "selection_seed", "uid_key")
-        selection = cls(*(data.get(name) for name in names))
-        return None if selection == cls(seed=selection.seed, uid_key=selection.uid_key) else selection
-
-    def name(self, index: ShardIndex) -> str:
-        """Return the name of the index of the selected samples."""
-        uids = None if self.uids is None else io.digest_of(Path(self.uids))
-        return hashlib.sha256(repr((index.fingerprint, replace(self, uids=uids))).encode()).hexdigest()[:16]
-
-
 def load_or_build(
-    locations: Sequence[str],
-    cache: ShardCache,
-    folders: Sequence[Path],
-    on: str = "local",
-    caption_key: CaptionKeys | None = None,
-    tables: TableRules | None = None,
+    locations: Sequence[str], cache: ShardCache, folders: Sequence[Path], on: str = "local", rules: Rules = TARS
 ) -> ShardIndex:
     """Return an up-to-date index of the shards; only new and changed shards are read, and after a kill the others.
 
     folders: a new index is written to the first of them that is writable. on: processes that read, see `run_map`.
-    caption_key: data.caption_key; the captions under its first key are counted. tables: how the rows of tables are
-    read; None for tars. Raises ConfigError if no folder is writable, UnfinishedError as `run_map` does.
+    rules: how the shards are read; the captions under the first of its keys are counted. Raises ConfigError if no
+    folder is writable, UnfinishedError as `run_map` does.
     """
-    name = index_name(locations, caption_key, tables)
+    name = index_name(locations, rules)
     last_index = load(name, locations, folders)
-    present_states = states(locations, tables is not None)
+    present_states = states(locations, rules.is_table)
     indexed_shards: list[Shard | None] = list(last_index.shards) if last_index else [None] * len(locations)
     # The state of a pipe is unknown until it is read: an intact shard is trusted.
     stale = [
@@ -179,7 +140,7 @@ def load_or_build(
     # Read new and changed shards, and copy the rows of all others.
     names = relative_names(locations)
     stale_shards = list(compress(zip(names, locations, present_states, strict=True), stale))
-    work = ShardScans(stale_shards, cache, caption_key, tables)
+    work = ShardScans(stale_shards, cache, rules)
 
     def rows(parts: Path) -> Iterator[tuple[Shard, np.ndarray, Sequence[str]]]:
         scans = map(work.read, range(len(work.shards)), work.files(parts))
@@ -206,26 +167,17 @@ class ShardScans(Map):
 
     shards: Sequence[tuple[str, str, State | None]]
     cache: ShardCache
-    caption_key: CaptionKeys | None
-    tables: TableRules | None
+    rules: Rules
     suffix = ".part"
     least_items = SHARDS_PER_PROCESS
 
     def contents(self) -> Sequence[str]:
-        settings = (VERSION, self.caption_key, self.tables and self.tables.identity)
+        settings = (VERSION, self.rules.caption_key, self.rules.identity)
         return [f"ShardScans {settings} {name} {state}" for name, _, state in self.shards]
 
     def scan(self, item: int) -> Scan:
         _, location, state = self.shards[item]
-        if self.tables is not None:
-            return scan_table(self.tables, self.cache, state, location)
-        if not is_remote(location):
-            return scan_shard(location, self.caption_key)
-        try:
-            with os.fdopen(self.cache.open(location), "rb") as file:
-                return scan_file(file, self.caption_key)
-        except OSError as error:
-            return Scan(f"unreadable: {error}")
+        return self.rules.scan(self.cache, state, location)
 
     def write(self, item: int, file: Path) -> None:
         scan = self.scan(item)
@@ -298,18 +250,19 @@ def write_index(
     """
     shards: list[Shard] = []
     key_start, content = 0, hashlib.sha256()
-    with io.explained(folder):
-        # Unnamed files: a killed process leaves none.
-        files = [tempfile.TemporaryFile(dir=folder) for _ in range(2)]  # noqa: SIM115 - closed below
-    try:
+    # Unnamed files: a killed process leaves none.
+    with (
+        io.explained(folder),
+        tempfile.TemporaryFile(dir=folder) as all_records,
+        tempfile.TemporaryFile(dir=folder) as all_keys,
+    ):
         for shard, records, keys in rows:
             parts = records.tobytes(), "\0".join(keys).encode()
             shard = replace(shard, key_start=key_start, key_bytes=len(parts[1]), digest=_digest(*parts))
             shards.append(replace(shard, count=len(keys), duplicates=len(keys) - len(set(keys))))
             key_start += shard.key_bytes
-            for file, part in zip(files, parts, strict=True):
-                with io.explained(folder):
-                    file.write(part)
+            for file, part in zip((all_records, all_keys), parts, strict=True):
+                file.write(part)
                 content.update(part)
         samples = sum(shard.count for shard in shards)
         # No files are written for a source without samples, such as a mistyped one.
@@ -317,20 +270,16 @@ def write_index(
             return ShardIndex(shards, locations, folder / "nothing", CaptionCounts(), dropped)
         data = folder / f"{name}-{content.hexdigest()[:12]}.bin"
         with io.whole(data) as target:
-            for file in files:
+            for file in (all_records, all_keys):
                 file.seek(0)
                 shutil.copyfileobj(file, target)
-        captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
-        table = {
-            "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
-            "shards": [asdict(shard) for shard in shards], "dropped": dropped,
-        }  # fmt: skip
-        io.write_whole(folder / f"{name}.json", json.dumps(table))
-        return ShardIndex(shards, locations, data, captions, dropped)
-    finally:
-        for file in files:
-            with suppress(OSError):  # a full disk, which has been reported
-                file.close()
+    captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
+    table = {
+        "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
+        "shards": [asdict(shard) for shard in shards], "dropped": dropped,
+    }  # fmt: skip
+    io.write_whole(folder / f"{name}.json", json.dumps(table))
+    return ShardIndex(shards, locations, data, captions, dropped)
 
 
 def load(name: str, locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
@@ -396,11 +345,17 @@ def _is_row(row: object) -> bool:
     )
 
 
-def index_name(locations: Sequence[str], caption_key: CaptionKeys | None, tables: TableRules | None) -> str:
+def of_shards(function: Callable[[int], Result], index: ShardIndex) -> list[Result]:
+    """Return the results of a function of the number of a shard for all shards, computed by processes."""
+    processes = min(os.cpu_count() or 1, len(index.shards) // SHARDS_PER_PROCESS)
+    return list(map_in_children(function, range(len(index.shards)), processes, 1))
+
+
+def index_name(locations: Sequence[str], rules: Rules) -> str:
     """Return the file name, without suffix, of the index of these shards, which counts the captions under a key."""
-    key = caption_keys(caption_key)[0]
+    key = caption_keys(rules.caption_key)[0]
     names = [*relative_names(locations), *([] if key is None else ["caption_key", key])]
-    names += [] if tables is None else [tables.identity]
+    names += [] if rules.identity is None else [rules.identity]
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 
@@ -449,7 +404,14 @@ def check_shards(
                     ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
                     shard_cut = int((ends.astype(np.int64) > shard.state[0]).sum())
                 if not shard_cut:
-                    shard_unindexed = max(0, _stated_count(location, usual_count) - shard.count)
+                    stated = usual_count
+                    stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
+                    if not is_remote(location) and stats.is_file():
+                        read = partial(
+                            io.read_json, stats, io.MB, "the size of other shards is used", fields={"successes": int}
+                        )
+                        stated = int(io.DamageLog().read(read, {"successes": usual_count})["successes"])
+                    shard_unindexed = max(0, stated - shard.count)
                 cut, never_indexed = cut + shard_cut, never_indexed + shard_unindexed
                 lost = shard_cut + shard_unindexed
                 loss = "an unknown number of" if lost >= _UNKNOWN else f"about {lost}"
@@ -483,27 +445,6 @@ def check_shards(
     return faults
 
 
-def _stated_count(location: str, usual: int) -> int:
-    """Return the number of samples that img2dataset states for a shard, or else `usual`."""
-    if is_remote(location) or not (stats := Path(location).with_name(f"{Path(location).stem}_stats.json")).is_file():
-        return usual
-    read = partial(io.read_json, stats, io.MB, "the size of other shards is used", fields={"successes": int})
-    return int(io.DamageLog().read(read, {"successes": usual})["successes"])
-
-
-def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int, *others: str | None) -> str:
-    """Return a digest of the shards' names and samples, of the settings of their order, and of other files."""
-    facts = [(index.fingerprint, source.weight) for index, source in zip(indexes, sources, strict=True)]
-    return hashlib.sha256(repr((facts, window, *filter(None, others))).encode()).hexdigest()
-
-
-def weights_digest(weights: str | None) -> str | None:
-    """Return a text that identifies the sample weights of `data.weights`."""
-    if weights is None:
-        return None
-    return f"weights {io.digest_of(Path(weights)) if Path(weights).suffix in WEIGHT_FILES else weights}"
-
-
 def extent(index: ShardIndex, settings: list[Any], shards: int, samples: int) -> list[Any]:
     """Return these settings and numbers, and a digest of names, keys and records of the first shards and samples.
 
@@ -516,27 +457,3 @@ def extent(index: ShardIndex, settings: list[Any], shards: int, samples: int) ->
             digest = _digest(index.records_of(number)[:count].tobytes(), "\0".join(index.keys(number)[:count]).encode())
         facts.append((shard.name.rpartition("/")[2], count, digest))
     return [settings, shards, samples, hashlib.sha256(repr(facts).encode()).hexdigest()]
-
-
-def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
-    """Return the fingerprint of a `data` node's dataset from its index, which `run` may hold; None if outdated."""
-    if data["_target_"] != DATASET:
-        return None
-    tables: TableRules | None = None
-    if data.get("path") is not None:
-        tables = TableRules(data["format"], data["image_key"], data["caption_key"], data["uid_key"])
-    sources, indexes = parse_sources(data["shards"]) if tables is None else tables.sources(data["path"]), []
-    selection = Selection.of(data)
-    for source in sources:
-        folders = index_folders(source.shards, data["index_folder"], run)
-        index = load(index_name(source.shards, data["caption_key"], tables), source.shards, folders)
-        with suppress(OSError):
-            # Another dataset may have shards of the same names.
-            if index and states(source.shards, tables is not None) == [shard.state for shard in index.shards]:
-                if selection is not None:
-                    index = load(selection.name(index), source.shards, folders)
-                indexes += [index] if index else []
-    if len(indexes) < len(sources):
-        return None
-    joined, weights = data.get("caption_table"), weights_digest(data.get("weights"))
-    return fingerprint(indexes, sources, data["shuffle_window"], joined and io.digest_of(Path(joined)), weights)

@@ -18,7 +18,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from clipzoo.data.children import bind_to_parent
+from clipzoo.data.maps.engines import bind_to_parent
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.types import Batch
 

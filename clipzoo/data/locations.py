@@ -14,7 +14,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -101,8 +101,12 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
     if tables is not None and (files := tables(pattern)) is not None:
         return files
     if tables is None and pattern.lower().endswith(TABLES):
-        if (shards := _shards_of_index(pattern)) is not None:
-            return shards
+        # An index of wids lists tars, relative to its folder.
+        file = Path(pattern).expanduser().absolute()
+        entries = read_json(file, 64 * MB).get("shardlist") if file.suffix == ".json" and file.is_file() else None
+        if isinstance(entries, list):
+            urls = [str(entry.get("url")) for entry in entries if isinstance(entry, dict)]
+            return [url if is_url(url) else str(below(file.parent, url, links=True)) for url in urls]
         raise ConfigError(
             f"data.shards={pattern} is a table, not shards: train with data=table data.path={pattern}, or make shards "
             f"with clipzoo shards make {pattern} shards/"
@@ -114,19 +118,36 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
         paths = list(braceexpand(pattern)) if "{" in pattern else [pattern]
     except ValueError as error:
         raise ConfigError(f"data.shards: {pattern}: {error}") from None
-    return paths if pattern.startswith("pipe:") else [shard for path in paths for shard in _listed(path)]
-
-
-def _shards_of_index(path: str) -> list[str] | None:
-    """Return the tars that an index of wids lists, relative to its folder; None if the file is another one."""
-    file = Path(path).expanduser().absolute()
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    entries = read_json(file, 64 * MB).get("shardlist")
-    if not isinstance(entries, list):
-        return None
-    urls = [str(entry.get("url")) for entry in entries if isinstance(entry, dict)]
-    return [url if is_url(url) else str(below(file.parent, url, links=True)) for url in urls]
+    if pattern.startswith("pipe:"):
+        return paths
+    # The shards of folders and globs, on the disk or in a store; else absolute paths and URLs.
+    all_shards = list[str]()
+    for path in paths:
+        fault = "matches no file"
+        if is_url(path):
+            shards = [path]
+            if glob.has_magic(path) or path.endswith("/"):
+                filesystem, store_path = open_filesystem(path, KEY)
+                listed = store_path.rstrip("/") + "/*.tar" if path.endswith("/") else store_path
+                try:
+                    names = sorted(repeated(path, partial(filesystem.glob, listed), KEY))
+                except OSError as error:
+                    raise ConfigError(f"data.shards: {path} cannot be listed: {error}") from error
+                shards = [filesystem.unstrip_protocol(name) for name in names]
+        else:
+            try:
+                absolute = Path(path).expanduser().absolute()
+            except RuntimeError as error:
+                raise ConfigError(f"data.shards: {path}: {error}") from None
+            shards = [str(absolute)]
+            if absolute.is_dir():
+                shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
+            elif glob.has_magic(path) and not absolute.exists():
+                shards = sorted(glob.glob(str(absolute)))
+        if not shards:
+            raise ConfigError(f"data.shards: {path} {fault}")
+        all_shards += shards
+    return all_shards
 
 
 def _count(pattern: str) -> int:
@@ -150,34 +171,6 @@ def _count(pattern: str) -> int:
         # Innermost braces first: each becomes a character that represents its count.
         text, replaced = _BRACES.subn(marked, text)
     return product(text)
-
-
-def _listed(path: str) -> list[str]:
-    """Return the shards of a folder or of a glob, on the disk or in a store; else the absolute path or the URL."""
-    if is_url(path):
-        if not glob.has_magic(path) and not path.endswith("/"):
-            return [path]
-        filesystem, store_path = open_filesystem(path, KEY)
-        pattern, fault = store_path.rstrip("/") + "/*.tar" if path.endswith("/") else store_path, "matches no file"
-        try:
-            names = sorted(repeated(path, lambda: filesystem.glob(pattern), KEY))
-        except OSError as error:
-            raise ConfigError(f"data.shards: {path} cannot be listed: {error}") from error
-        shards = [filesystem.unstrip_protocol(name) for name in names]
-    else:
-        try:
-            absolute = Path(path).expanduser().absolute()
-        except RuntimeError as error:
-            raise ConfigError(f"data.shards: {path}: {error}") from None
-        if absolute.is_dir():
-            shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
-        elif glob.has_magic(path) and not absolute.exists():
-            shards, fault = sorted(glob.glob(str(absolute))), "matches no file"
-        else:
-            return [str(absolute)]
-    if not shards:
-        raise ConfigError(f"data.shards: {path} {fault}")
-    return shards
 
 
 def piece(location: str) -> tuple[str, range | None]:
@@ -240,7 +233,8 @@ def _version(facts: Mapping[str, Any]) -> str:
     return "".join(str(facts[name]) for name in names if name in facts)
 
 
-def _copy_name(location: str, content: str) -> str:
+def copy_name(location: str, content: str) -> str:
+    """Return the name of a copy in the cache that differs if `content` does."""
     name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]}-{name}"
 
@@ -268,19 +262,8 @@ class ShardCache:
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
             return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
-        name = _copy_name(location, location)
+        name = copy_name(location, location)
         return self.copy(name, partial(copy_location, location), lambda found: found == size)
-
-    def open_ranges(self, location: str, ranges: Ranges, size: Callable[[], int], sizes: Collection[int]) -> int:
-        """Return a file descriptor of a copy of some bytes of a URL, as `copy_ranges` writes it.
-
-        size: returns the present size of the file, called before a download. sizes: a cached copy is reused if the file
-        had one of these sizes. Raises as `open` and `size` do.
-        """
-        first, end = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
-        lengths = {max(0, min(end, size) - first) for size in sizes}
-        write = partial(copy_ranges, location, ranges, size)
-        return self.copy(_copy_name(location, repr((location, ranges))), write, lengths.__contains__)
 
     def copy(self, name: str, write: Callable[[IO[bytes]], None], is_current: Callable[[int], bool]) -> int:
         """Return a file descriptor of the copy with this name, which the caller closes; write the copy if needed.

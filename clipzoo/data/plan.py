@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -115,19 +115,18 @@ class Plan:
     def rows(self, step: int) -> Rows:
         """Return the rows [global_batch] of a step."""
         first, last = step * self.global_batch, (step + 1) * self.global_batch
-        cuts = [first, *(stage.row for stage in self.stages if first < stage.row < last), last]
-        return Rows(*map(np.concatenate, zip(*starmap(self._rows, pairwise(cuts)), strict=True)))
-
-    def _rows(self, first: int, last: int) -> Rows:
-        """Return rows first .. last - 1, which are of one stage."""
-        stage = next(stage for stage in reversed(self.stages) if stage.row <= first)
-        parts, times = [], []
-        for source, (before, share) in enumerate(zip(stage.items, stage.mixture.shares, strict=True)):
-            start, stop = self.count(source, first), self.count(source, last)
-            parts.append(self._streams[source].rows(start, stop))
-            times.append((2 * np.arange(start - before, stop - before) + 1) / share)
-        arrangement = np.argsort(np.concatenate(times), kind="stable")
-        return Rows(*(np.concatenate(columns)[arrangement] for columns in zip(*parts, strict=True)))
+        cuts, rows = [first, *(stage.row for stage in self.stages if first < stage.row < last), last], []
+        for first, last in pairwise(cuts):
+            # These rows are of one stage.
+            stage = next(stage for stage in reversed(self.stages) if stage.row <= first)
+            parts, times = [], []
+            for source, (before, share) in enumerate(zip(stage.items, stage.mixture.shares, strict=True)):
+                start, stop = self.count(source, first), self.count(source, last)
+                parts.append(self._streams[source].rows(start, stop))
+                times.append((2 * np.arange(start - before, stop - before) + 1) / share)
+            arrangement = np.argsort(np.concatenate(times), kind="stable")
+            rows.append([np.concatenate(columns)[arrangement] for columns in zip(*parts, strict=True)])
+        return Rows(*map(np.concatenate, zip(*rows, strict=True)))
 
     def row(self, source: int, item: int) -> int:
         """Return the row of the run that holds item `item` of the source."""

@@ -16,10 +16,10 @@ import numpy as np
 from clipzoo.data.captions import StoredSample, TarSample
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.index import Shard, ShardIndex
-from clipzoo.data.locations import Ranges, ShardCache, copy_ranges, is_remote, states
+from clipzoo.data.locations import ShardCache, copy_name, copy_ranges, is_remote, states
 from clipzoo.data.plan import Nodes, Plan
-from clipzoo.data.tables.formats import JoinedTable, TableRules, TableSample
-from clipzoo.data.tar import ROLES
+from clipzoo.data.tables.formats import JoinedTable, Rules
+from clipzoo.data.tar import ROLES, TARS
 from clipzoo.errors import ConfigError, TrainingError
 
 _OPEN_SHARDS = 64
@@ -33,27 +33,23 @@ Span = tuple[ShardIndex, int, int, int, bool]
 
 
 class ShardReader:
-    """Reads samples at random; the most recently used shards stay open.
+    """Reads samples at random; the most recently used shards stay open. Other processes open their own.
 
-    tables: how tables are read; None for tars. joined: a table with further values by uid. uid_key: as in ShardDataset.
-    nodes: a remote shard is copied only in this node's segment, and samples outside it are requested singly; None
-    copies whole shards.
+    rules: how the shards are read. joined: a table with further values by uid. nodes: a remote shard is copied only in
+    this node's segment, and samples outside it are requested singly; None copies whole shards.
     """
 
     def __init__(
-        self,
-        cache: ShardCache,
-        tables: TableRules | None = None,
-        joined: JoinedTable | None = None,
-        uid_key: str | None = None,
-        nodes: Nodes | None = None,
+        self, cache: ShardCache, rules: Rules = TARS, joined: JoinedTable | None = None, nodes: Nodes | None = None
     ) -> None:
-        self._cache, self._tables, self._joined, self._uid_key = cache, tables, joined, uid_key
-        self._nodes = nodes
+        self.cache, self.rules, self._joined, self._nodes = cache, rules, joined, nodes
         self._opened = lru_cache(_OPEN_SHARDS)(self.open)
         self._opened_span = lru_cache(_OPEN_SHARDS)(self._open_span)
         self._fetched: dict[Span, tuple[IO[bytes], int]] = {}
         self._size = lru_cache(_KNOWN_SIZES)(_remote_size)
+
+    def __reduce__(self) -> tuple[type[ShardReader], tuple[Any, ...]]:
+        return ShardReader, (self.cache, self.rules, self._joined, self._nodes)
 
     def sample(self, index: ShardIndex, shard: int, position: int) -> StoredSample:
         """Return a sample, which is read on access. Raises BadSampleError."""
@@ -62,32 +58,15 @@ class ShardReader:
         if (span := self._span(index, shard, position)) is not None:
             file, first = self._fetched.get(span) or self._opened_span(*span)
             sample = TarSample(file, record, first)
-        elif self._tables is None:
-            sample = TarSample(self._opened(index.locations[shard], index.shards[shard]), record)
         else:
-            opened = self._opened(index.locations[shard], index.shards[shard])
-            sample = TableSample(opened, int(record["image_offset"]) - 1)
+            sample = self.rules.sample(self._opened(index.locations[shard], index.shards[shard]), record)
         if self._joined is not None:
-            sample.joined = partial(self._joined.value, sample.uid(self._uid_key) or index.keys(shard)[position])
+            sample.joined = partial(self._joined.value, sample.uid(self.rules.uid_key) or index.keys(shard)[position])
         return sample
 
     def open(self, location: str, shard: Shard) -> Any:
         """Return an open table or tar, from a copy if needed. Raises BadSampleError if it is missing or has changed."""
-        if self._tables is not None:
-            return self._tables.open(self._cache, location, shard.state)
-        try:
-            file = os.fdopen(self._cache.open(location, size=shard.bytes), "rb")
-        except OSError as error:
-            raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
-        # Closed with its last sample. A shard that is truncated according to the index is read up to its end.
-        if (size := os.fstat(file.fileno()).st_size) not in (shard.bytes, shard.state[0]):
-            file.close()
-            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {shard.bytes} when it was indexed")
-        return file
-
-    def needs_copy(self, location: str) -> bool:
-        """Return True if `open` reads a local copy of the shard."""
-        return is_remote(location) or (self._tables is not None and self._tables.format_of(location) != "arrow")
+        return self.rules.open(self.cache, location, shard.state, shard.bytes)
 
     def copy(self, index: ShardIndex, shard: int) -> None:
         """Make the local copy of a shard, or of this node's segment. Raises as `open` does."""
@@ -124,30 +103,29 @@ class ShardReader:
         is_kept: the file is in the cache, not in memory. Raises as `open` does.
         """
         location, row = index.locations[shard], index.shards[shard]
-        ranges = _ranges(index.records_of(shard)[first:end])
+        records, ranges = index.records_of(shard)[first:end], list[tuple[int, int]]()
+        offsets = np.concatenate([records[f"{role}_offset"] for role in ROLES]).astype(np.int64)
+        ends = offsets + np.concatenate([records[f"{role}_size"] for role in ROLES])
+        if len(order := np.argsort(offsets)[(offsets == 0).sum() :]):
+            offsets, ends = offsets[order], np.maximum.accumulate(ends[order])
+            gaps = np.flatnonzero(offsets[1:] - ends[:-1] > _GAP_BYTES)
+            ranges = list(zip(offsets[[0, *gaps + 1]].tolist(), ends[[*gaps, -1]].tolist(), strict=True))
         size = partial(self._size, location, row)
         file: IO[bytes]
         try:
             if is_kept:
-                file = os.fdopen(self._cache.open_ranges(location, ranges, size, (row.bytes, row.state[0])), "rb")
+                # A copy is reused if the shard had one of its known sizes then.
+                start, stop = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+                lengths = {max(0, min(stop, known) - start) for known in (row.bytes, row.state[0])}
+                name = copy_name(location, repr((location, ranges)))
+                write = partial(copy_ranges, location, ranges, size)
+                file = os.fdopen(self.cache.copy(name, write, lengths.__contains__), "rb")
             else:
                 file = os.fdopen(os.memfd_create("sample"), "w+b", buffering=0)
                 copy_ranges(location, ranges, size, file)
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
         return file, ranges[0][0] if ranges else 0
-
-
-def _ranges(records: np.ndarray) -> Ranges:
-    """Return the bytes of the members of samples, [k] of type RECORD."""
-    offsets = np.concatenate([records[f"{role}_offset"] for role in ROLES]).astype(np.int64)
-    ends = offsets + np.concatenate([records[f"{role}_size"] for role in ROLES])
-    order = np.argsort(offsets)[(offsets == 0).sum() :]
-    if not len(order):
-        return []
-    offsets, ends = offsets[order], np.maximum.accumulate(ends[order])
-    gaps = np.flatnonzero(offsets[1:] - ends[:-1] > _GAP_BYTES)
-    return list(zip(offsets[[0, *gaps + 1]].tolist(), ends[[*gaps, -1]].tolist(), strict=True))
 
 
 def _remote_size(location: str, shard: Shard) -> int:
@@ -169,7 +147,7 @@ class Prefetcher:
         self._requested: set[tuple[int, int]] = set()
         self._queue: queue.SimpleQueue[tuple[ShardIndex, int] | None] = queue.SimpleQueue()
         self._closed = False
-        self._remote = any(reader.needs_copy(location) for index in indexes for location in index.locations)
+        self._remote = any(reader.rules.needs_copy(location) for index in indexes for location in index.locations)
         if self._remote:
             for _ in range(_DOWNLOAD_THREADS):
                 threading.Thread(target=self._download, name="prefetch", daemon=True).start()
@@ -181,7 +159,7 @@ class Prefetcher:
         upcoming = self._plan.upcoming_shards(step)
         for source, shard in upcoming:
             location = self._indexes[source].locations[shard]
-            if (source, shard) not in self._requested and self._reader.needs_copy(location):
+            if (source, shard) not in self._requested and self._reader.rules.needs_copy(location):
                 self._queue.put((self._indexes[source], shard))
         self._requested = set(upcoming)
 

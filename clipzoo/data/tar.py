@@ -6,16 +6,19 @@ Member names serve only as labels: no path named in an archive is ever opened.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.captions import TarSample
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.locations import ShardCache, State, is_remote, parse_sources
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
@@ -44,6 +47,51 @@ class Scan:
     records: NDArray[np.void] = field(default_factory=lambda: np.empty(0, RECORD))
     keys: list[str] = field(default_factory=list)
     bytes: int = -1
+
+
+@dataclass(frozen=True)
+class TarRules:
+    """How tars are read, with the interface of `TableRules`. setting: key of their paths. joined: keys of other tables.
+
+    is_table: the key of a sample is its uid, and a shard may be a folder.
+    """
+
+    caption_key: CaptionKeys | None = None
+    uid_key: str | None = None
+    joined: tuple[str, ...] = ()
+    setting: ClassVar[str] = "data.shards"
+    identity: ClassVar[str | None] = None
+    is_table: ClassVar[bool] = False
+    sources = staticmethod(parse_sources)
+    needs_copy = staticmethod(is_remote)
+    sample = staticmethod(TarSample)
+
+    def scan(self, cache: ShardCache, state: State | None, location: str) -> Scan:
+        if not is_remote(location):
+            return scan_shard(location, self.caption_key)
+        try:
+            with os.fdopen(cache.open(location), "rb") as file:
+                return scan_file(file, self.caption_key)
+        except OSError as error:
+            return Scan(f"unreadable: {error}")
+
+    def open(self, cache: ShardCache, location: str, state: State, size: int) -> IO[bytes]:
+        try:
+            file = os.fdopen(cache.open(location, size=size), "rb")
+        except OSError as error:
+            raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
+        # Closed with its last sample. A shard that is truncated according to the index is read up to its end.
+        if (present := os.fstat(file.fileno()).st_size) not in (size, state[0]):
+            file.close()
+            raise BadSampleError("shard_changed", f"{location} has {present} bytes, {size} when it was indexed")
+        return file
+
+    def columns(self, cache: ShardCache, location: str, state: State, names: Sequence[str]) -> None:
+        return None
+
+
+TARS = TarRules()
+"""Captions in the .txt."""
 
 
 def scan_shard(path: str, caption_key: CaptionKeys | None = None) -> Scan:
@@ -125,7 +173,19 @@ def list_members(descriptor: int, size: int) -> tuple[list[Member], str | None]:
         header = buffer[begin : begin + _BLOCK]
         ended = header == bytes(_BLOCK)
         if ended:
-            position = _after_zeros(descriptor, position, size)
+            # The next block that is not zero, or the end; holes of a sparse file are not read.
+            while position < size:
+                try:
+                    position = max(position, os.lseek(descriptor, position, os.SEEK_DATA) // _BLOCK * _BLOCK)
+                except OSError:  # no data up to the end
+                    position = size
+                    break
+                content = os.pread(descriptor, _ZEROS_SIZE, position)
+                zeros = len(content) - len(content.lstrip(b"\0"))
+                if zeros < len(content) or not content:
+                    position += zeros // _BLOCK * _BLOCK
+                    break
+                position += zeros
             continue
         kind, length, checksum = header[156:157], -1, -1
         with suppress(ValueError, IndexError):
@@ -144,7 +204,16 @@ def list_members(descriptor: int, size: int) -> tuple[list[Member], str | None]:
         if kind == b"L":
             long_name = os.pread(descriptor, length, start).rstrip(b"\0")
         elif kind == b"x":
-            pax = _pax_records(os.pread(descriptor, length, start))
+            # Records "LENGTH KEY=VALUE\n", up to the first one that is malformed.
+            payload, pax, begin = os.pread(descriptor, length, start), {}, 0
+            while begin < len(payload):
+                space = payload.find(b" ", begin, begin + 20)
+                digits = payload[begin : max(space, begin)]
+                if not digits.isdigit() or not space < begin + int(digits) <= len(payload):
+                    break
+                key, _, value = payload[space + 1 : begin + int(digits) - 1].partition(b"=")
+                pax[_text(key)] = _text(value)
+                begin += int(digits)
         elif kind not in b"gK":
             # Regular files.
             if kind in b"0\0" or kind == b"7":
@@ -160,42 +229,11 @@ def list_members(descriptor: int, size: int) -> tuple[list[Member], str | None]:
     return members, "empty file" if size == 0 else UNTERMINATED if position == size else cut
 
 
-def _after_zeros(descriptor: int, position: int, size: int) -> int:
-    """Return the position of the next block that is not zero, or the end; holes of a sparse file are not read."""
-    while position < size:
-        try:
-            position = max(position, os.lseek(descriptor, position, os.SEEK_DATA) // _BLOCK * _BLOCK)
-        except OSError:  # no data up to the end
-            return size
-        content = os.pread(descriptor, _ZEROS_SIZE, position)
-        zeros = len(content) - len(content.lstrip(b"\0"))
-        if zeros < len(content) or not content:
-            return position + zeros // _BLOCK * _BLOCK
-        position += zeros
-    return position
-
-
 def _number(digits: bytes) -> int:
     """Parse octal text, or GNU's base 256 for larger numbers."""
     if digits[0] & 0x80:
         return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
     return int(digits.strip(b" \0") or b"0", 8)
-
-
-def _pax_records(payload: bytes) -> dict[str, str]:
-    """Parse records "LENGTH KEY=VALUE\\n"; stop at the first one that is malformed."""
-    records = {}
-    begin = 0
-    while begin < len(payload):
-        space = payload.find(b" ", begin, begin + 20)
-        digits = payload[begin : max(space, begin)]
-        if not digits.isdigit() or not space < begin + int(digits) <= len(payload):
-            break
-        end = begin + int(digits)
-        key, _, value = payload[space + 1 : end - 1].partition(b"=")
-        records[_text(key)] = _text(value)
-        begin = end
-    return records
 
 
 def _text(name: bytes) -> str:

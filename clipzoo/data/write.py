@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from clipzoo.config.vocabulary import CaptionKeys
+from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, StoredSample, digest, has_text
-from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.index import FOLDER, Shard, ShardIndex, index_name, relative_names, write_index
-from clipzoo.data.locations import ShardCache, states
+from clipzoo.data.locations import states
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tables.formats import TableRules
-from clipzoo.data.tar import IMAGE_EXTENSIONS, Scan, scan_shard
-from clipzoo.errors import ConfigError, first_line, number_of
-from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_json, read_table, whole, write_json
+from clipzoo.data.tar import IMAGE_EXTENSIONS, TARS, Scan, scan_shard
+from clipzoo.errors import ConfigError, number_of
 
 QUALITY = 95
 """Default quality of images that are encoded again, from 1 to 100."""
@@ -57,10 +55,10 @@ class Pair:
         if self.caption_file is None:
             return self.captions, False
         try:
-            text = read_bytes(self.caption_file, MB).decode("utf-8-sig")
+            text = io.read_bytes(self.caption_file, io.MB).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadSampleError("caption_not_utf8", f"{self.caption_file.name}: {error}") from error
-        except DamagedFileError as error:
+        except io.DamagedFileError as error:
             raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
         lines, line = text.splitlines(), self.caption_line
         if line is None:
@@ -81,45 +79,34 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class StoredPairs:
-    """Samples of other shards or tables. caption_key: as in ShardDataset. kept: keys that the .json keeps."""
-
-    index: ShardIndex
-    cache: ShardCache
-    tables: TableRules | None
-    caption_key: CaptionKeys | None
-    kept: Sequence[str]
-
-
-_opened = lru_cache(1)(ShardReader)
-"""The reader of a process, whose shards stay open."""
-
-
-@dataclass(frozen=True)
 class StoredPair:
-    """A sample of other shards or tables, with the interface of `Pair`. dataset: fingerprint of all."""
+    """A sample of other shards or tables, with the interface of `Pair`.
+
+    dataset: fingerprint of all. kept: keys that the .json keeps.
+    """
 
     number: int
     dataset: str
-    source: StoredPairs = field(repr=False)
+    index: ShardIndex = field(repr=False)
+    reader: ShardReader = field(repr=False)
+    kept: Sequence[str] = field(repr=False)
 
     @property
     def image(self) -> Path:
-        shard, position = self.source.index.locate(self.number)
-        return Path(self.source.index.shards[shard].name, self.source.index.keys(shard)[position])
+        shard, position = self.index.locate(self.number)
+        return Path(self.index.shards[shard].name, self.index.keys(shard)[position])
 
     @property
     def facts(self) -> dict[str, Any]:
-        values = {key: self._sample.value(key) for key in self.source.kept}
+        values = {key: self._sample.value(key) for key in self.kept}
         return {key: value for key, value in values.items() if value is not None}
 
     @property
     def _sample(self) -> StoredSample:
-        reader = _opened(self.source.cache, self.source.tables)
-        return reader.sample(self.source.index, *self.source.index.locate(self.number))
+        return self.reader.sample(self.index, *self.index.locate(self.number))
 
     def read_captions(self) -> tuple[list[str], bool]:
-        return self._sample.captions(self.source.caption_key)[0], False
+        return self._sample.captions(self.reader.rules.caption_key)[0], False
 
     def read_image(self) -> bytes:
         return self._sample.image()
@@ -161,7 +148,7 @@ def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: 
     """
     captions: dict[str, list[str]] = {}
     facts: dict[str, dict[str, str]] = {}
-    for row in read_table(table, (image_column, caption_column, *kept)):
+    for row in io.read_table(table, (image_column, caption_column, *kept)):
         captions.setdefault(row[image_column], []).append(row[caption_column])
         facts.setdefault(row[image_column], {column: row[column] for column in kept})
     if not captions:
@@ -171,24 +158,26 @@ def pairs_from_table(table: Path, image_column: str, caption_column: str, kept: 
 
 def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
     """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
-    try:
-        entries = json.loads(read_bytes(split_file, 160 * MB))["images"]
-        known = sorted({str(entry["split"]) for entry in entries})
-        pairs = [
-            Pair(
-                below(images, "/".join(filter(None, (entry.get("filepath"), entry["filename"]))), links=True),
-                [str(text["raw"]) for text in entry["sentences"]],
-            )
-            for entry in entries
-            if entry["split"] in splits
-        ]
-    except DamagedFileError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
+    entries = karpathy_entries(split_file)
+    known = sorted({entry["split"] for entry in entries})
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
+    pairs = list[Pair]()
+    for entry in entries:
+        if entry["split"] in splits:
+            name = "/".join(map(str, filter(None, (entry.get("filepath"), entry["filename"]))))
+            pairs.append(Pair(io.below(images, name, links=True), [text["raw"] for text in entry["sentences"]]))
     return pairs
+
+
+def karpathy_entries(split_file: Path, remedy: str = "") -> list[dict[str, Any]]:
+    """Return the entries of images in one of Karpathy's dataset_*.json. Raises DamagedFileError."""
+    entries: list[dict[str, Any]] = io.read_json(split_file, 160 * io.MB, remedy, fields={"images": list})["images"]
+    for entry in entries:
+        io.require_fields(split_file, entry, {"split": str, "filename": str, "sentences": list}, remedy)
+        for sentence in entry["sentences"]:
+            io.require_fields(split_file, sentence, {"raw": str}, remedy)
+    return entries
 
 
 def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[AnyPair], list[AnyPair]]:
@@ -236,7 +225,7 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
 
 @dataclass
 class Written:
-    """Result of `write_shards`. joined: samples whose caption was several lines. captions: counts of first captions.
+    """Result of a `ShardWriter`. joined: samples whose caption was several lines. captions: counts of first captions.
 
     scans: samples of each shard, by its path.
     """
@@ -254,29 +243,13 @@ class Written:
         shards = ((Shard(name, scan.bytes, state or (0, 0), scan.flaw), scan) for name, state, scan in rows)
         parts = ((shard, scan.records, scan.keys) for shard, scan in shards)
         for first in list(self.scans)[:1]:
-            make_folder(folder := Path(first).parent / FOLDER)
-            write_index(folder, list(self.scans), index_name(list(self.scans), None, None), parts, {})
+            io.make_folder(folder := Path(first).parent / FOLDER)
+            write_index(folder, list(self.scans), index_name(list(self.scans), TARS), parts, {})
 
 
-Prepared = tuple[str, bytes, dict[str, Any], bool]
-"""Extension and bytes of an image, its .json, and True if its caption was joined from several lines."""
-
-
-def write_shards(
-    pairs: Sequence[AnyPair],
-    folder: Path,
-    *,
-    samples_a_shard: int,
-    shuffle_seed: int | None,
-    shortest_side: int | None,
-    image_format: str | None = None,
-    quality: int = QUALITY,
-    max_pixels: int = MAX_PIXELS,
-    processes: int = 1,
-    resume: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Written:
-    """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes FOLDER/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
 
     Shard s holds the usable ones of pairs s * samples_a_shard to (s + 1) * samples_a_shard - 1 of the order, whatever
     the other shards hold: processes write shards at the same time, and the bytes do not depend on their number.
@@ -284,100 +257,113 @@ def write_shards(
     shuffle_seed: None for the given order, although a shard of one class or album makes poor batches. shortest_side:
     scale larger images down to it; None for none. image_format: jpg, webp or avif for images that are encoded again, of
     this quality: those that are scaled or have another format; None for JPEG of the scaled ones. The original bytes of
-    all others are written. max_pixels: larger images are left out. resume: keep the shards that an interrupted call
-    with the same arguments has completed. progress: called with the number of pairs read, and the total. Raises
-    ConfigError if the folder has shards already and `resume` is False.
+    all others are written. max_pixels: larger images are left out.
     """
-    make_folder(folder)
-    if not resume and any(folder.glob("*.tar")):
-        raise ConfigError(f"{folder} already has shards: give an empty folder")
-    order: Sequence[int] = range(len(pairs))
-    if shuffle_seed is not None:
-        order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
-    parts = [order[first : first + samples_a_shard] for first in range(0, len(pairs), samples_a_shard)]
-    # Few shards are written by few processes, each of which reads images in further processes.
-    processes = max(1, min(processes, len(pairs) // _PAIRS_A_PROCESS))
-    writers = max(1, min(processes, len(parts)))
-    prepare = partial(
-        _prepare, shortest_side=shortest_side, image_format=image_format, quality=quality, max_pixels=max_pixels
-    )
-    write = partial(_write_shard, folder, prepare, processes // writers, samples_a_shard)
-    tasks = ((number, [pairs[place] for place in places]) for number, places in enumerate(parts))
-    written, done = Written(), 0
-    for places, (path, stats, scan) in zip(parts, map_in_children(write, tasks, writers, 1), strict=True):
-        done += len(places)
-        progress(done, len(pairs))
-        written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
-        written.joined += stats.get("joined", 0)
-        if stats["successes"]:
-            written.samples, written.shards = written.samples + stats["successes"], written.shards + 1
-            written.scans[str(path)] = scan
-    captions = [scan.records["caption"] for scan in written.scans.values()]
-    written.captions = CaptionCounts.of(np.concatenate([np.empty(0, np.uint64), *captions]))
-    return written
 
+    samples_a_shard: int
+    shuffle_seed: int | None
+    shortest_side: int | None
+    image_format: str | None = None
+    quality: int = QUALITY
+    max_pixels: int = MAX_PIXELS
+    processes: int = 1
 
-def _write_shard(
-    folder: Path,
-    prepare: Callable[[AnyPair], Prepared | LeftOut],
-    processes: int,
-    samples_a_shard: int,
-    task: tuple[int, Sequence[AnyPair]],
-) -> tuple[Path, dict[str, Any], Scan]:
-    """Write a shard and then its statistics, unless it has them; return its path, statistics and samples."""
-    number, pairs = task
-    path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
-    if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
-        with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            prepared = map_in_children(prepare, pairs, processes, _WRITE_CHUNK)
-            for key, sample in enumerate(prepared, number * samples_a_shard):
-                if isinstance(sample, LeftOut):
-                    left_out.append((str(sample.path), sample.kind, sample.reason))
-                    continue
-                suffix, encoded, facts, is_joined = sample
-                joined += is_joined
-                text = json.dumps(facts, default=str).encode()
-                members = {suffix: encoded, "txt": facts["caption"].encode(), "json": text}
-                for extension, content in members.items():
-                    entry = tarfile.TarInfo(f"{key:09d}.{extension}")
-                    entry.size = len(content)
-                    archive.addfile(entry, io.BytesIO(content))
-        stats = {"successes": len(pairs) - len(left_out), "joined": joined, "left_out": left_out}
-        write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
-    stats = read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
-    if not stats["successes"]:
-        path.unlink(missing_ok=True)
-    return path, stats, scan_shard(str(path))
+    def write(
+        self,
+        pairs: Sequence[AnyPair],
+        folder: Path,
+        resume: bool = False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Written:
+        """Write the shards of a folder. progress: called with the number of pairs read, and the total.
 
+        resume: keep the shards that an interrupted call with the same arguments has completed; otherwise the folder
+        must not have any. Raises ConfigError.
+        """
+        io.make_folder(folder)
+        if not resume and any(folder.glob("*.tar")):
+            raise ConfigError(f"{folder} already has shards: give an empty folder")
+        order: Sequence[int] = range(len(pairs))
+        if self.shuffle_seed is not None:
+            order = np.random.default_rng(self.shuffle_seed).permutation(len(pairs)).tolist()
+        parts = [order[first : first + self.samples_a_shard] for first in range(0, len(pairs), self.samples_a_shard)]
+        # Few shards are written by few processes, each of which reads images in further processes.
+        processes = max(1, min(self.processes, len(pairs) // _PAIRS_A_PROCESS))
+        writers = max(1, min(processes, len(parts)))
+        tasks = ((number, [pairs[place] for place in places]) for number, places in enumerate(parts))
+        shards = map_in_children(partial(self._write_shard, folder, processes // writers), tasks, writers, 1)
+        written, done = Written(), 0
+        for places, (path, stats, scan) in zip(parts, shards, strict=True):
+            done += len(places)
+            progress(done, len(pairs))
+            written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
+            written.joined += stats.get("joined", 0)
+            if stats["successes"]:
+                written.samples, written.shards = written.samples + stats["successes"], written.shards + 1
+                written.scans[str(path)] = scan
+        captions = [scan.records["caption"] for scan in written.scans.values()]
+        written.captions = CaptionCounts.of(np.concatenate([np.empty(0, np.uint64), *captions]))
+        return written
 
-def _prepare(
-    pair: AnyPair, shortest_side: int | None, image_format: str | None, quality: int, max_pixels: int
-) -> Prepared | LeftOut:
-    """Read a pair, or return why training cannot use it."""
-    try:
-        texts, joined = pair.read_captions()
-        captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
-        if not captions:
-            raise BadSampleError("empty_caption", "the caption has no letter or digit")
-        facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
-        encoded = pair.read_image()
-        header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
-        scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
-        width, height = max(1, round(header.width * scale)), max(1, round(header.height * scale))
-        if width * height > max_pixels:
-            raise BadSampleError("enormous_image", f"{width} x {height} pixels, more than --max-pixels {max_pixels}")
-        pixels = header.decode(1)
-        if scale == 1 and image_format in (None, header.extension):
-            extension = pair.image.suffix[1:].lower()
-            return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts, joined
-        stream, image, extension = io.BytesIO(), Image.fromarray(pixels), image_format or "jpg"
-        if scale < 1:
-            image = image.resize((width, height), Image.Resampling.LANCZOS)
+    def _write_shard(
+        self, folder: Path, processes: int, task: tuple[int, Sequence[AnyPair]]
+    ) -> tuple[Path, dict[str, Any], Scan]:
+        """Write a shard and then its statistics, unless it has them; return its path, statistics and samples."""
+        number, pairs = task
+        path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
+        if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
+            with io.whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+                prepared = map_in_children(self._prepare, pairs, processes, _WRITE_CHUNK)
+                for key, sample in enumerate(prepared, number * self.samples_a_shard):
+                    if isinstance(sample, LeftOut):
+                        left_out.append((str(sample.path), sample.kind, sample.reason))
+                        continue
+                    suffix, encoded, facts, is_joined = sample
+                    joined += is_joined
+                    text = json.dumps(facts, default=str).encode()
+                    members = {suffix: encoded, "txt": facts["caption"].encode(), "json": text}
+                    for extension, content in members.items():
+                        entry = tarfile.TarInfo(f"{key:09d}.{extension}")
+                        entry.size = len(content)
+                        archive.addfile(entry, BytesIO(content))
+            stats = {"successes": len(pairs) - len(left_out), "joined": joined, "left_out": left_out}
+            io.write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
+        stats = io.read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
+        if not stats["successes"]:
+            path.unlink(missing_ok=True)
+        return path, stats, scan_shard(str(path))
+
+    def _prepare(self, pair: AnyPair) -> tuple[str, bytes, dict[str, Any], bool] | LeftOut:
+        """Read a pair, or return why training cannot use it.
+
+        Returns extension and bytes of the image, the .json, and True if the caption was joined from several lines.
+        """
         try:
-            # One thread, for AVIF: the same bytes on any machine.
-            image.save(stream, Image.registered_extensions()[f".{extension}"], quality=quality, max_threads=1)
-        except (OSError, ValueError) as error:  # such as the side of a WebP above 16,383 pixels
-            raise BadSampleError("unencodable_image", f"{width} x {height} as {extension}: {error}") from error
-    except BadSampleError as error:
-        return LeftOut(pair.image, error.kind, error.reason)
-    return extension, stream.getvalue(), facts, joined
+            texts, joined = pair.read_captions()
+            captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
+            if not captions:
+                raise BadSampleError("empty_caption", "the caption has no letter or digit")
+            facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
+            encoded, side = pair.read_image(), self.shortest_side
+            header = read_header(encoded, _LARGEST if side else self.max_pixels)
+            scale = min(1.0, side / min(header.height, header.width)) if side else 1.0
+            width, height = max(1, round(header.width * scale)), max(1, round(header.height * scale))
+            if width * height > self.max_pixels:
+                reason = f"{width} x {height} pixels, more than --max-pixels {self.max_pixels}"
+                raise BadSampleError("enormous_image", reason)
+            pixels = header.decode(1)
+            if scale == 1 and self.image_format in (None, header.extension):
+                extension = pair.image.suffix[1:].lower()
+                return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts, joined
+            stream, image, extension = BytesIO(), Image.fromarray(pixels), self.image_format or "jpg"
+            if scale < 1:
+                image = image.resize((width, height), Image.Resampling.LANCZOS)
+            try:
+                # One thread, for AVIF: the same bytes on any machine.
+                form = Image.registered_extensions()[f".{extension}"]
+                image.save(stream, form, quality=self.quality, max_threads=1)
+            except (OSError, ValueError) as error:  # such as the side of a WebP above 16,383 pixels
+                raise BadSampleError("unencodable_image", f"{width} x {height} as {extension}: {error}") from error
+        except BadSampleError as error:
+            return LeftOut(pair.image, error.kind, error.reason)
+        return extension, stream.getvalue(), facts, joined

@@ -14,9 +14,10 @@ from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import decode
 from clipzoo.data.index import ShardIndex, index_folders, load_or_build
-from clipzoo.data.locations import ShardCache, is_remote, parse_sources, piece
+from clipzoo.data.locations import ShardCache, is_remote, piece
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tables.formats import TableRules, holds_tables
+from clipzoo.data.tar import TarRules
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
@@ -82,20 +83,19 @@ def open_validation(
     than two pairs.
     """
     is_table = holds_tables(shards if isinstance(shards, str) else next(iter(shards), ""))
-    tables = TableRules(caption_key=caption_key) if is_table else None
+    rules = (TableRules if is_table else TarRules)(caption_key=caption_key)
     try:
-        sources = parse_sources(shards) if tables is None else tables.sources(shards)
+        sources = rules.sources(shards)
     except ConfigError as error:
         message = str(error).replace("data.shards", "eval.validation").replace("data.path", "eval.validation")
         raise ConfigError(message) from None
-    cache = ShardCache(None, CACHE_GIGABYTES)
-    reader = ShardReader(cache, tables)
+    reader = ShardReader(ShardCache(None, CACHE_GIGABYTES), rules)
     captions: list[str] = []
     pairs: list[tuple[ShardIndex, int, int]] = []
     unusable: list[str] = []
     for source in sources:
         folders = index_folders(source.shards, index_folder, None)
-        index = load_or_build(source.shards, cache, folders, caption_key=caption_key, tables=tables)
+        index = load_or_build(source.shards, reader.cache, folders, rules=rules)
         for shard in index.shards:
             if shard.flaw or not shard.count:
                 say(f"evaluation: eval.validation: shard {shard.name}: {shard.flaw or 'no samples'}")
@@ -116,7 +116,7 @@ def open_validation(
     if unusable:
         share, first = f"{len(unusable)} of {len(pairs) + len(unusable)} samples", ", ".join(unusable[:3])
         say(f"evaluation: {share} of eval.validation have no image or no caption, for example {first}")
-    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, tables)), captions, range(len(pairs)))
+    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(reader.cache, rules)), captions, range(len(pairs)))
 
 
 class _Images(Images):

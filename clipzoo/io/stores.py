@@ -136,7 +136,19 @@ def repeated(url: str, action: Callable[[], Result], key: str, patience: float |
         except Exception as error:
             # fsspec reports every HTTP failure as a missing file.
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-            if not is_transient(cause):
+            # Errors that may pass: a lost connection, a timeout, an overloaded server.
+            status = _status(cause)
+            may_pass = (
+                status >= 500 or status in (408, 429)
+                if status
+                else (
+                    (type(cause).__module__.startswith("aiohttp") and not isinstance(cause, ValueError))
+                    or isinstance(cause, ConnectionError | TimeoutError)
+                    or (isinstance(cause, OSError) and cause.errno in _TRANSIENT_NUMBERS)
+                    or any(base.__name__ in _TRANSIENT_NAMES for base in type(cause).__mro__)
+                )
+            )
+            if not may_pass:
                 if isinstance(error, OSError):
                     raise
                 raise OSError(f"{url}: {type(error).__name__}: {error}") from error
@@ -148,18 +160,6 @@ def repeated(url: str, action: Callable[[], Result], key: str, patience: float |
                 ) from error
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return True for an error that may pass: a lost connection, a timeout, an overloaded server."""
-    if status := _status(error):
-        return status >= 500 or status in (408, 429)
-    return (
-        (type(error).__module__.startswith("aiohttp") and not isinstance(error, ValueError))
-        or isinstance(error, ConnectionError | TimeoutError)
-        or (isinstance(error, OSError) and error.errno in _TRANSIENT_NUMBERS)
-        or any(base.__name__ in _TRANSIENT_NAMES for base in type(error).__mro__)
-    )
 
 
 def is_missing(error: OSError) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io as streams
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,27 +16,39 @@ from PIL import Image
 
 from clipzoo import io
 from clipzoo.data.captions import described
-from clipzoo.data.faults import counted
+from clipzoo.data.faults import BadSampleError, counted
 from clipzoo.data.images import decode
-from clipzoo.data.maps.duplicates import earlier_copies, pictures
-from clipzoo.data.maps.samples import SampleFacts, write_uids
-from clipzoo.data.reader import ShardReader
-from clipzoo.errors import masked, number_of
-from clipzoo.evaluation.datasets.contamination import EvaluationImages, find_matches
+from clipzoo.data.maps.duplicates import earlier_copies, near_pairs, pictures
+from clipzoo.data.maps.engines import TableMap
+from clipzoo.data.maps.samples import VERSION, SampleFacts, image_facts, image_schema, write_uids
+from clipzoo.data.tables.formats import arrow
+from clipzoo.errors import ConfigError, masked, number_of
+from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
+from clipzoo.evaluation.datasets.dataset import Images, catalogue
+from clipzoo.evaluation.datasets.tar import dataset_names
 from clipzoo.io.text import shorten
 from clipzoo.report.figures import INK, label, tiles as panels
 from clipzoo.report.render import Picture, Section, Span, Table, Text, Tile, text_table, write
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PERCENTILES = {"min": 0, "5 %": 5, "25 %": 25, "median": 50, "75 %": 75, "95 %": 95, "max": 100}
 FREQUENT_CAPTIONS, CAPTION_COLUMNS, TILE_PIXELS, TILES = 20, 160, 240, 24
+_BLOCK = 1000
+"""Images of an item of `EvaluationImages`."""
 
 
 def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, scores: np.ndarray | None = None) -> str:
     """Write index.html, numbers.json, and without_duplicates.npy: the uids of usable samples that are not copies.
 
+    samples.parquet has the facts of all samples, `copy_of`: the uid of a copy's first image, and `weight`: 1 over the
+    number of copies of an image, 0 for unusable samples.
     maps: folder of the map's files, which are complete. batch: for the expected number of equal captions. scores:
     similarities of all images and captions, [n]. Returns the numbers as text, with the path of the page.
     """
+    from pyarrow import parquet
+
     table = work.merged(maps)
     is_usable = table["fault"].is_null().to_numpy()
     rows = np.flatnonzero(is_usable)
@@ -45,7 +58,14 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     equal, first = (rows[copies] for copies in earlier_copies(samples.digest.to_numpy(), pictures(usable_table)))
     is_copy, exact, uids = first != rows, int((equal != rows).sum()), output / "without_duplicates.npy"
     kept = write_uids(uids, samples.uid[~is_copy], samples.uid[is_copy])
-    captions, scripts, faults = (part.value_counts() for part in (samples.caption, samples.script, unusable.fault))
+    weights, copied_uids = np.zeros(len(table)), np.full(len(table), None)
+    weights[rows] = 1 / np.bincount(first)[first]
+    copied_uids[rows[is_copy]] = samples.uid[first[is_copy]]
+    facts = table.drop_columns(["pixels"]).append_column("weight", arrow().array(weights))
+    with io.whole(output / "samples.parquet") as file:
+        parquet.write_table(facts.append_column("copy_of", arrow().array(copied_uids, arrow().string())), file)
+    counted_columns = samples.caption, samples.script, samples.language, unusable.fault
+    captions, scripts, languages, faults = (part.value_counts() for part in counted_columns)
     captions, distinct = captions[captions > 1].head(FREQUENT_CAPTIONS), len(captions)
     counts = {
         "samples": len(table), "shards": len(work.index.shards), "usable samples": len(samples),
@@ -59,7 +79,8 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         name: np.percentile(part, list(PERCENTILES.values())).tolist() for name, part in values.items() if len(part)
     }
     converted = samples.conversions.explode().value_counts()
-    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts, "captions": captions}
+    kinds = {"unusable samples": faults, "converted to RGB": converted, "scripts": scripts}
+    kinds |= {"languages": languages, "captions": captions}
     content = {**counts, **{name: part.to_dict() for name, part in kinds.items()}, "percentiles": percentiles}
     io.write_json(output / "numbers.json", content)
 
@@ -73,7 +94,10 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         grids |= {"Most similar pairs": by_score[::-1], "Least similar pairs": by_score}
     most_copied = pd.Series(first[is_copy]).value_counts().index[: TILES // 2]
     copied = [(image, rows[is_copy & (first == image)][0]) for image in most_copied]
-    shares = ", ".join(f"{script} {count / len(samples):.1%}" for script, count in scripts.items())
+    shares = [
+        ", ".join(f"{name} {count / len(samples):.1%}" for name, count in part.head(FREQUENT_CAPTIONS).items())
+        for part in (languages, scripts)
+    ]
     repeated = _counts(["most frequent captions"], [[text, count] for text, count in captions.items()])
     examples = [unusable[unusable.fault == kind].iloc[0] for kind in faults.index]
     bad = [
@@ -83,6 +107,7 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     shards = work.index.shards
     flaws = [f"{shard.name}: {shard.flaw}" for shard in shards if shard.flaw]
     notes = {
+        "languages": shares[0],
         "captions": described(work.index.captions.figures(batch)),
         "converted to RGB": counted(Counter(converted.to_dict())),
         "damaged shards": f"{len(flaws)}: {'; '.join(flaws[:5])}" if flaws else "",
@@ -93,14 +118,26 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
         [name, *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in part)]
         for name, part in percentiles.items()
     ]
+    sizes = list[Section]()
+    if percentiles:
+        figure, axes = panels(len(values), len(values), 2.7, 2.2)
+        for panel, (name, part) in zip(axes, values.items(), strict=True):
+            panel.hist(part, bins=np.geomspace(part.min(), max(part.max(), 1.01 * part.min()), 41), color=INK)
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            panel.xaxis.set_minor_formatter(NullFormatter())
+            label(panel, name, grid="y")
+        table_of_sizes, histograms = text_table(["", *PERCENTILES], rows_of_sizes, left=1), "histograms of sizes"
+        sizes.append(Section("Sizes", tables=[table_of_sizes], figures=[Picture(histograms, figure)], anchor="sizes"))
     copies = _advice("The most copied images, each next to its first copy.", uids, kept) if copied else ["None."]
     sections = [
         Section(
             facts={name: f"{count:,}" for name, count in counts.items()},
             items=[f"{name}: {text}" for name, text in notes.items()],
         ),
-        *_distributions(values, rows_of_sizes),
-        Section("Captions", [f"Scripts: {shares or 'none'}."], repeated, anchor="captions"),
+        *sizes,
+        Section("Captions", [f"Scripts: {shares[1] or 'none'}."], repeated, anchor="captions"),
         Section("Unusable samples", [] if bad else ["None."], _counts(["kind", "first sample"], bad), anchor="bad"),
         Section("Duplicates", copies, tiles=_tiles(work, samples, copied), anchor="duplicates"),
     ]
@@ -115,62 +152,8 @@ def write_samples(work: SampleFacts, maps: Path, output: Path, batch: int, score
     return "\n".join([*(f"{name:<18} {text}" for name, text in lines.items()), f"{'page':<18} {page}"])
 
 
-def write_contamination(
-    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
-) -> Path:
-    """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
-
-    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
-    """
-    samples = work.merged(maps)
-    matches = find_matches({name: images.merged(maps) for name, images in evaluation.items()}, samples)
-    uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
-    is_found[[match.sample for match in matches]] = True
-    path = output / "without_evaluation_images.npy"
-    kept = write_uids(path, uids[~is_found], uids[is_found])
-    counts, tiles = dict[str, dict[str, int]](), list[Tile]()
-    for name, data in evaluation.items():
-        found = [match for match in matches if match.dataset == name]
-        exact = {match.image for match in found if match.kind == "exact"}
-        near = {match.image for match in found} - exact
-        counts[name] = {
-            "test images": len(data.images), "exact": len(exact), "near": len(near),
-            "training samples": len({match.sample for match in found}),
-        }  # fmt: skip
-        for _, image, sample, kind in found[: max(1, TILES // len(evaluation))]:
-            pictures = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
-            tiles.append(Tile(pictures, f"{name}, image {image} | {uids[sample]}", kind))
-    io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
-    labels = ["dataset", *next(iter(counts.values()))]
-    table = text_table(labels, [[name, *(f"{n:,}" for n in row.values())] for name, row in counts.items()], left=1)
-    intro = f"Test images of evaluation datasets among {number_of(len(samples), 'training sample')}."
-    sections = [
-        Section("", [intro], [table], items=[f"{name}: {fault}" for name, fault in faults.items()]),
-        Section(
-            "Matches", _advice("The first pairs of each dataset.", path, kept) if tiles else ["None."], tiles=tiles
-        ),
-    ]
-    return write(f"Evaluation images in {_folder(work)}", [output / "contamination.html"], sections)
-
-
 def _folder(work: SampleFacts) -> str:
     return masked(work.index.locations[0]).rpartition("/")[0]
-
-
-def _distributions(values: Mapping[str, pd.Series], rows: Sequence[Sequence[str]]) -> list[Section]:
-    """Return a section with histograms of the values and their percentiles, `rows`; none without samples."""
-    if not rows:
-        return []
-    figure, axes = panels(len(values), len(values), 2.7, 2.2)
-    for panel, (name, part) in zip(axes, values.items(), strict=True):
-        panel.hist(part, bins=np.geomspace(part.min(), max(part.max(), 1.01 * part.min()), 41), color=INK)
-        panel.set_xscale("log")
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        label(panel, name, grid="y")
-    table = text_table(["", *PERCENTILES], rows, left=1)
-    return [Section("Sizes", tables=[table], figures=[Picture("histograms of sizes", figure)], anchor="sizes")]
 
 
 def _counts(labels: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Table]:
@@ -197,7 +180,7 @@ def _tiles(work: SampleFacts, samples: pd.DataFrame, numbers: Any) -> list[Tile]
 
 
 def _image(work: SampleFacts, sample: int) -> Image.Image:
-    return decode(ShardReader(work.cache, work.tables).sample(work.index, *work.index.locate(sample)).image())
+    return decode(work.reader.sample(work.index, *work.index.locate(sample)).image())
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -205,3 +188,99 @@ def _jpeg(image: Image.Image) -> bytes:
     stream = streams.BytesIO()
     image.save(stream, "JPEG", quality=85)
     return stream.getvalue()
+
+
+# Images of evaluation datasets among training images: the same bytes, or near-duplicates.
+
+
+def write_contamination(
+    work: SampleFacts, evaluation: Mapping[str, EvaluationImages], faults: Mapping[str, str], maps: Path, output: Path
+) -> Path:
+    """Write contamination.html, contamination.json, and without_evaluation_images.npy: the uids of the other samples.
+
+    faults: why datasets cannot be read, by name. maps: folder of the files of all maps, which are complete.
+    """
+    tables = {name: images.merged(maps) for name, images in evaluation.items()}
+    places = [(name, number) for name, table in tables.items() for number in range(len(table))]
+    test, samples = both = arrow().concat_tables(tables.values()), work.merged(maps)
+    rows_of_test, rows = (np.flatnonzero(~table["pixels"].is_null().to_numpy()) for table in both)
+    test, usable = test.take(rows_of_test), samples.take(rows)
+    one, other = test["digest"].to_numpy(), usable["digest"].to_numpy()
+    order = np.argsort(other, kind="stable")
+    first, last = (np.searchsorted(other, one, side, sorter=order).tolist() for side in ("left", "right"))
+    exact = [(image, int(sample)) for image in range(len(one)) for sample in order[first[image] : last[image]]]
+    images = pictures(test), pictures(usable)
+    near = np.concatenate([near_pairs(*images), near_pairs(*images[::-1])[:, ::-1]])
+    # An exact pair is not listed as a near one.
+    kinds = dict.fromkeys(map(tuple, near.tolist()), "near") | dict.fromkeys(exact, "exact")
+    matches = sorted((*places[rows_of_test[i]], int(rows[sample]), kind) for (i, sample), kind in kinds.items())
+    uids, is_found = samples["uid"].to_numpy(), np.zeros(len(samples), bool)
+    is_found[[sample for _, _, sample, _ in matches]] = True
+    path = output / "without_evaluation_images.npy"
+    kept = write_uids(path, uids[~is_found], uids[is_found])
+    counts, tiles = dict[str, dict[str, int]](), list[Tile]()
+    for name, data in evaluation.items():
+        found = [match for dataset, *match in matches if dataset == name]
+        copied = {image for image, _, kind in found if kind == "exact"}
+        counts[name] = {
+            "test images": len(data.images), "exact": len(copied), "near": len({image for image, *_ in found} - copied),
+            "training samples": len({sample for _, sample, _ in found}),
+        }  # fmt: skip
+        for image, sample, kind in found[: max(1, TILES // len(evaluation))]:
+            pair = [_jpeg(data.images[image]), _jpeg(_image(work, sample))]
+            tiles.append(Tile(pair, f"{name}, image {image} | {uids[sample]}", kind))
+    io.write_json(output / "contamination.json", {"datasets": counts, "unreadable": faults})
+    labels = ["dataset", *next(iter(counts.values()))]
+    table = text_table(labels, [[name, *(f"{n:,}" for n in row.values())] for name, row in counts.items()], left=1)
+    intro = f"Test images of evaluation datasets among {number_of(len(samples), 'training sample')}."
+    sections = [
+        Section("", [intro], [table], items=[f"{name}: {fault}" for name, fault in faults.items()]),
+        Section(
+            "Matches", _advice("The first pairs of each dataset.", path, kept) if tiles else ["None."], tiles=tiles
+        ),
+    ]
+    return write(f"Evaluation images in {_folder(work)}", [output / "contamination.html"], sections)
+
+
+@dataclass(frozen=True)
+class EvaluationImages(TableMap):
+    """Map of blocks of images to the facts of `image_facts`. digest: their fingerprint."""
+
+    images: Images
+    digest: str
+
+    def contents(self) -> Sequence[str]:
+        return [f"EvaluationImages {VERSION} {self.digest} {start}" for start in range(0, len(self.images), _BLOCK)]
+
+    def table(self, item: int) -> pa.Table:
+        rows: list[dict[str, Any]] = []
+        for number in range(item * _BLOCK, min((item + 1) * _BLOCK, len(self.images))):
+            try:
+                rows.append(image_facts(self.images.encoded(number), None))
+            except (BadSampleError, ConfigError) as error:
+                rows.append({"fault": "undecodable_image", "reason": str(error)[:200]})
+        return arrow().Table.from_pylist(rows, schema=image_schema())
+
+
+def test_images(root: Path, names: Sequence[str] = ()) -> tuple[dict[str, EvaluationImages], dict[str, str]]:
+    """Return maps of the test images of the datasets below `root` by name, and why others cannot be read.
+
+    names: empty for all datasets of the catalogue and those in tar shards that are there; datasets of the same images
+    are one. Raises ConfigError if there is none.
+    """
+    same, faults = dict[str, tuple[list[str], Images]](), dict[str, str]()
+    for name in names or sorted({*catalogue(), *dataset_names(root)}):
+        try:
+            images = open_benchmark(name, root, "set", ("test",)).split_images("test")
+        except ConfigError as error:
+            if isinstance(error, MissingDatasetError) and names:
+                raise
+            faults |= {} if isinstance(error, MissingDatasetError) else {name: str(error)}
+            continue
+        same.setdefault(images.fingerprint(), ([], images))[0].append(name)
+    if not same:
+        reasons = "".join(f"; {name}: {reason}" for name, reason in faults.items())
+        raise ConfigError(f"--root {root} has no evaluation dataset{reasons}")
+    return {
+        ", ".join(of_images): EvaluationImages(images, digest) for digest, (of_images, images) in same.items()
+    }, faults

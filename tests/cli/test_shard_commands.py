@@ -15,7 +15,7 @@ from clipzoo.cli import __main__ as commands
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.write import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
+from clipzoo.data.write import Pair, ShardWriter, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError, read_table
@@ -50,8 +50,9 @@ def run_command(words):
     options.run(options)
 
 
-def packed(pairs, folder, **changes):
-    return write_shards(pairs, folder, **{"samples_a_shard": 10, "shuffle_seed": 0, "shortest_side": None} | changes)
+def packed(pairs, folder, progress=lambda done, total: None, **changes):
+    writer = ShardWriter(**{"samples_a_shard": 10, "shuffle_seed": 0, "shortest_side": None} | changes)
+    return writer.write(pairs, folder, progress=progress)
 
 
 def captions_of(shards, **changes):

@@ -15,6 +15,7 @@ from clipzoo.cli import __main__ as commands
 from clipzoo.data.images import decode
 from clipzoo.data.index import FOLDER, index_name, load, load_or_build
 from clipzoo.data.locations import ShardCache
+from clipzoo.data.tar import TARS
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.validation import open_validation
 from tests.support.paths import ROOT
@@ -85,7 +86,7 @@ def test_a_killed_command_continues_and_the_bytes_are_those_of_an_undisturbed_on
 def test_the_index_is_written_with_the_shards(tmp_path):
     make(pictures(tmp_path / "in", 25), tmp_path / "out", "--samples-a-shard", 10)
     shards = [str(path) for path in sorted((tmp_path / "out").glob("*.tar"))]
-    index = load(index_name(shards, None, None), shards, [tmp_path / "out" / FOLDER])
+    index = load(index_name(shards, TARS), shards, [tmp_path / "out" / FOLDER])
     new = load_or_build(shards, ShardCache(None, 1.0), [tmp_path / "new"])
     assert index.fingerprint == new.fingerprint and index.captions == new.captions and index.samples == 25
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "out" / FOLDER).iterdir())

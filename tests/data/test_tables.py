@@ -248,11 +248,26 @@ def test_broken_tables_are_one_message_before_training(tmp_path):
         tmp_path, "odd.csv", lambda path: path.write_text("a,b\n1,2\n")
     )
     assert "does not tell its format" in broken(tmp_path, "odd.txt", csv_table)
+    assert "none of its first rows is a JSON object" in broken(
+        tmp_path, "a.jsonl", lambda path: path.write_text("{\n{")
+    )
     urls = "image,caption\nhttps://example.org/1.jpg,one\n"
     said = "https://example.org/1.jpg is not a file: download the images, as img2dataset does"
     assert said in broken(tmp_path, "urls.csv", lambda path: path.write_text(urls))
     ragged = "image,caption\n000001.png,one\n000002.png\n"
     assert "Expected 2 columns, got 1" in broken(tmp_path, "ragged.csv", lambda path: path.write_text(ragged))
+
+
+def test_images_that_are_missing_only_in_training_are_one_message_with_the_keys_of_tables(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    pictures(tmp_path / "pairs")
+    write_table(tmp_path / "pairs" / "pairs.csv", "csv", numbered(0, 20))
+    data = table_data(tmp_path, "pairs/pairs.csv", image_folder=None, cache_folder=str(tmp_path / "cache"))
+    data.open(None, World())
+    for path in (tmp_path / "pairs").glob("*.png"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="no such file.*check data.path, data.image_key, data.image_folder"):
+        list(batches_of(data, 1, 4))
 
 
 def test_missing_images_and_broken_rows_are_counted_samples(tmp_path):
@@ -282,14 +297,14 @@ def test_trainings_on_tars_and_tables_have_the_same_losses_also_when_resumed(tmp
     counts = [40, 60]
     write_numbered(tmp_path / "tar", counts)
     (tmp_path / "parquet").mkdir()
+    (tmp_path / "csv").mkdir()
+    for key, members in numbered(0, 100):
+        (tmp_path / "csv" / f"{key}.png").write_bytes(members["png"])
     for number, (first, count) in enumerate([(0, 40), (40, 60)]):
-        write_table(tmp_path / "parquet" / f"{number}.parquet", "parquet", numbered(first, count))
-    table = [
-        "data=table",
-        "data.shards=null",
-        f"data.path={tmp_path / 'parquet'}",
-        f"data.cache_folder={tmp_path / 'c'}",
-    ]
+        for form in ("parquet", "csv"):
+            write_table(tmp_path / form / f"{number}.{form}", form, numbered(first, count))
+    every = ["data=table", "data.shards=null", f"data.cache_folder={tmp_path / 'c'}"]
+    table, csv_table = ([*every, f"data.path={tmp_path / form}"] for form in ("parquet", "csv"))
 
     def losses(folder):
         lines = (tmp_path / folder / "run" / "metrics.jsonl").read_text().splitlines()
@@ -301,3 +316,5 @@ def test_trainings_on_tars_and_tables_have_the_same_losses_also_when_resumed(tmp
     train_and_kill(shards, tmp_path / "c", 5, *table)
     assert "resuming from step" in train(shards, tmp_path / "c", *table, "data.workers=1")
     assert len(losses("a")) == 9 and losses("a") == losses("b") == losses("c")
+    train(shards, tmp_path / "d", *csv_table, "data.workers=2", ranks=2)
+    assert losses("d") == pytest.approx(losses("a"), rel=1e-10)

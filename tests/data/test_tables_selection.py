@@ -115,8 +115,11 @@ def test_uid_lists_in_the_form_of_datacomp_and_as_text_select_their_samples(root
     for name in ("uids.npy", "uids.txt"):
         assert numbers_of(selected(root, form, uids=str(tmp_path / name))) == wanted
     np.save(tmp_path / "numbers.npy", np.arange(3.0))
-    with pytest.raises(ConfigError, match="data.uids=.*float64"):
-        selected(root, form, uids=str(tmp_path / "numbers.npy"))
+    (tmp_path / "empty.txt").write_text("\n")
+    messages = {"numbers.npy": "it holds float64", "empty.txt": "it holds no uid", "nowhere.npy": "is not a file"}
+    for name, message in messages.items():
+        with pytest.raises(ConfigError, match=f"data.uids=.*{message}"):
+            selected(root, form, uids=str(tmp_path / name))
 
 
 @pytest.mark.parametrize("form", ["tar", "parquet"])

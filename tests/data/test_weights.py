@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from clipzoo.data.plan import UNIT, Plan, Weights
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from tests.support.ranks import run_ranks
+from tests.support.runs import assert_same_training, train, train_and_kill
 from tests.support.shards import batches_of, numbered, opened, picture as draw, shard_data, write_shard
 
 COUNTS = [70, 0, 31, 60, 9, 130]
@@ -111,11 +115,13 @@ def test_wrong_weights_are_one_message(root, tmp_path):
     np.save(tmp_path / "negative.npy", np.array([("u1", -1.0)], [("uid", "U8"), ("weight", "f8")]))
     for weights, message in {
         "nosuch": "one of them above 0; those of 60 samples are from 0.0 to 0.0", "caption": "is 'number 0'",
-        str(tmp_path / "bad.npy"): "needs uid and weight", str(tmp_path / "twice.npy"): "a uid more than once",
+        str(tmp_path / "bad.npy"): "needs uid and weight", str(tmp_path / "twice.npy"): "uid u1 is in several rows",
         str(tmp_path / "negative.npy"): "from -1.0 to 0.0",
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=f"data.weights=.*{message}"):
             opened(root / "tar", weights=weights, index_folder=str(tmp_path / "index"))
+    with pytest.raises(ConfigError, match="data.weights=nowhere.parquet is not a file"):
+        opened(root / "tar", weights="nowhere.parquet")
     with pytest.raises(ConfigError, match="data.grow=true and data.weights"):
         shard_data(root / "tar", weights="w", grow=True)
 
@@ -126,3 +132,59 @@ def test_damaged_weights_next_to_the_index_are_named(root, tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="weights.npy does not hold the weights.*remove it"):
         opened(root / "tar", weights="w", index_folder=str(tmp_path))
+
+
+# Training in real processes.
+
+TOGETHER = (
+    "data.where='width >= 200'", "data.caption_key={.txt: 0.3, short: 0.5, captions: 0.2}", "data.duplicates=image",
+    "data.fraction=0.9",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def selected_shards(tmp_path_factory):
+    """Two shards of 150 samples: widths, weights and captions under several keys; the last 10 images are copies."""
+    folder = tmp_path_factory.mktemp("selected")
+    for shard in range(2):
+        samples = []
+        for number, (key, members) in enumerate(numbered(75 * shard, 75), 75 * shard):
+            entry = {"width": 150 + number, "w": [0, 0.25, 1, 2.5][number % 4], "short": f"no {number}"}
+            entry["captions"] = [f"a {number}", f"the {number}"]
+            image = draw(number % 140, (24 + number % 140, 20))
+            samples.append((key, members | {"png": image, "json": json.dumps(entry).encode()}))
+        write_shard(folder / f"{shard}.tar", samples)
+    return folder
+
+
+def _drawn(settings):
+    """Return the ids and the captions of this rank in 20 steps: more than an epoch."""
+    world = World.from_process_group()
+    data = shard_data(workers=1, **settings)
+    data.open(None, world)
+    batches = list(batches_of(data, 20, 16, world=world))
+    return [batch.sample_id.tolist() for batch in batches], [batch.caption_key.tolist() for batch in batches]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), TOGETHER], ids=["weights", "with a selection and captions by probability"])
+def test_a_training_with_weights_is_the_same_killed_and_resumed_and_on_two_ranks(selected_shards, tmp_path, settings):
+    shards, settings = str(selected_shards), ["data.weights=w", "trainer.checkpoints.in_background=false", *settings]
+    train(shards, tmp_path / "whole", *settings)
+    train_and_kill(shards, tmp_path / "killed", 5, *settings)
+    assert "resuming from step 4" in train(shards, tmp_path / "killed", *settings, "data.workers=1")
+    train(shards, tmp_path / "ranks", *settings, ranks=2)
+    assert_same_training(tmp_path / "killed", tmp_path / "whole")
+    assert_same_training(tmp_path / "ranks", tmp_path / "whole", atol=1e-10)
+
+
+@pytest.mark.medium
+def test_two_processes_draw_the_samples_and_captions_of_one(selected_shards):
+    captions = {".txt": 0.3, "short": 0.5, "captions": 0.2}
+    selection = {"where": "width >= 200", "caption_key": captions, "duplicates": "image", "fraction": 0.9}
+    settings = {"shards": str(selected_shards), "weights": "w", "tokenizer": ClipTokenizer(16), **selection}
+    (whole,), halves = run_ranks(1, _drawn, settings), run_ranks(2, _drawn, settings)
+    for column in range(2):
+        assert [a + b for a, b in zip(halves[0][column], halves[1][column], strict=True)] == whole[column]
+    ids = sum(whole[0], [])
+    assert max(Counter(ids).values()) > 3 and len(set(sum(whole[1], []))) > len(set(ids)) > 40

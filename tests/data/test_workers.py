@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from clipzoo.data.children import map_in_children
 from clipzoo.data.loader import iterate
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.errors import ConfigError, TrainingError
 from tests.support.processes import Process, children, is_alive, wait_until_gone
 

@@ -117,24 +117,27 @@ def test_the_largest_value_is_that_of_all_ranks_and_of_no_sample_it_is_minus_inf
     assert objective.largest(values[:, :0]).tolist() == [-torch.inf, -torch.inf]
 
 
+@pytest.mark.parametrize("name", BYTES)
 @pytest.mark.parametrize("samples", [SAMPLES, 3 * SAMPLES])
-def test_the_state_of_a_dataset_that_has_grown_is_kept_and_has_initial_values_for_new_samples(tmp_path, samples):
-    whole = objective_of("nuclr")
+def test_the_state_of_a_dataset_that_has_grown_is_kept_and_has_initial_values_for_new_samples(tmp_path, samples, name):
+    whole = objective_of(name)
     whole.allocate(SAMPLES)
     for number, buffer in enumerate(whole.buffers()):
         buffer.copy_(torch.arange(buffer.numel()).view(buffer.shape) + 1000 * number)
     path = checkpoint_files.save(tmp_path, 4, {"step": 4, "objective": whole.state_dict()}, {}, keep=1)
     parts = []
     for rank in range(3):
-        objective = objective_of("nuclr")
+        objective = objective_of(name)
         objective.allocate(samples, World(rank, 3))
         stored = Sharding({"objective": objective}, {"objective": objective}, World(rank, 3)).read(path, "step")
         objective.load_state_dict(objective.grown(stored["objective"]))
         parts.append(dict(objective.named_buffers()))
-    fresh = objective_of("nuclr")
+    fresh = objective_of(name)
     fresh.allocate(samples)
-    for name, value in fresh.named_buffers():
-        actual = parts[0][name] if name == "xi" else torch.cat([part[name] for part in parts], dim=1)
-        count = value.shape[-1] if name == "xi" else SAMPLES
-        assert torch.equal(actual[..., :count], whole.get_buffer(name)), name
-        assert torch.equal(actual[..., count:], value[..., count:]), name
+    for buffer, value in fresh.named_buffers():
+        # A value that is not one for each sample, such as NUCLR's xi, is whole on all ranks.
+        divided = value.dim() == 2
+        actual = torch.cat([part[buffer] for part in parts], dim=1) if divided else parts[0][buffer]
+        count = SAMPLES if divided else value.shape[-1]
+        assert torch.equal(actual[..., :count], whole.get_buffer(buffer)), buffer
+        assert torch.equal(actual[..., count:], value[..., count:]), buffer

@@ -16,6 +16,7 @@ from clipzoo.data.dataset import ShardDataset
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.maps.samples import SampleFacts
+from clipzoo.data.reader import ShardReader
 from clipzoo.distributed.world import World
 from clipzoo.types import Batch
 
@@ -71,7 +72,7 @@ def sample_facts(folder: Path, max_pixels: int = 10**6) -> SampleFacts:
     """Return the map of the facts about all samples of the shards of a folder, as `clipzoo shards look` reads them."""
     cache = ShardCache(None, 1.0)
     index = load_or_build([str(path) for path in sorted(folder.glob("*.tar"))], cache, [folder])
-    return SampleFacts(index, cache, None, None, None, max_pixels)
+    return SampleFacts(index, ShardReader(cache), max_pixels)
 
 
 class NumberTokenizer:

@@ -8,6 +8,7 @@ pictures have to agree in all places.
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,15 +21,8 @@ if TYPE_CHECKING:
 Window = tuple[float, float, float]
 """Top and left edge of a part of an image, and its height and width, in shares of the sides."""
 WHOLE: Window = (0.0, 0.0, 1.0)
-WINDOWS: tuple[Window, ...] = (
-    WHOLE,
-    *(
-        ((1 - side) * top, (1 - side) * left, side)
-        for side in (0.95, 0.9)
-        for top in (0, 0.5, 1)
-        for left in (0, 0.5, 1)
-    ),
-)
+_PLACES = product((0.95, 0.9), (0, 0.5, 1), (0, 0.5, 1))
+WINDOWS: tuple[Window, ...] = (WHOLE, *(((1 - side) * top, (1 - side) * left, side) for side, top, left in _PLACES))
 LEAST_COSINE = 0.8
 """Cosine of the low frequencies above which a window and an image are aligned."""
 MOST_DIFFERENCE, MOST_ERROR = 26.0, 0.3

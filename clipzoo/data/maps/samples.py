@@ -1,9 +1,12 @@
-"""Facts about the samples of shards: sizes, captions, digests, small pictures for near-duplicates, and faults."""
+"""Facts about the samples of shards (sizes, captions, digests, small pictures, faults), and MetaCLIP's weights."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,63 +16,69 @@ import numpy as np
 from PIL import Image
 
 from clipzoo import io
-from clipzoo.config.vocabulary import CaptionKeys
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images import read_header
 from clipzoo.data.index import ShardIndex
-from clipzoo.data.locations import ShardCache
 from clipzoo.data.maps.engines import TableMap
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tables.formats import TableRules, arrow
-from clipzoo.errors import masked
+from clipzoo.data.tables.formats import arrow
+from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.io.text import script_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 """Change it together with the facts."""
 GRID = 24
 """Side of the small picture of an image."""
+_LEAST_TEXT = 24
+"""Bytes of a caption whose language is named: that of shorter ones is often wrong."""
 
 
 @dataclass(frozen=True)
 class SampleFacts(TableMap):
     """Map of shards to a row of facts for each sample; `fault` is the kind of an unusable sample, otherwise null.
 
-    tables: how the rows of tables are read; None for tars. caption_key, uid_key, max_pixels: as in ShardDataset.
+    max_pixels: as in ShardDataset.
     """
 
     index: ShardIndex
-    cache: ShardCache
-    tables: TableRules | None
-    caption_key: CaptionKeys | None
-    uid_key: str | None
+    reader: ShardReader
     max_pixels: int
 
     def contents(self) -> Sequence[str]:
-        settings = (VERSION, self.caption_key, self.uid_key, self.max_pixels, self.tables and self.tables.identity)
+        rules = self.reader.rules
+        settings = (VERSION, rules.caption_key, rules.uid_key, self.max_pixels, rules.identity)
         return [f"SampleFacts {settings} {shard.digest} {shard.bytes} {shard.state}" for shard in self.index.shards]
 
     def table(self, item: int) -> pa.Table:
         from clipzoo.data.tokenizer import ClipTokenizer  # imports torch
 
-        reader, encode, rows = ShardReader(self.cache, self.tables), ClipTokenizer(77).encode, []
+        encode, rows, rules = ClipTokenizer(77).encode, [], self.reader.rules
         for position, key in enumerate(self.index.keys(item)):
             row: dict[str, Any] = {"uid": key}
             try:
-                sample = reader.sample(self.index, item, position)
-                if self.tables is None:
-                    row["uid"] = sample.uid(self.uid_key) or key
+                sample = self.reader.sample(self.index, item, position)
+                row["uid"] = sample.uid(rules.uid_key) or key
                 row |= image_facts(sample.image(), self.max_pixels)
-                caption = sample.captions(self.caption_key)[0][0]
-                # Both control tokens count.
-                row |= {"caption": caption, "tokens": len(encode(caption)) + 2, "script": script_of(caption)}
+                caption = sample.captions(rules.caption_key)[0][0]
+                row |= {"caption": caption, "script": script_of(caption), "language": language_of(caption)}
+                row["tokens"] = len(encode(caption)) + 2  # with both control tokens
             except BadSampleError as error:
                 row |= {"fault": error.kind, "reason": masked(error.reason)[:200]}
             rows.append(row)
-        schema = image_schema("uid", "caption", "script").append(arrow().field("tokens", arrow().int32()))
+        schema = image_schema("uid", "caption", "script", "language").append(arrow().field("tokens", arrow().int32()))
         return arrow().Table.from_pylist(rows, schema=schema)
+
+
+def language_of(text: str) -> str:
+    """Return the code of the most likely of 139 languages, "short" for a text that is too short for it."""
+    try:
+        import py3langid
+    except ImportError:
+        raise ConfigError(f"languages of captions need py3langid: {installation('tables')}") from None
+    return str(py3langid.classify(text)[0]) if len(text.encode()) >= _LEAST_TEXT else "short"
 
 
 def image_facts(encoded: bytes, max_pixels: int | None) -> dict[str, Any]:
@@ -103,3 +112,70 @@ def write_uids(path: Path, kept: Sequence[str], left_out: Sequence[str]) -> int:
     with io.whole(path) as file:
         np.save(file, uids)
     return len(uids)
+
+
+# MetaCLIP's balancing: weights of samples from the frequencies of the entries that occur in their captions.
+# Source: Xu et al. 2024, Demystifying CLIP Data, algorithm 1. Entries are sequences of words and match whole words.
+
+
+@dataclass(frozen=True)
+class CaptionEntries(SampleFacts):
+    """Map of shards to uids of samples and entries in their captions; without entries, to the counts of all of them.
+
+    entries: from `normalised`; None counts the captions with each word and each pair of adjacent words.
+    """
+
+    entries: Sequence[str] | None
+
+    def contents(self) -> Sequence[str]:
+        digest = hashlib.sha256("\0".join(self.entries or ["counts"]).encode()).hexdigest()
+        return [f"{content} {digest}" for content in super().contents()]
+
+    def table(self, item: int) -> pa.Table:
+        pa, rules, numbers = arrow(), self.reader.rules, {entry: i for i, entry in enumerate(self.entries or ())}
+        most = 2 if self.entries is None else max((entry.count(" ") + 1 for entry in self.entries), default=0)
+        uids, matches, counts = list[str](), list[list[int]](), Counter[str]()
+        for position, key in enumerate(self.index.keys(item)):
+            uids.append(key)
+            matches.append([])
+            with suppress(BadSampleError):
+                sample = self.reader.sample(self.index, item, position)
+                uids[-1] = sample.uid(rules.uid_key) or key
+                words = normalised(" ".join(sample.captions(rules.caption_key)[0])).split()
+                spans = (words[first : first + n] for n in range(1, most + 1) for first in range(len(words) - n + 1))
+                found = set(map(" ".join, spans))
+                counts.update(found if self.entries is None else ())
+                matches[-1] = sorted(numbers[entry] for entry in found & numbers.keys())
+        if self.entries is None:
+            rows = sorted(counts.items())
+            columns = {"entry": pa.string(), "count": pa.int64()}
+            return pa.table({name: pa.array([row[i] for row in rows], columns[name]) for i, name in enumerate(columns)})
+        return pa.table({"uid": pa.array(uids, pa.string()), "entries": pa.array(matches, pa.list_(pa.int32()))})
+
+
+def normalised(text: str) -> str:
+    """Return the words of a text in lower case, separated by spaces; empty without a letter or digit."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def write_weights(path: Path, matches: pa.Table, threshold: int) -> tuple[np.ndarray, np.ndarray]:
+    """Write the table of data.weights; return the weights of samples, [n], and the numbers of captions with each entry.
+
+    An entry in c captions keeps a sample with probability min(1, threshold / c), independently: a sample has the weight
+    1 - prod(1 - p) over its entries, 0 without one. A uid of several samples has the largest of their weights.
+    matches: of a `CaptionEntries`, merged.
+    """
+    from pyarrow import parquet
+
+    lists = matches["entries"].combine_chunks()
+    entries, lengths = np.asarray(lists.flatten()), np.diff(np.asarray(lists.offsets))
+    counts = np.bincount(entries, minlength=1)
+    left_out, starts = np.ones(len(lengths)), np.cumsum(lengths) - lengths
+    factors = 1 - np.minimum(1, threshold / np.maximum(counts, 1))
+    left_out[lengths > 0] = np.multiply.reduceat(factors[entries], starts[lengths > 0])
+    weights = 1 - left_out
+    table = arrow().table({"uid": matches["uid"], "weight": weights}).group_by("uid").aggregate([("weight", "max")])
+    table = table.rename_columns(["uid", "weight"]).sort_by("uid")
+    with io.whole(path) as file:
+        parquet.write_table(table, file, compression="zstd")
+    return weights, counts

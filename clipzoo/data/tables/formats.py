@@ -10,14 +10,14 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from clipzoo.data.locations import (
     piece,
     states,
 )
-from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan
+from clipzoo.data.tar import IMAGE_EXTENSIONS, RECORD, Scan, TarRules
 from clipzoo.errors import ConfigError, TrainingError, first_line, installation
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class TableRules:
     image_folder: str | None = None
     further_keys: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+    setting: ClassVar[str] = "data.path"
+    is_table: ClassVar[bool] = True
 
     def format_of(self, location: str) -> TableFormat:
         """Return the format of a file or folder. Raises ConfigError if its name does not tell."""
@@ -142,7 +144,53 @@ class TableRules:
         """Text that differs if an index differs."""
         return repr(replace(self, image_folder=None, further_keys=()))
 
-    def open(self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()) -> OpenTable:
+    def needs_copy(self, location: str) -> bool:
+        """Return True if `open` reads a local copy of the table."""
+        return is_remote(location) or self.format_of(location) != "arrow"
+
+    def scan(self, cache: ShardCache, state: State | None, location: str) -> Scan:
+        """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
+
+        Raises ConfigError if a column is missing, or if none of the first image files can be read.
+        """
+        if state is not None and state[0] <= 0:
+            return Scan("empty" if state[0] == 0 else "missing")
+        try:
+            table = self.open(cache, location, state or (0, 0), columns=self.further_keys or [JSON])
+        except BadSampleError as error:
+            return Scan(str(error))
+        records, keys = np.zeros(len(table), RECORD), []
+        records["image_offset"] = np.arange(1, len(table) + 1)
+        for row, record in enumerate(records):
+            sample = TableSample(table, row)
+            record["caption"] = sample.digest(self.caption_key)
+            keys.append((sample.uid(self.uid_key) or f"{row:09d}").replace("\0", " "))
+        checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
+        failures = list[BadSampleError]()
+        for row in checked:
+            try:
+                TableSample(table, row).image()
+            except BadSampleError as error:
+                failures.append(error)
+        if failures and len(failures) == len(checked):
+            raise ConfigError(
+                f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. "
+                f"Paths in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
+            )
+        return Scan(None, records, keys, state[0] if state else 0)
+
+    def columns(self, cache: ShardCache, location: str, state: State, names: Sequence[str]) -> pa.Table | None:
+        """Return the rows with columns of these names, without images' bytes; None if they are in a .json."""
+        table = self.open(cache, location, state, columns=names)
+        return None if table.has_json else table.rows.drop_columns([] if table.has_paths else [table.names.image])
+
+    def sample(self, opened: OpenTable, record: np.void) -> StoredSample:
+        """Return the sample of a record of `scan`."""
+        return TableSample(opened, int(record["image_offset"]) - 1)
+
+    def open(
+        self, cache: ShardCache, location: str, state: State, size: int = 0, columns: Sequence[str] = ()
+    ) -> OpenTable:
         """Return an open table, from its copy unless it is an Arrow file. Raises BadSampleError if it is damaged.
 
         state: of the file when it was indexed. columns: further names; then without images' bytes or copies of Parquet.
@@ -150,21 +198,19 @@ class TableRules:
         form = self.format_of(location)
         try:
             if form == "arrow" or (columns and form == "parquet"):
-                with self._file(cache, location, state) as file:
-                    return OpenTable(self, location, list(self._batches(form, location, file, columns)))
+                return OpenTable(self, location, list(self._batches(cache, location, state, columns)))
 
             def write(target: IO[bytes]) -> None:
-                with self._file(cache, location, state) as file:
-                    batches = self._batches(form, location, file)
-                    if (first := next(batches, None)) is not None:
-                        with arrow().ipc.new_file(target, first.schema) as writer:
-                            for batch in chain([first], batches):
-                                writer.write_batch(batch)
+                batches = self._batches(cache, location, state)
+                if (first := next(batches, None)) is not None:
+                    with arrow().ipc.new_file(target, first.schema) as writer:
+                        for batch in chain([first], batches):
+                            writer.write_batch(batch)
 
             facts = hashlib.sha256(repr((location, state, self.identity, self.further_keys)).encode()).hexdigest()
             name = f"{facts[:16]}-{Path(location).stem[-50:]}.arrow".replace(" ", "_")
             with os.fdopen(cache.copy(name, write, lambda size: True), "rb") as file:
-                return OpenTable(self, location, list(self._batches("arrow", location, file)))
+                return OpenTable(self, location, list(_mapped(file)))
         except (BadSampleError, ConfigError, TrainingError):
             raise
         # pyarrow's errors are OSError, ValueError, or have bases of their own.
@@ -172,65 +218,75 @@ class TableRules:
             kind = "shard_missing" if isinstance(error, FileNotFoundError) else "shard_unreadable"
             raise BadSampleError(kind, f"not readable as {form}: {first_line(error)}") from error
 
-    def _file(self, cache: ShardCache, location: str, state: State) -> IO[bytes]:
-        if os.path.isdir(location):
-            return open(os.devnull, "rb")
-        file = os.fdopen(cache.open(piece(location)[0], size=state[0]), "rb")
-        if (size := os.fstat(file.fileno()).st_size) != state[0] and not is_remote(location):
-            file.close()
-            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {state[0]} when it was indexed")
-        return file
-
     def _batches(
-        self, form: TableFormat, location: str, file: IO[bytes], columns: Sequence[str] = ()
+        self, cache: ShardCache, location: str, state: State, columns: Sequence[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table. columns: as in `open`."""
-        pa = arrow()
-        if form == "arrow" and os.fstat(file.fileno()).st_size:
-            content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            if content[:6].to_pybytes() == b"ARROW1":
-                reader = pa.ipc.open_file(content)
-                yield from map(reader.get_batch, range(reader.num_record_batches))
-            elif content[-8:].to_pybytes() != _END_OF_STREAM:
-                raise pa.ArrowInvalid("truncated: no end-of-stream mark")
-            else:
-                yield from pa.ipc.open_stream(content)
-        elif form == "folder":
+        """Yield the rows of a table. Arguments as in `open`."""
+        pa, form = arrow(), self.format_of(location)
+        if form == "folder":
             files = set(files_below(Path(location)))
             images = sorted(name for name in files if name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS)
             for first in range(0, len(images), _ROWS):
-                rows = images[first : first + _ROWS]
-                texts = {name: [_beside(location, row, name, files) for row in rows] for name in (TXT, JSON)}
+                names_of_images = images[first : first + _ROWS]
+                texts: dict[str, list[bytes | None]] = {name: [None] * len(names_of_images) for name in (TXT, JSON)}
+                for extension, (row, image) in product(texts, enumerate(names_of_images)):
+                    if (name := image.rpartition(".")[0] + extension) in files:
+                        with suppress(io.DamagedFileError):
+                            path = io.below(Path(location), name, links=True)
+                            texts[extension][row] = io.read_bytes(path, 16 * io.MB)
                 columns_of_texts = {name: pa.array(values, pa.binary()) for name, values in texts.items()}
-                yield pa.record_batch({IMAGE_NAMES[0]: pa.array(rows, pa.string()), **columns_of_texts})
-        elif form == "jsonl":
-            lines = (line for line in file if line.strip())
-            while part := list(islice(lines, _ROWS)):
-                yield pa.record_batch({JSON: pa.array(part, pa.binary())})
-        elif form == "parquet":
-            from pyarrow import parquet
+                yield pa.record_batch({IMAGE_NAMES[0]: pa.array(names_of_images, pa.string()), **columns_of_texts})
+            return
+        file_of_rows, groups = piece(location)
+        with os.fdopen(cache.open(file_of_rows, size=state[0]), "rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) != state[0] and not is_remote(location):
+                raise BadSampleError("shard_changed", f"{location} has {size} bytes, {state[0]} when it was indexed")
+            if form == "arrow":
+                yield from _mapped(file)
+            elif form == "jsonl":
+                lines = (line for line in file if line.strip())
+                while part := list(islice(lines, _ROWS)):
+                    yield pa.record_batch({JSON: pa.array(part, pa.binary())})
+            elif form == "parquet":
+                from pyarrow import parquet
 
-            with parquet.ParquetFile(file, pre_buffer=False) as source:
-                schema = source.schema_arrow
-                names = find_names(self, schema.names, location)
-                kept, kind = names.kept, schema.field(names.image).type
-                if light := bool(columns) and not _is_text(kind):
-                    kept.remove(names.image)
-                groups = piece(location)[1] or range(source.num_row_groups)
-                for batch in source.iter_batches(_ROWS, row_groups=[*groups], columns=kept, use_threads=False):
-                    yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
-        elif form in ("csv", "tsv"):
-            from pyarrow import csv
+                with parquet.ParquetFile(file, pre_buffer=False) as source:
+                    schema = source.schema_arrow
+                    names = find_names(self, schema.names, location)
+                    kept, numbers = names.kept, [*(groups or range(source.num_row_groups))]
+                    if light := bool(columns) and not _is_text(schema.field(names.image).type):
+                        kept.remove(names.image)
+                    for batch in source.iter_batches(_ROWS, row_groups=numbers, columns=kept, use_threads=False):
+                        yield batch.append_column(names.image, pa.nulls(len(batch))) if light else batch
+            elif form in ("csv", "tsv"):
+                from pyarrow import csv
 
-            delimiter = "\t" if form == "tsv" else ","
-            rows = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            header = csv.open_csv(file, csv.ReadOptions(use_threads=False), rows).schema.names
-            file.seek(0)
-            names, keys = find_names(self, header, location), caption_keys(self.caption_key)
-            texts = {name: pa.string() for name in (names.image, names.caption, names.uid, *keys) if name}
-            kept = csv.ConvertOptions(column_types=texts, include_columns=names.kept)
-            table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, kept)
-            yield from table.to_batches(_ROWS)
+                rows = csv.ParseOptions(delimiter="\t" if form == "tsv" else ",", newlines_in_values=True)
+                header = csv.open_csv(file, csv.ReadOptions(use_threads=False), rows).schema.names
+                file.seek(0)
+                names, keys = find_names(self, header, location), caption_keys(self.caption_key)
+                types = {name: pa.string() for name in (names.image, names.caption, names.uid, *keys) if name}
+                options = csv.ConvertOptions(column_types=types, include_columns=names.kept)
+                table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, options)
+                yield from table.to_batches(_ROWS)
+
+
+def _mapped(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file or stream, which is memory-mapped."""
+    pa = arrow()
+    if os.fstat(file.fileno()).st_size:
+        content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        if content[:6].to_pybytes() == b"ARROW1":
+            reader = pa.ipc.open_file(content)
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+        elif content[-8:].to_pybytes() != _END_OF_STREAM:
+            raise pa.ArrowInvalid("truncated: no end-of-stream mark")
+        else:
+            yield from pa.ipc.open_stream(content)
+
+
+Rules = TarRules | TableRules
+"""How shards are read: the tars of data.shards, or the tables of data.path."""
 
 
 def holds_tables(path: str | Path) -> bool:
@@ -284,7 +340,10 @@ class OpenTable:
         if self.has_json:
             # The first row that is an object tells the names.
             texts = self.columns[JSON].chunk(0).to_pylist()
-            present += next((entry for text in texts if text and isinstance(entry := _parsed(text), dict)), {})
+            entries = (entry for text in texts if text and isinstance(entry := _parsed(text), dict))
+            if not (first := next(entries, {})) and TXT not in self.columns:
+                raise ValueError("none of its first rows is a JSON object")
+            present += first
         self.names = find_names(rules, present, location)
         images = self.columns.get(self.names.image)
         self.has_paths = images is None or _is_text(images.type)
@@ -391,46 +450,6 @@ class JoinedTable:
         row = int(self._rows[place])
         table = int(self._samples.searchsorted(row, side="right")) - 1
         return TableSample(self._tables[table], row - int(self._samples[table])).value(key)
-
-
-def scan_table(rules: TableRules, cache: ShardCache, state: State | None, location: str) -> Scan:
-    """List the samples of a table; a record holds the number of the row + 1 as offset of the image.
-
-    Raises ConfigError if a column is missing, or if none of the first image files can be read.
-    """
-    if state is not None and state[0] <= 0:
-        return Scan("empty" if state[0] == 0 else "missing")
-    try:
-        table = rules.open(cache, location, state or (0, 0), columns=rules.further_keys or [JSON])
-    except BadSampleError as error:
-        return Scan(str(error))
-    records, keys = np.zeros(len(table), RECORD), []
-    records["image_offset"] = np.arange(1, len(table) + 1)
-    for row, record in enumerate(records):
-        sample = TableSample(table, row)
-        record["caption"] = sample.digest(rules.caption_key)
-        keys.append((sample.uid(rules.uid_key) or f"{row:09d}").replace("\0", " "))
-    checked = range(0, len(table), max(1, len(table) // _CHECKED)) if table.has_images else ()
-    failures = list[BadSampleError]()
-    for row in checked:
-        try:
-            TableSample(table, row).image()
-        except BadSampleError as error:
-            failures.append(error)
-    if failures and len(failures) == len(checked):
-        raise ConfigError(
-            f"{location}: none of {len(failures)} images that were looked for can be read. First: {failures[0]}. Paths "
-            f"in {table.names.image!r} (data.image_key) are relative to {table.folder} (data.image_folder)"
-        )
-    return Scan(None, records, keys, state[0] if state else 0)
-
-
-def _beside(folder: str, image: str, extension: str, files: Collection[str]) -> bytes | None:
-    """Return the content of the file next to an image with this extension; None without one."""
-    name = image.rpartition(".")[0] + extension
-    with suppress(io.DamagedFileError):
-        return io.read_bytes(io.below(Path(folder), name, links=True), 16 * io.MB) if name in files else None
-    return None
 
 
 def _is_text(kind: pa.DataType) -> bool:

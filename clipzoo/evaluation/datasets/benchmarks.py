@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,14 @@ def open_benchmark(
     """
     facts = catalogue().get(name, {})
     folder_name(name, "evaluation dataset")
-    place = next(_tar_folders(name, facts, root, splits, cache), None)
+    # The folder of the dataset in tar shards: its own, or that of CLIP_benchmark's or DataComp's name.
+    exported = facts.get("wds", [name])
+    names = [name, *(form.format(of) for of in exported for form in ("wds_{}", "wds_{}_test", "{}"))]
+    places = [str(root).replace("{name}", of) for of in exported]
+    if "{name}" not in str(root):
+        places = [f"{str(root).rstrip('/')}/{folder_name(of, 'evaluation dataset')}" for of in dict.fromkeys(names)]
+    folders = (local_copy(place, splits, cache) if is_url(place) else Path(place) for place in places)
+    place = next((folder for folder in folders if folder is not None and any(folder.glob("*/nshards.txt"))), None)
     # Datasets of the same images share a folder.
     folder = place or (Path() if is_url(str(root)) else below(Path(root), facts.get("folder", name), links=True))
     in_tables = not place and "examples" not in facts and bool(tables.table_files(folder))
@@ -78,19 +85,6 @@ def open_benchmark(
     if not isinstance(dataset, ClassificationDataset):
         return dataset
     return _with_prompts(dataset, facts, protocol, folder, own=bool(place))
-
-
-def _tar_folders(name: str, facts: Benchmark, root: Path | str, splits: Collection[str], cache: Path) -> Iterator[Path]:
-    """Yield the folders of the dataset in tar shards: its own, and those of CLIP_benchmark's and DataComp's names."""
-    exported = facts.get("wds", [name])
-    names = [name, *(form.format(of) for of in exported for form in ("wds_{}", "wds_{}_test", "{}"))]
-    places = [str(root).replace("{name}", of) for of in exported]
-    if "{name}" not in str(root):
-        places = [f"{str(root).rstrip('/')}/{folder_name(of, 'evaluation dataset')}" for of in dict.fromkeys(names)]
-    for place in places:
-        folder = local_copy(place, splits, cache) if is_url(place) else Path(place)
-        if folder is not None and any(folder.glob("*/nshards.txt")):
-            yield folder
 
 
 def local_copy(url: str, splits: Collection[str], cache: Path) -> Path | None:

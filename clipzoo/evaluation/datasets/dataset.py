@@ -55,6 +55,7 @@ class Images(ABC):
         return digest.hexdigest()
 
 
+@dataclass(eq=False)
 class LabelledSplit:
     """One split of a classification dataset: index -> (RGB image, label).
 
@@ -63,17 +64,13 @@ class LabelledSplit:
     for an image without a class); None otherwise.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        labels: Sequence[int],
-        groups: Sequence[int] = (),
-        all_labels: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self.images = images
-        self.labels = [int(label) for label in labels]
-        self.groups = [int(group) for group in groups]
-        self.all_labels = all_labels
+    images: Images
+    labels: Sequence[int]
+    groups: Sequence[int] = ()
+    all_labels: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        self.labels, self.groups = ([int(number) for number in numbers] for numbers in (self.labels, self.groups))
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipzoo.data.captions import CaptionCounts, has_text
-from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, write_left_out
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Metric, catalogue

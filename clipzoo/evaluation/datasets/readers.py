@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from clipzoo import io
+from clipzoo.data.write import karpathy_entries
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import prompts
 from clipzoo.evaluation.datasets.dataset import (
@@ -93,7 +94,30 @@ def rows(folder: Path, facts: Benchmark) -> tuple[*ClassificationSource, Sequenc
     `caption_file` names a text file whose first line is the caption. `labels`: class name of each label, in order;
     rows with other labels are left out. Otherwise labels are class names, and sorted.
     """
-    parts = {split: list(_rows(folder, source)) for split, source in facts["splits"].items()}
+    parts = dict[str, list[Row]]()
+    for split, source in facts["splits"].items():
+        everything: Iterable[Row]
+        if "paths" in source:
+            paths = sorted(str(path.relative_to(folder)) for path in existing(folder).rglob("*"))
+            everything = (match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], paths))
+        elif "lines" in source:
+            files = source["lines"].values()
+            columns = [read_lines(existing(folder, file), LARGEST_LIST, REMEDY) for file in files]
+            if len({len(column) for column in columns}) > 1:
+                raise ConfigError(f"{folder}: {', '.join(files)} have different numbers of lines; {REMEDY}")
+            everything = [dict(zip(source["lines"], line, strict=True)) for line in zip(*columns, strict=True)]
+        elif "pattern" in source:
+            lines = read_lines(existing(folder, source["file"]), LARGEST_LIST, REMEDY)
+            everything = (match.groupdict() for match in _matches(source["pattern"], lines))
+        elif (path := existing(folder, source["file"])).suffix in (".csv", ".tsv"):
+            everything = io.read_table(path, ())
+        elif path.suffix == ".json":
+            everything = io.read_json(path, LARGEST_LIST, REMEDY, root=list)
+        else:
+            everything = io.read_json_lines(path, LARGEST_LIST)
+        where = source.get("where", {}).items()
+        selected = (row for row in everything if all(str(row.get(key)) == str(value) for key, value in where))
+        parts[split] = list(islice(selected, source.get("first")))
     if "label" not in facts:
         captions: dict[Path, list[str]] = {}
         for row in parts["test"]:
@@ -122,31 +146,6 @@ def rows(folder: Path, facts: Benchmark) -> tuple[*ClassificationSource, Sequenc
             groups=[groups.index(name) for name in column(part, "group")],
         )
     return list(names.values()), splits, groups
-
-
-def _rows(folder: Path, source: Mapping[str, Any]) -> Iterator[Row]:
-    everything: Iterable[Row]
-    if "paths" in source:
-        paths = sorted(str(path.relative_to(folder)) for path in existing(folder).rglob("*"))
-        everything = (match.groupdict() | {"path": match[0]} for match in _matches(source["paths"], paths))
-    elif "lines" in source:
-        files = source["lines"].values()
-        columns = [read_lines(existing(folder, file), LARGEST_LIST, REMEDY) for file in files]
-        if len({len(column) for column in columns}) > 1:
-            raise ConfigError(f"{folder}: {', '.join(files)} have different numbers of lines; {REMEDY}")
-        everything = (dict(zip(source["lines"], line, strict=True)) for line in zip(*columns, strict=True))
-    elif "pattern" in source:
-        lines = read_lines(existing(folder, source["file"]), LARGEST_LIST, REMEDY)
-        everything = (match.groupdict() for match in _matches(source["pattern"], lines))
-    elif (path := existing(folder, source["file"])).suffix in (".csv", ".tsv"):
-        everything = io.read_table(path, ())
-    elif path.suffix == ".json":
-        everything = io.read_json(path, LARGEST_LIST, REMEDY, root=list)
-    else:
-        everything = io.read_json_lines(path, LARGEST_LIST)
-    where = source.get("where", {})
-    selected = (row for row in everything if all(str(row.get(key)) == str(value) for key, value in where.items()))
-    return islice(selected, source.get("first"))
 
 
 def _value(row: Row, column: str) -> str:
@@ -221,12 +220,7 @@ def karpathy(folder: Path, facts: Benchmark) -> RetrievalSource:
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
-    content = io.read_json(lists[0], 160 * io.MB, REMEDY, fields={"images": list})
-    for entry in content["images"]:
-        io.require_fields(lists[0], entry, {"split": str, "filename": str, "sentences": list}, REMEDY)
-        for sentence in entry["sentences"]:
-            io.require_fields(lists[0], sentence, {"raw": str}, REMEDY)
-    entries = [entry for entry in content["images"] if entry["split"] == facts["split"]]
+    entries = [entry for entry in karpathy_entries(lists[0], REMEDY) if entry["split"] == facts["split"]]
     # Flickr's entries name no folder.
     names = [f"{entry.get('filepath', facts.get('images_folder'))}/{entry['filename']}" for entry in entries]
     texts = [[sentence["raw"].strip() for sentence in entry["sentences"][: facts["captions"]]] for entry in entries]

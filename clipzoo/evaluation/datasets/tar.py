@@ -28,6 +28,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,14 @@ def open_tar_dataset(root: Path, name: str, group_column: int | None = None) -> 
         raise ConfigError(f"{type_file} says {kind!r}: only {kinds} datasets can be evaluated")
     if "test" not in samples:
         raise ConfigError(f"{folder}: a {kind} dataset needs the split test; it has {', '.join(samples)}")
-    return (_retrieval if kind == "retrieval" else _choice)(name, samples["test"])
+    if kind == "choice":
+        return _choice(name, samples["test"])
+    captions: list[list[str]] = []
+    for sample in samples["test"]:
+        captions.append([line.strip() for line in sample.text("txt").splitlines() if line.strip()])
+        if not captions[-1]:
+            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
+    return RetrievalDataset.of_images(name, ImageFiles([sample.image for sample in samples["test"]]), captions)
 
 
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
@@ -213,15 +221,6 @@ def _classification(
     return ClassificationDataset(name, class_names, templates, metric, splits, names)
 
 
-def _retrieval(name: str, samples: Sequence[TarSample]) -> RetrievalDataset:
-    captions: list[list[str]] = []
-    for sample in samples:
-        captions.append([line.strip() for line in sample.text("txt").splitlines() if line.strip()])
-        if not captions[-1]:
-            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
-    return RetrievalDataset.of_images(name, ImageFiles([sample.image for sample in samples]), captions)
-
-
 def _choice(name: str, samples: Sequence[TarSample]) -> ChoiceDataset:
     files: dict[str, ImageFile] = {}
     names_by_sample: list[list[str]] = []
@@ -261,42 +260,27 @@ def write_classification(
     templates: Sequence[str],
     metric: str,
     recipe: str,
-    splits: Mapping[str, Iterable[tuple[bytes, int]]],
+    splits: Mapping[str, Iterable[tuple[bytes, Any]]],
     shard_size: int = 1000,
 ) -> None:
     """Write a classification dataset; the encoded images are stored unchanged.
 
-    folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class". recipe: a sentence
-    on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
+    folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class", or
+    "mean_average_precision" for images with several classes. recipe: a sentence on how the splits were made, for
+    meta.json. splits: (encoded image, label or list of labels) pairs. shard_size: samples per tar.
     """
-    lists = {NAMES_FILE: class_names, TEMPLATES_FILE: templates}
-    rows = {split: ((image, "cls", str(label)) for image, label in examples) for split, examples in splits.items()}
-    _write_dataset(folder, "classification", {"metric": metric, "recipe": recipe}, lists, rows, shard_size)
+    kind = "multilabel" if metric == "mean_average_precision" else "classification"
 
-
-def write_multilabel(
-    folder: Path,
-    *,
-    class_names: Sequence[str],
-    templates: Sequence[str],
-    recipe: str,
-    examples: Iterable[tuple[bytes, Sequence[int]]],
-    shard_size: int = 1000,
-) -> None:
-    """Write a dataset whose images have several classes, with the split "test"; its metric is mean_average_precision.
-
-    examples: encoded images with their labels.
-    """
-
-    def flags(labels: Sequence[int]) -> bytes:
+    def row(image: bytes, label: Any) -> tuple[bytes, str, str | bytes]:
+        if kind == "classification":
+            return image, "cls", str(label)
         stream = streams.BytesIO()
-        np.save(stream, np.isin(np.arange(len(class_names)), labels).astype(np.uint8))
-        return stream.getvalue()
+        np.save(stream, np.isin(np.arange(len(class_names)), label).astype(np.uint8))
+        return image, "npy", stream.getvalue()
 
     lists = {NAMES_FILE: class_names, TEMPLATES_FILE: templates}
-    rows = ((image, "npy", flags(labels)) for image, labels in examples)
-    meta = {"metric": "mean_average_precision", "recipe": recipe}
-    _write_dataset(folder, "multilabel", meta, lists, {"test": rows}, shard_size)
+    rows = {split: starmap(row, examples) for split, examples in splits.items()}
+    _write_dataset(folder, kind, {"metric": metric, "recipe": recipe}, lists, rows, shard_size)
 
 
 def write_retrieval(

@@ -127,7 +127,7 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
         # Hard negatives: the next names in Unicode's order, in which similar pictures follow each other.
         hard = [names[(place + step) % len(names)] for step in range(1, min(4, len(names)))]
         pairs[place] = replace(pair, captions=captions, facts={**pair.facts, "hard": hard})
-    shards = writer.write_shards(pairs, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None)
+    shards = writer.ShardWriter(1000, shuffle_seed=0, shortest_side=None).write(pairs, folder / "train")
     if shards.left_out:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
     table, downstream = folder / f"{judge}.csv", folder / "downstream"

@@ -37,7 +37,7 @@ from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.vocabulary import Processes
 from clipzoo.data import write as writer
 from clipzoo.data.captions import has_text
-from clipzoo.data.children import map_in_children
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.errors import ConfigError, installation
 from clipzoo.evaluation.datasets import own, tar
 from clipzoo.evaluation.datasets.dataset import Example, png
@@ -432,10 +432,8 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
         }  # fmt: skip
         row |= {f"name_{language}": name for language, name in drawing.names.items()}
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
-    shards = writer.write_shards(
-        pairs, folder, samples_a_shard=SHARD, shuffle_seed=0, shortest_side=None, processes=processes,
-        progress=Progress("hands", "training pictures"),
-    )  # fmt: skip
+    shard_writer = writer.ShardWriter(SHARD, shuffle_seed=0, shortest_side=None, processes=processes)
+    shards = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
     if shards.left_out:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
 
@@ -458,10 +456,10 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
         number = {text: label for label, text in enumerate(names)}
         if len(names) > 1:
             examples = ((path(drawing).read_bytes(), [number[text] for text in texts]) for drawing, texts in rows)
-            recipe = "drawings of hands, ranked for each class"
-            tar.write_multilabel(
-                io.below(folder, name), class_names=names, templates=["{c}"], recipe=recipe, examples=examples
-            )
+            tar.write_classification(
+                io.below(folder, name), class_names=names, templates=["{c}"], metric="mean_average_precision",
+                recipe="drawings of hands, ranked for each class", splits={"test": examples},
+            )  # fmt: skip
 
     for name in ("hands", "things", "both"):
         classes(f"names_{name}", ((drawing, drawing.group) for drawing in splits[name]))

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from clipzoo.cli.arguments import Progress, number_in, output_folder
 from clipzoo.config.schema import checked
 from clipzoo.config.vocabulary import Probability, Processes, Range, Seed
-from clipzoo.data.children import map_in_children
+from clipzoo.data.maps.engines import map_in_children
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import tar
 from clipzoo.evaluation.datasets.dataset import Example

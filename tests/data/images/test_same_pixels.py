@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from clipzoo.data.write import Pair, write_shards
+from clipzoo.data.write import Pair, ShardWriter
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.datasets.readers import class_folders
@@ -188,7 +188,7 @@ def in_the_library(shard: Path, files: list[Path], folder: Path) -> list[np.ndar
 
 def in_shards_that_are_made(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
     pairs = [Pair(file, ["number 1"]) for file in files]
-    write_shards(pairs, folder, samples_a_shard=10**4, shuffle_seed=None, shortest_side=None)
+    ShardWriter(10**4, shuffle_seed=None, shortest_side=None).write(pairs, folder)
     return in_training(folder / "00000.tar", files, folder)
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyarrow")
 from pyarrow import parquet
 
-from clipzoo.data.maps.balance import normalised
+from clipzoo.data.maps.samples import normalised
 from tests.data.maps.test_look import run_command
 from tests.support.maps import written
 from tests.support.shards import opened, picture, write_shard

@@ -6,6 +6,7 @@ import json
 import re
 
 import numpy as np
+import pandas
 import pytest
 
 from clipzoo.cli import __main__ as commands
@@ -48,17 +49,59 @@ def test_the_page_counts_what_the_shards_hold_and_training_can_leave_out_the_cop
     assert (numbers["exact duplicates"], numbers["near-duplicates"]) == (2, 2)
     assert numbers["unusable samples"] == {"undecodable_image": 1, "empty_image": 1, "empty_caption": 1}
     assert numbers["scripts"] == {"Latin": COUNT + 2, "Cyrillic": 2}
-    assert numbers["captions"] == {"ein Hund": 2, "собака": 2}
+    assert numbers["captions"] == {"ein Hund": 2, "собака": 2} and numbers["languages"] == {"short": COUNT + 4}
     assert numbers["percentiles"]["width"][0] < numbers["percentiles"]["width"][-1] == 160
     # "number 17": a word, two digits and both control tokens.
     assert numbers["percentiles"]["tokens"][3] == 5
+    facts = pandas.read_parquet(tmp_path / "look" / "samples.parquet").set_index("uid")
+    copied = {"u3": "exact3", "exact4": "u4", "near3": "exact3", "near5": "u5"}
+    assert facts.copy_of.dropna().to_dict() == copied and len(facts) == COUNT + 7 and "pixels" not in facts
+    assert facts.weight[["u3", "exact3", "near3", "u5", "u6", "cut"]].round(9).tolist() == [
+        *[0.333333333] * 3,
+        0.5,
+        1,
+        0,
+    ]
     uids = np.load(tmp_path / "look" / "without_duplicates.npy")
     kept = opened(shards, uids=str(tmp_path / "look" / "without_duplicates.npy"), max_bad_fraction=0.5)
     assert len(uids) == kept.samples == COUNT
+    # Copies are seen together as often as one image.
+    weighted = opened(shards, weights=str(tmp_path / "look" / "samples.parquet"), index_folder=str(tmp_path / "index"))
+    assert weighted.epoch_rows == COUNT
     page = (tmp_path / "look" / "index.html").read_text()
     for heading in ("Sizes", "Captions", "Unusable samples", "Duplicates", "Random pairs", "Longest captions"):
         assert f">{heading}</h2>" in page
     assert page.count("<figure>") == 3 + 3 * 24 and "http" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+@pytest.mark.medium
+def test_near_duplicates_are_dropped_by_a_key_which_reads_what_the_command_has_read(shards, tmp_path, capsys):
+    for path in shards.glob("*.tar"):
+        (tmp_path / path.name).symlink_to(path)
+    # Unusable samples are no copies: they are counted in training.
+    settings = {"duplicates": "near", "max_bad_fraction": 0.5, "index_folder": str(tmp_path / "index")}
+    assert opened(tmp_path, **settings).samples == COUNT + 3
+    assert "43 of 47 samples are selected; left out: 4 by data.duplicates" in capsys.readouterr().err
+    run_command("look", tmp_path, "--on", "local:1")
+    settings["index_folder"] = str(tmp_path / "other")
+    # Without the first image of three, the second one is kept.
+    assert opened(tmp_path, **settings, where="uid != 'exact3'").samples == COUNT + 3
+    assert "left out: 1 by data.where, 3 by data.duplicates" in capsys.readouterr().err
+    assert (tmp_path / "index" / "maps").is_dir() and not (tmp_path / "other" / "maps").exists()
+
+
+def test_languages_of_long_captions_are_counted(tmp_path):
+    texts = {
+        "en": "two children play football in a park", "de": "zwei Kinder spielen im Park Fußball",
+        "fr": "deux enfants jouent au football dans un parc", "ja": "公園でサッカーをしている二人の子供",
+        "short": "a cat",
+    }  # fmt: skip
+    write_shard(
+        tmp_path / "a.tar", [sample(n, jpeg(texture(n)), text, str(n)) for n, text in enumerate(texts.values())]
+    )
+    run_command("look", tmp_path, "--on", "local:1")
+    numbers = json.loads((tmp_path / "clipzoo_look" / "numbers.json").read_text())
+    assert numbers["languages"] == dict.fromkeys(texts, 1)
 
 
 def test_the_same_command_reads_no_image_again_and_another_setting_does(shards, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from clipzoo.data.captions import LARGEST_TEXT, NO_CAPTION, CaptionCounts, digest, has_text, read_member
 from clipzoo.data.faults import BadSampleError, LeftOut
 from clipzoo.data.images import LARGEST_FILE
-from clipzoo.data.write import Pair, write_shards
+from clipzoo.data.write import Pair, ShardWriter
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.retrieval import answer_positions
 from tests.support.shards import opened, picture, sample_facts, write_shard
@@ -32,7 +32,7 @@ def test_the_facts_name_and_the_writer_omits_the_captions_that_training_replaces
     facts = sample_facts(write_shard(tmp_path / "in" / "0.tar", samples).parent).table(0)
     assert facts["fault"].to_pylist() == ["empty_caption"] * len(EMPTY) + [None]
     pairs = [Pair(image, [caption]) for caption in captions]
-    written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
+    written = ShardWriter(100, shuffle_seed=None, shortest_side=None).write(pairs, tmp_path / "out")
     assert written.left_out == [LeftOut(image, "empty_caption", "the caption has no letter or digit")] * len(EMPTY)
 
 

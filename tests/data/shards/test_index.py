@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.data.index import DATASET, ShardScans, load_or_build, stored_fingerprint
+from clipzoo.data.index import ShardScans, load_or_build
 from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.maps.engines import UnfinishedError
-from clipzoo.data.tar import scan_shard
+from clipzoo.data.tables.selection import DATASET, stored_fingerprint
+from clipzoo.data.tar import TARS, scan_shard
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError
 from tests.support import damage
@@ -48,7 +49,7 @@ def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     first = build(folder)
     read = []
     monkeypatch.setattr(
-        "clipzoo.data.index.scan_shard",
+        "clipzoo.data.tar.scan_shard",
         lambda path, *key: read.append(Path(path).name) or scan_shard(path, *key),
     )
     assert build(folder).fingerprint == first.fingerprint and read == []
@@ -122,7 +123,7 @@ def test_the_last_of_several_processes_writes_the_index_and_reads_no_shard_that_
 
 def test_a_torn_part_of_an_interrupted_index_is_read_again(tmp_path):
     folder = write_numbered(tmp_path / "shards", [3, 2])
-    scans = ShardScans([("a.tar", str(folder / "00000.tar"), (1, 1))], CACHE, None, None)
+    scans = ShardScans([("a.tar", str(folder / "00000.tar"), (1, 1))], CACHE, TARS)
     scans.write(0, part := tmp_path / "a.part")
     content = part.read_bytes()
     for torn in (b"", content[:9], content[: content.index(b"\n") + 50]):
