@@ -171,11 +171,31 @@ def figures(shown: Trials) -> Iterator[Picture]:
     lines = parallel_coordinates(shown)
     yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
     if shares := importance(shown):
-        bars = importance_bars(shown, shares)
-        yield Picture("share of the variance that each key explains", bars, "Importance of keys")
+        figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
+        bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
+        panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
+        panel.set_yticks(range(len(shares)), list(shares), fontsize=8)
+        panel.set_xlim(0, 1)
+        panel.invert_yaxis()
+        name, values = shown.compared
+        title = f"share of the variance of {name} ({number_of(len(values), 'trial')})"
+        label(panel, textwrap.fill(title, LONGEST_TITLE), grid="x")
+        yield Picture("share of the variance that each key explains", figure, "Importance of keys")
     yield Picture("results over minutes of training", progress(shown), "Best result against cost")
     if len(shown.metrics) > 1 and shown.finished:
-        yield Picture("the first two metrics of all trials", trade_off(shown), "Trade-off")
+        # The first two metrics of every finished trial, and those that no other one surpasses.
+        figure, (panel,) = panels(6, 4)
+        best = sorted(shown.best, key=lambda trial: trial.results[0])
+        finished, line = (np.array([trial.results[:2] for trial in trials]).T for trials in (shown.finished, best))
+        panel.plot(*finished, "o", color=MUTED, markersize=5, label="finished")
+        panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
+        for trial in best:
+            panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
+        panel.legend(frameon=False, fontsize=8)
+        arrows = [f"{name} ({'higher' if way == 'maximize' else 'lower'} is better)"
+                  for name, way in zip(shown.metrics, shown.directions, strict=True)]  # fmt: skip
+        label(panel, "trade-off", arrows[0], arrows[1], grid="y")
+        yield Picture("the first two metrics of all trials", figure, "Trade-off")
 
 
 def parallel_coordinates(shown: Trials) -> Figure:
@@ -212,19 +232,6 @@ def parallel_coordinates(shown: Trials) -> Figure:
     return figure
 
 
-def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
-    figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
-    bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
-    panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
-    panel.set_yticks(range(len(shares)), list(shares), fontsize=8)
-    panel.set_xlim(0, 1)
-    panel.invert_yaxis()
-    name, values = shown.compared
-    title = f"share of the variance of {name} ({number_of(len(values), 'trial')})"
-    label(panel, textwrap.fill(title, LONGEST_TITLE), grid="x")
-    return figure
-
-
 def progress(shown: Trials) -> Figure:
     """The best result so far over minutes of training; with rungs also each trial's results during its training."""
     figure, (panel, *rung_panels) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
@@ -253,22 +260,6 @@ def progress(shown: Trials) -> Figure:
     for rung in shown.rungs:
         panel.axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
     label(panel, "results at the rungs", "share of the training", shown.metrics[0], grid="y")
-    return figure
-
-
-def trade_off(shown: Trials) -> Figure:
-    """The first two metrics of every finished trial, and those that no other one surpasses."""
-    figure, (panel,) = panels(6, 4)
-    best = sorted(shown.best, key=lambda trial: trial.results[0])
-    finished, line = (np.array([trial.results[:2] for trial in trials]).T for trials in (shown.finished, best))
-    panel.plot(*finished, "o", color=MUTED, markersize=5, label="finished")
-    panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
-    for trial in best:
-        panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
-    panel.legend(frameon=False, fontsize=8)
-    arrows = [f"{name} ({'higher' if way == 'maximize' else 'lower'} is better)"
-              for name, way in zip(shown.metrics, shown.directions, strict=True)]  # fmt: skip
-    label(panel, "trade-off", arrows[0], arrows[1], grid="y")
     return figure
 
 
