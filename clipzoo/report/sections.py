@@ -19,7 +19,7 @@ from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
-from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
+from clipzoo.report.statistics import SIGNIFICANT, Difference, compare, disagreements
 from clipzoo.runs.identity import flat
 from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, WALL_PHASES, MetricKey, TrainingLog
 
@@ -78,7 +78,15 @@ def comparison_sections(
         if (settings := settings_table(compared.frame)).rows:
             further_tables.append(settings)
         if pairs := list(disagreements(compared.frame, damage)):
-            further_tables.append(disagreement_table(pairs))
+            # Samples that one run, both or neither classify correctly, and the p-value of the difference.
+            rows = []
+            for pair in pairs:
+                one, two = pair.right
+                counts = [f"{part.sum():,}" for part in (one & two, one & ~two, two & ~one, ~(one | two))]
+                rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
+            heads = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
+            title = "Samples that one run classifies correctly and the other does not"
+            further_tables.append(text_table(heads, rows, left=3, title=title, wrap=True))
         for pair in sorted(pairs, key=lambda pair: pair.p_value)[:MOST_DISAGREEMENTS]:
             if (figure := disagreement_figure(pair)) is not None:
                 heading = f"{pair.title}: one run right, the other wrong"
@@ -222,18 +230,6 @@ def settings_table(frame: pd.DataFrame) -> Table:
         values = [Cell(frames.setting_text(plain[key]) if key in plain else "") for plain in configurations]
         rows.append(Row((Cell(key.removesuffix("._target_"), code=True), *values)))
     return Table(headings, tuple(rows), "Settings that differ", wrap=True)
-
-
-def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
-    """Counts of samples that one run, both or neither classify correctly, and the p-value of the difference."""
-    rows = []
-    for pair in pairs:
-        one, two = pair.right
-        counts = [f"{part.sum():,}" for part in (one & two, one & ~two, two & ~one, ~(one | two))]
-        rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
-    labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
-    title = "Samples that one run classifies correctly and the other does not"
-    return text_table(labels, rows, left=3, title=title, wrap=True)
 
 
 def table_sections(filled: frames.FilledTable) -> list[Section]:
