@@ -438,41 +438,32 @@ class FilledTable:
 
 
 def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
-    """Put runs next to the published numbers of a table."""
+    """Put runs next to the published numbers of a table; after a search, those of the best point."""
     parts, selected = [frame.iloc[:0].assign(place="", variant=None)], {}
     for row in table.rows:
         candidates = matches(frame, row.name)
         is_row = candidates["is_row"].astype(bool)
-        ours, selection = _selected(row, frame, candidates[is_row])
-        if selection is not None:
-            selected[row.place] = selection
+        of_row, search = candidates[is_row], published.search_of(row.name)
+        ours = list(of_row["run"])
+        if search is not None and ours:
+            names = {
+                run: ", ".join(f"{key}={shortened(value)}" for key, value in point.items())
+                for run, point in zip(ours, of_row["point"], strict=True)
+            }
+            runs = pd.concat([frame[frame["run"] == run].assign(group=name) for run, name in names.items()])
+            scores = seed_means(runs, [search.select])["mean"].droplevel(["task", "column"])
+            best, reason = None, f"no point of the search can be selected: {search.by} was not measured"
+            if len(set(names.values())) == 1:
+                best, reason = names[ours[0]], "the only point run"
+            elif len(scores):
+                best, reason = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
+            source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
+            if search.followed:
+                source = f"the paper took the best point of {search.followed}"
+            ours = [run for run, name in names.items() if name == best]
+            selected[row.place] = reason if best is None else f"{best}: {reason}; {source}"
         for variant, runs in [(None, ours), *candidates[~is_row].groupby("variant", sort=False)["run"]]:
             facts = {"place": row.place, "variant": variant, "group": row.group(variant)}
             parts += [frame[frame["run"] == run].assign(**facts) for run in runs]
     filled = pd.concat([part for part in parts if len(part)] or parts)
     return FilledTable(table, filled, seed_means(filled, table.columns), selected)
-
-
-def _selected(
-    row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
-) -> tuple[Sequence[Path], str | None]:
-    """Return the runs of a row, after a search those of the best point by the paper's criterion, and the reason."""
-    search = published.search_of(row.name)
-    if search is None or candidates.empty:
-        return list(candidates["run"]), None
-    names = {
-        run: ", ".join(f"{key}={shortened(value)}" for key, value in point.items())
-        for run, point in zip(candidates["run"], candidates["point"], strict=True)
-    }
-    runs = pd.concat([frame[frame["run"] == run].assign(group=name) for run, name in names.items()])
-    scores = seed_means(runs, [search.select])["mean"].droplevel(["task", "column"])
-    if len(set(names.values())) == 1:
-        best_point, reason = next(iter(names.values())), "the only point run"
-    elif len(scores):
-        best_point, reason = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
-    else:
-        return [], f"no point of the search can be selected: {search.by} was not measured"
-    source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
-    if search.followed:
-        source = f"the paper took the best point of {search.followed}"
-    return [run for run, name in names.items() if name == best_point], f"{best_point}: {reason}; {source}"
