@@ -143,7 +143,7 @@ def in_hydra(value: Any) -> str:
 
 
 def read_command(words: Sequence[str]) -> Given:
-    """Read a command, given as one text or as its words. Raises ConfigError."""
+    """Read a command, given as one text or as its words. Raises ConfigError, also for a flag given twice."""
     try:
         words = shlex.split(words[0].replace("\\\n", " ")) if len(words) == 1 else words
     except ValueError as error:
@@ -154,18 +154,9 @@ def read_command(words: Sequence[str]) -> Given:
     if variables := [word for word in words if "$" in word]:
         raise ConfigError(f"{variables[0]} has a variable of the shell: write its value, or give the words unquoted")
     start, program = starts[0]
-    flags = read_flags(program, [word for word in words[start + 1 :] if (program, word) != ("clip_benchmark", "eval")])
-    launcher = [word for word in words[:start] if not re.fullmatch(r"(.*/)?python[\d.]*|-u|-m", word)]
-    launcher = ["torchrun" if word == "torch.distributed.run" else word for word in launcher]
-    counts = re.findall(r"(?<!\S)(?:--nnodes|--nproc.per.node|--ntasks|-n)[= ](\d+)(?!\S)", " ".join(launcher))
-    # Without these options, torchrun starts one process, and srun as many as its job has.
-    is_unknown = not counts and any(word.endswith(("srun", "mpirun", "horovodrun")) for word in launcher)
-    is_main = any(TABLE[program][flag].get("only") == "main" for flag in flags)
-    return Given(program, flags, launcher, 0 if is_unknown else math.prod(map(int, counts)), is_main)
 
-
-def read_flags(program: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return flags and their values, read as the program does. Raises ConfigError, also for a flag given twice."""
+    # The flags and their values, read as the program does.
+    given = [word for word in words[start + 1 :] if (program, word) != ("clip_benchmark", "eval")]
     parser, entries = Parser(program, add_help=False), TABLE[program]
     for flag, entry in entries.items():
         names, kind = [f"--{name}" for name in (flag, entry.get("alias")) if name], entry.get("type")
@@ -176,18 +167,25 @@ def read_flags(program: str, words: Sequence[str]) -> dict[str, Any]:
                 *names, dest=flag, type={"int": int, "float": float}.get(kind, str), choices=entry.get("choices"),
                 nargs="*" if "many" in entry else None, action="append" if "repeatable" in entry else "store",
             )  # fmt: skip
-    options, unknown = parser.parse_known_args(words)
+    options, unknown = parser.parse_known_args(given)
     if unknown:
         near = nearest(unknown[0].partition("=")[0], [f"--{flag}" for flag in entries])
         raise ConfigError(f"{program} has no flag {unknown[0]}{near}")
-    counts = Counter(word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--"))
+    counts = Counter(word.partition("=")[0].removeprefix("--") for word in given if word.startswith("--"))
     if twice := [name for name, count in counts.items() if count > 1 and "repeatable" not in entries.get(name, {})]:
         raise ConfigError(f"--{twice[0]} is given twice")
-    flags = {flag: getattr(options, flag) for flag in entries if getattr(options, flag) is not None}
+    flags = {flag: value for flag, value in vars(options).items() if value is not None}
     for flag in flags:
         if entries[flag].get("type") == "pairs":
             flags[flag] = {key: literal(value) for key, _, value in (pair.partition("=") for pair in flags[flag])}
-    return flags
+
+    launcher = [word for word in words[:start] if not re.fullmatch(r"(.*/)?python[\d.]*|-u|-m", word)]
+    launcher = ["torchrun" if word == "torch.distributed.run" else word for word in launcher]
+    processes = re.findall(r"(?<!\S)(?:--nnodes|--nproc.per.node|--ntasks|-n)[= ](\d+)(?!\S)", " ".join(launcher))
+    # Without these options, torchrun starts one process, and srun as many as its job has.
+    is_unknown = not processes and any(word.endswith(("srun", "mpirun", "horovodrun")) for word in launcher)
+    is_main = any(entries[flag].get("only") == "main" for flag in flags)
+    return Given(program, flags, launcher, 0 if is_unknown else math.prod(map(int, processes)), is_main)
 
 
 def read_parameters(path: Path) -> Given:

@@ -7,17 +7,13 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clipzoo.cli.arguments import output_folder, refuse
 from clipzoo.errors import ConfigError, nearest, number_of
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.runs.remote import local_copy, write_back
-
-if TYPE_CHECKING:
-    from clipzoo.config.listing import Section
 
 INTRODUCTION = """# Configuration
 
@@ -170,41 +166,31 @@ def config(options: argparse.Namespace) -> None:
         words = [word for section in all_sections for entry in section.entries for word in entry.key.split(".")]
         near = nearest(options.words[0], list(dict.fromkeys(words)))
         raise ConfigError(f"nothing holds {' and '.join(options.words)}{near}; clipzoo config lists all keys")
-    width = min(shutil.get_terminal_size((100, 24)).columns, 140)
-    lines = _markdown(groups, matches) if options.markdown else _terminal(groups, matches, width)
+    lines = []
+    if options.markdown:
+        lines += [INTRODUCTION, "## Groups\n\n| group | options |\n| --- | --- |"]
+        lines += [f"| `{group}` | {', '.join(f'`{name}`' for name in names)} |" for group, names in groups.items()]
+        last_group = None
+        for section in matches:
+            if section.group != last_group:
+                lines.append(f"\n## {section.group or 'The run'}")
+            last_group = section.group
+            if section.title:
+                lines.append(f"\n**{markdown_text(section.title)}**: {markdown_text(section.summary)}")
+            lines.append("\n| key | type | default | meaning |\n| --- | --- | --- | --- |")
+            for entry in section.entries:
+                default = markdown_code(entry.default, in_table=True) if entry.default else ""
+                cells = [markdown_code(entry.key), markdown_text(entry.type), default, markdown_text(entry.meaning)]
+                lines.append(f"| {' | '.join(cells)} |")
+    else:
+        width = min(shutil.get_terminal_size((100, 24)).columns, 140)
+        for group, names in groups.items():
+            lines += textwrap.wrap(f"{group}={' | '.join(names)}", width, subsequent_indent="    ")
+        for section in matches:
+            heading = f"{section.title}: {section.summary}" if section.title else section.summary
+            lines += ["", *textwrap.wrap(heading, width, subsequent_indent="  ", break_on_hyphens=False)]
+            for entry in section.entries:
+                indent, default = "      ", f" = {entry.default}" if entry.default else ""
+                wrap = textwrap.TextWrapper(width, indent, indent, break_on_hyphens=False).wrap
+                lines += [f"  {entry.key}{default}", *wrap(f"{entry.type}. {entry.meaning}")]
     print("\n".join(lines).strip(), flush=True)
-
-
-def _terminal(groups: dict[str, list[str]], found: Sequence[Section], width: int) -> Iterator[str]:
-    for group, names in groups.items():
-        yield from textwrap.wrap(f"{group}=" + "|".join(names).replace("|", " | "), width, subsequent_indent="    ")
-    for section in found:
-        yield ""
-        heading = f"{section.title}: {section.summary}" if section.title else section.summary
-        yield from textwrap.wrap(heading, width, subsequent_indent="  ", break_on_hyphens=False)
-        for entry in section.entries:
-            default = f" = {entry.default}" if entry.default else ""
-            yield f"  {entry.key}{default}"
-            yield from textwrap.wrap(
-                f"{entry.type}. {entry.meaning}", width, initial_indent="      ", subsequent_indent="      ",
-                break_on_hyphens=False,
-            )  # fmt: skip
-
-
-def _markdown(groups: dict[str, list[str]], found: Sequence[Section]) -> Iterator[str]:
-    yield INTRODUCTION
-    yield "## Groups\n\n| group | options |\n| --- | --- |"
-    for group, names in groups.items():
-        yield f"| `{group}` | {', '.join(f'`{name}`' for name in names)} |"
-    last_group = None
-    for section in found:
-        if section.group != last_group:
-            yield f"\n## {section.group or 'The run'}"
-        last_group = section.group
-        if section.title:
-            yield f"\n**{markdown_text(section.title)}**: {markdown_text(section.summary)}"
-        yield "\n| key | type | default | meaning |\n| --- | --- | --- | --- |"
-        for entry in section.entries:
-            default = markdown_code(entry.default, in_table=True) if entry.default else ""
-            cells = [markdown_code(entry.key), markdown_text(entry.type), default, markdown_text(entry.meaning)]
-            yield f"| {' | '.join(cells)} |"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -31,46 +30,38 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
         prefix = f"encoder.{view}_tower."
         inner = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         tower = {key.removeprefix("trunk."): value for key, value in inner.items()}
-        if adapters := adapters_of(tower):
-            written.append(Path(folder) / view)
-            _save_tower(adapters, tower, written[-1])
+        if not (adapters := adapters_of(tower)):
+            continue
+        tensors: dict[str, Tensor] = {}
+        targets: list[str] = []
+        attentions = {name.removesuffix(".in_proj_weight") for name in adapters if name.endswith(".in_proj_weight")}
+        first = next(iter(adapters.values()))
+        rank = len(first["lora_A"])
+        for weight, parts in adapters.items():
+            path, _, attribute = weight.rpartition(".")
+            owner, _, last = path.rpartition(".")
+            module, output = path, f"{path}.out_proj.weight"
+            if attribute != "in_proj_weight":
+                module = f"{owner}.base_layer.{last}" if owner in attentions else path
+            elif output not in adapters:
+                # peft adapts both projections of torch's MultiheadAttention together: zeros have no effect.
+                outputs, inputs = tower[output].shape
+                zeros = f"base_model.model.{path}.base_layer.out_proj"
+                tensors[f"{zeros}.lora_A.weight"] = torch.zeros(rank, inputs)
+                tensors[f"{zeros}.lora_B.weight"] = torch.zeros(outputs, rank)
+            # lora_A [r, i, ...] and lora_B [o, r, 1, ...], as peft's layers for convolutions have them.
+            shape, name = tower[weight].shape, f"base_model.model.{module}"
+            tensors[f"{name}.lora_A.weight"] = parts["lora_A"].view(rank, *shape[1:])
+            tensors[f"{name}.lora_B.weight"] = parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:]))
+            if owner not in attentions:
+                targets.append(path)
+        written.append(Path(folder) / view)
+        save_weights(tensors, written[-1] / "adapter_model.safetensors")
+        io.write_json(written[-1] / "adapter_config.json", {
+            "peft_type": "LORA", "base_model_name_or_path": None, "task_type": None, "inference_mode": True,
+            "r": rank, "lora_alpha": float(first["lora_scale"]) * rank, "lora_dropout": 0.0, "bias": "none",
+            "fan_in_fan_out": False, "target_modules": targets,
+        })  # fmt: skip
     if not written:
         raise ConfigError(f"{run} has no adapters: train with tune/image=lora or tune/text=lora")
     return written
-
-
-def _save_tower(adapters: Mapping[str, dict[str, Tensor]], state: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the adapters of one tower. state: tensors of its trunk, for the shapes of the weights."""
-    tensors: dict[str, Tensor] = {}
-    targets: list[str] = []
-    attentions = {weight.removesuffix(".in_proj_weight") for weight in adapters if weight.endswith(".in_proj_weight")}
-    first = next(iter(adapters.values()))
-    rank = len(first["lora_A"])
-
-    def add(module: str, lora_a: Tensor, lora_b: Tensor) -> None:
-        name = f"base_model.model.{module}"
-        tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = lora_a, lora_b
-
-    for weight, parts in adapters.items():
-        path, _, attribute = weight.rpartition(".")
-        owner, _, last = path.rpartition(".")
-        if attribute == "in_proj_weight":
-            module, output = path, f"{path}.out_proj.weight"
-            if output not in adapters:
-                # peft adapts both projections of torch's MultiheadAttention together: zeros have no effect.
-                outputs, inputs = state[output].shape
-                add(f"{path}.base_layer.out_proj", torch.zeros(rank, inputs), torch.zeros(outputs, rank))
-        else:
-            module = f"{owner}.base_layer.{last}" if owner in attentions else path
-        # lora_A [r, i, ...] and lora_B [o, r, 1, ...], as peft's layers for convolutions have them.
-        shape = state[weight].shape
-        lora_b = parts["lora_B"].view(shape[0], rank, *(1 for _ in shape[2:]))
-        add(module, parts["lora_A"].view(rank, *shape[1:]), lora_b)
-        if owner not in attentions:
-            targets.append(path)
-    save_weights(tensors, folder / "adapter_model.safetensors")
-    io.write_json(folder / "adapter_config.json", {
-        "peft_type": "LORA", "base_model_name_or_path": None, "task_type": None, "inference_mode": True,
-        "r": rank, "lora_alpha": float(first["lora_scale"]) * rank, "lora_dropout": 0.0, "bias": "none",
-        "fan_in_fan_out": False, "target_modules": targets,
-    })  # fmt: skip

@@ -230,7 +230,22 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
         f"{parameters_of(model):,} parameters.",
     ]
     if "trainer" in config:
-        sections.append(_training(config, record))
+        data = markdown_code(str(masked(config["data"].get("shards", "not stated"))), in_table=True)
+        lines, settings = (
+            ["## Training", "", "| setting | value |", "| --- | --- |", f"| data | {data} |"],
+            flat(config),
+        )
+        for label, key in RECIPE.items():
+            if (value := settings.get(key)) is not None:
+                text = str(value).rpartition(".")[2] if key.endswith("_target_") else str(value)
+                lines.append(f"| {label} | {markdown_code(text, in_table=True)} |")
+        if record is not None:
+            lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]
+            costs = [f"{record.training['steps']} steps"] if "steps" in record.training else []
+            costs += [f"revision {record.revision}"] if record.revision else []
+            costs += [f"{package} {version}" for package, version in record.versions.items() if version]
+            lines += ["", markdown_text(", ".join(costs)) + "."] if costs else []
+        sections.append("\n".join(lines))
     sections += [
         results(folder, record),
         LIMITS,
@@ -246,24 +261,6 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
         entries = "\n\n".join(paper.bibtex for paper in papers)
         sections.append(f"## Citation\n\n```bibtex\n{entries}\n```")
     return "\n\n".join(sections) + "\n"
-
-
-def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
-    """Return the section of the recipe, the command and the versions."""
-    lines = ["## Training", "", "| setting | value |", "| --- | --- |"]
-    lines.append(f"| data | {markdown_code(str(masked(config['data'].get('shards', 'not stated'))), in_table=True)} |")
-    settings = flat(config)
-    for name, key in RECIPE.items():
-        if (value := settings.get(key)) is not None:
-            text = str(value).rpartition(".")[2] if key.endswith("_target_") else str(value)
-            lines.append(f"| {name} | {markdown_code(text, in_table=True)} |")
-    if record is not None:
-        lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]
-        facts = [f"{record.training['steps']} steps"] if "steps" in record.training else []
-        facts += [f"revision {record.revision}"] if record.revision else []
-        facts += [f"{name} {version}" for name, version in record.versions.items() if version]
-        lines += ["", markdown_text(", ".join(facts)) + "."] if facts else []
-    return "\n".join(lines)
 
 
 def results(folder: Path | None, record: RunRecord | None) -> str:

@@ -271,12 +271,12 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
         )
     describe(name)
     tags = open_clip.list_pretrained_tags_by_model(name)
-    if pretrained is not None and not Path(pretrained).exists() and pretrained not in tags:
+    file = pretrained if pretrained is not None and Path(pretrained).exists() else None
+    if pretrained is not None and file is None and pretrained not in tags:
         raise ConfigError(
             f"pretrained={pretrained} is neither a file nor a tag of open_clip's {name} "
             f"(its tags: {', '.join(tags) or 'none'})"
         )
-    file = pretrained if pretrained is not None and Path(pretrained).exists() else None
     weights = pretrained is not None or ":" in name
     failure, remedy = f"open_clip's {name} cannot be loaded", ""
     if file is not None:
@@ -309,11 +309,8 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     """Convert open_clip's model `peer`, described by `name`; return encoder and head, and their configuration."""
     visual, towers, module = peer.visual, {"name": name, "options": {}}, "clipzoo.encoders.open_clip"
-    keys = (
-        "image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std", "interpolation",
-        "resize_mode",
-    )  # fmt: skip
-    facts = {key: f"{PREFIX}{key}" for key in keys}
+    keys = "image_width text_width image_size context_length tokenizer mean std interpolation resize_mode"
+    facts = {key: f"{PREFIX}{key}" for key in keys.split()}
     encoder: dict[str, Any] = {
         "_target_": "clipzoo.encoders.towers.Towers", "name": name,
         "image": {"_target_": f"{module}.OpenClipImage", **towers, "image_size": facts["image_size"]},

@@ -187,10 +187,6 @@ class SiglipModel(TransformersModel):
 
     def ties(self, image_layers: int, text_layers: int) -> list[Tie]:
         ours, theirs = f"{IMAGE_TRUNK}.attn_pool", f"{VISION}.head"
-        fused = [
-            Tie({f"{ours}.q.{kind}": 1, f"{ours}.kv.{kind}": 2}, {f"{theirs}.attention.in_proj_{kind}": 3})
-            for kind in ("weight", "bias")
-        ]
         return [
             *with_kinds(f"{IMAGE_TRUNK}.patch_embed.proj", f"{VISION}.embeddings.patch_embedding"),
             tie(f"{IMAGE_TRUNK}.pos_embed", f"{VISION}.embeddings.position_embedding.weight", leading=True),
@@ -200,7 +196,10 @@ class SiglipModel(TransformersModel):
             *with_kinds(f"{ours}.norm", f"{theirs}.layernorm"),
             *with_kinds(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"),
             *with_kinds(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2"),
-            *fused,
+            *(
+                Tie({f"{ours}.q.{kind}": 1, f"{ours}.kv.{kind}": 2}, {f"{theirs}.attention.in_proj_{kind}": 3})
+                for kind in ("weight", "bias")
+            ),
             *block_ties(f"{IMAGE_TRUNK}.blocks", VISION, image_layers, TIMM_BLOCK),
             *text_ties(text_layers),
             tie("head.text_projection", f"{TEXT}.head.weight", transposed=True),

@@ -22,7 +22,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.robustness import BASELINES, expected
 from clipzoo.io.text import shorten, wrap
 from clipzoo.report.frame import TASK_KEYS, Comparison, FilledTable
-from clipzoo.report.published import DIRECTIONS, PaperColumn
+from clipzoo.report.published import DIRECTIONS
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
 from clipzoo.runs.record import VALIDATION_LOSS, Line, MetricKey, TrainingLog
@@ -53,8 +53,6 @@ SIDES = ("highest", "lowest")
 Arrays = dict[str, np.ndarray]
 """Arrays of an evaluation by name, see `clipzoo.evaluation.task.Task.write`."""
 Points = list[tuple[float, float]]
-Labels = Mapping[str, str]
-"""Labels of the rows of a comparison by group."""
 
 
 def panels(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -342,102 +340,82 @@ def extreme_samples(statistic: Mapping[str, Any], folder: Path, count: int = 8) 
 
 
 def comparison_figures(compared: Comparison, logs: Mapping[Path, TrainingLog]) -> Iterator[Picture]:
-    """Yield the figures of a comparison. logs: training log of each run."""
+    """Yield the figures of a comparison; each row has its colour. logs: training log of each run."""
     labels = {group: runs["label"].iloc[0] for group, runs in compared.rows.items()}
-    objectives = {group: runs["objective"].iloc[0] for group, runs in compared.rows.items()}
     rows = {group: [logs[run] for run in runs["run"].unique()] for group, runs in compared.rows.items()}
-    for task, parts in compared.columns.items():
-        figure = dataset_dots(labels, parts, compared.means)
-        yield Picture(f"dots by dataset, {task}", figure, f"{capitalised(task)} by dataset")
-    if (scatter := robustness_scatter(labels, compared)) is not None:
-        yield Picture("accuracy under shifts over that on ImageNet", scatter, "Robustness")
-    if any(log.training for logs in rows.values() for log in logs):
-        yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
-    if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
-        yield Picture("evaluations during training", compared_evaluations(labels, rows))
 
-
-def dataset_dots(labels: Labels, columns: Sequence[PaperColumn], means: pd.DataFrame) -> Figure:
-    """A line per dataset, below the mean of its kind: a dot per row of the comparison, with its deviation."""
-    figure, (panel,) = panels(4.6, 0.17 * len(columns) + 0.8)
-    for number, (group, text) in enumerate(labels.items()):
-        cells = means.reindex(pd.MultiIndex.from_tuples([(group, part.heading, part.label) for part in columns]))
-        options: dict[str, Any] = {"color": colour(number), "alpha": 0.85, "label": text}
-        panel.errorbar(
-            cells["mean"], range(len(columns)), None, cells["deviation"], "o", markersize=5, elinewidth=0.8, **options
-        )
-    panel.set_yticks(range(len(columns)), [column.label for column in columns])
-    label(panel, "", "%", grid="x")
-    for place, (column, tick) in enumerate(zip(columns, panel.get_yticklabels(), strict=True)):
-        if len(column.groups) > 1:
-            tick.set_fontweight("bold")
-            panel.axhspan(place - 0.5, place + 0.5, color="#f3f4fb", zorder=0)
-    panel.set_ylim(len(columns) - 0.5, -0.5)
-    panel.set_xlim(left=-1)
-    _legend(figure)
-    return figure
-
-
-def robustness_scatter(labels: Labels, compared: Comparison) -> Figure | None:
-    """A panel per shift of ImageNet: accuracy over that on ImageNet, with the baseline; None without any."""
-    top1 = {key.dataset: key for key in compared.frame["key"].dropna() if replace(key, dataset="") == TASK_KEYS[0][1]}
-    shifts = [shift for shift in BASELINES if {"imagenet", shift} <= top1.keys()]
-    if not shifts:
-        return None
-    x, means = np.linspace(1, 99, 99), compared.frame.groupby(["group", "key"], sort=False)["value"].mean()
-    figure, axes = tiles(len(shifts), 3, 4, 3.2)
-    for panel, shift in zip(axes, shifts, strict=True):
+    # A line per dataset, below the mean of its kind: a dot per row of the comparison, with its deviation.
+    for task, columns in compared.columns.items():
+        figure, (panel,) = panels(4.6, 0.17 * len(columns) + 0.8)
         for number, (group, text) in enumerate(labels.items()):
-            places = [means.get((group, top1[name]), math.nan) for name in ("imagenet", shift)]
-            panel.plot(*places, "o", color=colour(number), label=text)
-        panel.plot(x, expected(shift, x), color=MUTED, label="baseline")
-        label(panel, shift.replace("_", " "), "ImageNet, %", "%", grid="y")
-    _legend(figure)
-    return figure
+            places = pd.MultiIndex.from_tuples([(group, column.heading, column.label) for column in columns])
+            cells = compared.means.reindex(places)
+            panel.errorbar(cells["mean"], range(len(columns)), None, cells["deviation"], "o", markersize=5,
+                           elinewidth=0.8, color=colour(number), alpha=0.85, label=text)  # fmt: skip
+        panel.set_yticks(range(len(columns)), [column.label for column in columns])
+        label(panel, "", "%", grid="x")
+        for place, (column, tick) in enumerate(zip(columns, panel.get_yticklabels(), strict=True)):
+            if len(column.groups) > 1:
+                tick.set_fontweight("bold")
+                panel.axhspan(place - 0.5, place + 0.5, color="#f3f4fb", zorder=0)
+        panel.set_ylim(len(columns) - 0.5, -0.5)
+        panel.set_xlim(left=-1)
+        _legend(figure)
+        yield Picture(f"dots by dataset, {task}", figure, f"{capitalised(task)} by dataset")
 
+    # A panel per shift of ImageNet: accuracy over that on ImageNet, with the baseline.
+    top1 = {key.dataset: key for key in compared.frame["key"].dropna() if replace(key, dataset="") == TASK_KEYS[0][1]}
+    if shifts := [shift for shift in BASELINES if {"imagenet", shift} <= top1.keys()]:
+        x, means = np.linspace(1, 99, 99), compared.frame.groupby(["group", "key"], sort=False)["value"].mean()
+        figure, axes = tiles(len(shifts), 3, 4, 3.2)
+        for panel, shift in zip(axes, shifts, strict=True):
+            for number, (group, text) in enumerate(labels.items()):
+                pair = [means.get((group, top1[name]), math.nan) for name in ("imagenet", shift)]
+                panel.plot(*pair, "o", color=colour(number), label=text)
+            panel.plot(x, expected(shift, x), color=MUTED, label="baseline")
+            label(panel, shift.replace("_", " "), "ImageNet, %", "%", grid="y")
+        _legend(figure)
+        yield Picture("accuracy under shifts over that on ImageNet", figure, "Robustness")
 
-def loss_curves(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]) -> Figure:
-    """The loss of each row as mean and deviation over seeds, a panel per objective: their losses are not comparable."""
-    by_objective: dict[str, list[str]] = {}
-    for group, objective in objectives.items():
-        by_objective.setdefault(objective, []).append(group)
-    widths = [1.6 if len(groups) > 1 else 1.0 for groups in by_objective.values()]
-    figure, axes = panels(12, 3.0, columns=len(widths), width_ratios=widths)
-    for panel, (objective, groups) in zip(axes, by_objective.items(), strict=True):
-        for group in groups:
-            points = [
-                [(float(line["epoch"]), float(line["loss"])) for line in log.training if {"epoch", "loss"} <= {*line}]
-                for log in rows[group]
-            ]
-            _curves(panel, points, list(rows).index(group), labels[group])
-        label(panel, objective, "epoch", "loss", grid="y")
-    _legend(figure)
-    return figure
+    # The loss of each row as mean and deviation over seeds, a panel per objective: their losses are not comparable.
+    if any(log.training for logs in rows.values() for log in logs):
+        by_objective: dict[str, list[str]] = {}
+        for group, row in compared.rows.items():
+            by_objective.setdefault(row["objective"].iloc[0], []).append(group)
+        widths = [1.6 if len(groups) > 1 else 1.0 for groups in by_objective.values()]
+        figure, axes = panels(12, 3.0, columns=len(widths), width_ratios=widths)
+        for panel, (objective, groups) in zip(axes, by_objective.items(), strict=True):
+            for group in groups:
+                lines = [[line for line in log.training if {"epoch", "loss"} <= {*line}] for log in rows[group]]
+                losses = [[(float(line["epoch"]), float(line["loss"])) for line in run] for run in lines]
+                _curves(panel, losses, list(rows).index(group), labels[group])
+            label(panel, objective, "epoch", "loss", grid="y")
+        _legend(figure)
+        yield Picture("loss over training", figure, "Over training")
 
-
-def compared_evaluations(labels: Labels, rows: Mapping[str, Sequence[TrainingLog]]) -> Figure:
-    """Metrics during training, as mean and standard deviation over seeds."""
-    figure, axes = panels(12, 3.4, columns=2)
-    for panel, (wanted, title) in zip(axes, METRICS.items(), strict=True):
-        for number, (group, logs) in enumerate(rows.items()):
-            runs = []
-            for log in logs:
-                epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
-                per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
-                points: Points = []
-                for line in log.evaluations:
-                    keys = [(text, MetricKey.parse(text)) for text in line]
-                    values = [float(line[text]) for text, key in keys if (key.task, key.metric) == wanted]
-                    if values:
-                        points.append((float(line["step"]) * per_step, statistics.fmean(values)))
-                runs.append(points)
-            _curves(panel, runs, number, labels[group], marker="o")
-        label(panel, f"{title}, mean over datasets", "epoch", "%", grid="y")
-        if not panel.get_legend_handles_labels()[0]:
-            panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
-            panel.set(xticks=[], yticks=[])
-    _legend(figure)
-    return figure
+    # Metrics during training, as mean and standard deviation over seeds.
+    if any(len(log.evaluations) > 2 for logs in rows.values() for log in logs):
+        figure, axes = panels(12, 3.4, columns=2)
+        for panel, (wanted, title) in zip(axes, METRICS.items(), strict=True):
+            for number, (group, row_logs) in enumerate(rows.items()):
+                runs = []
+                for log in row_logs:
+                    epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
+                    per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
+                    points: Points = []
+                    for line in log.evaluations:
+                        keys = [(text, MetricKey.parse(text)) for text in line]
+                        values = [float(line[text]) for text, key in keys if (key.task, key.metric) == wanted]
+                        if values:
+                            points.append((float(line["step"]) * per_step, statistics.fmean(values)))
+                    runs.append(points)
+                _curves(panel, runs, number, labels[group], marker="o")
+            label(panel, f"{title}, mean over datasets", "epoch", "%", grid="y")
+            if not panel.get_legend_handles_labels()[0]:
+                panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
+                panel.set(xticks=[], yticks=[])
+        _legend(figure)
+        yield Picture("evaluations during training", figure)
 
 
 def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker: str = "") -> None:
@@ -470,41 +448,42 @@ def _legend(figure: Figure) -> None:
 
 
 def table_figures(filled: FilledTable) -> Iterator[Picture]:
-    """Yield the figures of a paper's table with several columns of accuracies: bars per dataset."""
-    rows, columns = filled.table.rows, [column for column in filled.table.columns if not column.is_cost]
-    if filled.table.numbers and len(columns) > 1:
-        measured = {column for row in rows for column in columns if filled.measured(row, column) is not None}
-        for task in dict.fromkeys(column.heading for column in columns):
-            part = [column for column in columns if column.heading == task]
-            # Once there are runs, a task without measured values has no figure.
-            if not measured or measured.intersection(part):
-                yield Picture(f"bars, {task}", published_bars(filled, part))
+    """Yield the figures of a paper's table with several columns of accuracies, one per task.
 
-
-def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figure:
-    """A panel per pretraining dataset with runs: published numbers as outlines, ours filled, one colour per model."""
-    visible_rows = [row for row in filled.table.rows if len(filled.ours(row))] or filled.table.rows
+    A panel per pretraining dataset with runs: published numbers as outlines, ours filled, one colour per model.
+    """
+    table, every_column = filled.table, [column for column in filled.table.columns if not column.is_cost]
+    if not table.numbers or len(every_column) < 2:
+        return
+    has_value = {column: any(filled.measured(row, column) is not None for row in table.rows) for column in every_column}
+    visible_rows = [row for row in table.rows if len(filled.ours(row))] or table.rows
     datasets = list(dict.fromkeys(row.pretrain for row in visible_rows))
-    width = max(6.5, 0.62 * len(columns) * max(1, len(filled.table.rows) / len(datasets)) + 1.5)
-    figure, axes = panels(min(width, 15), 2.7 * len(datasets) + 0.4, len(datasets))
-    for panel, dataset in zip(axes, datasets, strict=True):
-        rows = [row for row in filled.table.rows if row.pretrain == dataset]
-        width = 0.82 / len(rows)
-        for number, row in enumerate(rows):
-            left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
-            printed = [filled.table.numbers.get((row, column)) for column in columns]
-            measured = [filled.measured(row, column) for column in columns]
-            published = [math.nan if number is None else number.value for number in printed]
-            ours = [math.nan if value is None else value["mean"] for value in measured]
-            panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
-            panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
-        panel.set_xticks(range(len(columns)), [column.label for column in columns], rotation=30, ha="right", fontsize=8)
-        title = f"{capitalised(columns[0].heading)} after {dataset}: published (outline), ours (filled)"
-        label(panel, title, y="%", grid="y")
-        panel.margins(x=0.01)
-        panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
-        panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
-    return figure
+    for task in dict.fromkeys(column.heading for column in every_column):
+        columns = [column for column in every_column if column.heading == task]
+        # Once there are runs, a task without measured values has no figure.
+        if any(has_value.values()) and not any(has_value[column] for column in columns):
+            continue
+        width = max(6.5, 0.62 * len(columns) * max(1, len(table.rows) / len(datasets)) + 1.5)
+        figure, axes = panels(min(width, 15), 2.7 * len(datasets) + 0.4, len(datasets))
+        for panel, dataset in zip(axes, datasets, strict=True):
+            rows = [row for row in table.rows if row.pretrain == dataset]
+            width = 0.82 / len(rows)
+            for number, row in enumerate(rows):
+                left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
+                printed = [table.numbers.get((row, column)) for column in columns]
+                measured = [filled.measured(row, column) for column in columns]
+                published = [math.nan if number is None else number.value for number in printed]
+                ours = [math.nan if value is None else value["mean"] for value in measured]
+                panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
+                panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
+            names = [column.label for column in columns]
+            panel.set_xticks(range(len(columns)), names, rotation=30, ha="right", fontsize=8)
+            title = f"{capitalised(task)} after {dataset}: published (outline), ours (filled)"
+            label(panel, title, y="%", grid="y")
+            panel.margins(x=0.01)
+            panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
+            panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
+        yield Picture(f"bars, {task}", figure)
 
 
 def profile_figure(summary: Mapping[str, Any]) -> Figure:

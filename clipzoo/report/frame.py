@@ -165,14 +165,15 @@ def columns_of(frame: pd.DataFrame, further: bool = False) -> dict[str, list[pub
     """
     titles, by_task = {target: task for task, target in TASK_KEYS}, dict[str, list[MetricKey]]()
     for key in frame["key"].dropna().drop_duplicates():
-        target = replace(key, dataset="", protocol=key.protocol.removeprefix("paired_"))
-        if not further and target in titles:
-            by_task.setdefault(titles[target], []).append(key)
-        is_detail = key.metric.endswith(DEVIATION) or key.task == "choice" and key.protocol
-        is_common = key.task in PAPER_TASKS and (key.task != "zero_shot" or key.metric in ACCURACIES)
-        if further and key.dataset and not is_detail and not is_common and key.task != AVERAGE:
+        title = titles.get(replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")))
+        if further:
+            is_detail = key.metric.endswith(DEVIATION) or key.task == "choice" and key.protocol
+            is_common = key.task in PAPER_TASKS and (key.task != "zero_shot" or key.metric in ACCURACIES)
+            is_listed = key.dataset and not is_detail and not is_common and key.task != AVERAGE
             places = ", ".join(title_of(part) for part in (key.task, key.protocol) if part)
-            by_task.setdefault(f"{places}: {title_of(key.metric)}", []).append(key)
+            title = f"{places}: {title_of(key.metric)}" if is_listed else None
+        if title is not None:
+            by_task.setdefault(title, []).append(key)
     by_run = [set(keys) for _, keys in frame.groupby("run")["key"]]
     columns = {}
     for task in by_task if further else [task for task in titles.values() if task in by_task]:
@@ -353,41 +354,32 @@ def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
     for _, first in frame.drop_duplicates("run").iterrows() if row in published.experiments() else ():
         run_row = first["row"]
         # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
-        may_equal = run_row is not None and first["scale"] == PAPER and run_row.split("/")[1:2] == row.split("/")[1:2]
-        if (run_row == row or may_equal) and ((match := _match(first, row))["is_row"] or run_row == row):
-            row_matches.append(match)
+        config, record, scale, pretrain = first["config"], first["record"], first["scale"], row.split("/")[1]
+        if run_row != row and (run_row is None or scale != PAPER or run_row.split("/")[1:2] != [pretrain]):
+            continue
+        experiment, search, settings = published.experiments()[row].name, published.search_of(row), flat(config)
+        search_axes = published.axes(search.name) if search else {}
+        differences = published.differences(config, experiment, scale, record.protocol)
+        # Settings at another point of the paper's search do not count as departures from the row.
+        moved = {key: seen for key, (_, seen) in differences.items() if seen in search_axes.get(key, ())}
+        departures = {key: pair for key, pair in differences.items() if key not in moved}
+        trainer, steps = config["trainer"], record.training.get("steps")
+        if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
+            low, high = published.layout()["pairs"][pretrain]
+            pairs = round(float(steps) * trainer["global_batch"] / trainer["epochs"])
+            if not low <= pairs <= high:
+                departures["training pairs"] = (f"{low:,} to {high:,}", f"{pairs:,}")
+        if not (is_row := scale == PAPER and not departures) and run_row != row:
+            continue
+        parts = [f"scale={scale}"] * (scale != PAPER) + [f"{key}={shortened(value)}" for key, value in moved.items()]
+        texts = [f"{key} {shortened(seen)} for {shortened(expected)}" for key, (expected, seen) in departures.items()]
+        variant, explanation = (
+            ", ".join([*parts, *texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])])
+            for most in (4, 12)
+        )
+        point = {key: settings.get(key) for key in search_axes}
+        row_matches.append([first["run"], row, is_row, variant, explanation, point])
     return pd.DataFrame(row_matches, columns=["run", "row", "is_row", "variant", "explanation", "point"])
-
-
-def _match(run: pd.Series, row: str) -> dict[str, Any]:
-    """Compare a run with a row's experiment at the run's scale."""
-    experiment, config, record, scale = published.experiments()[row].name, run["config"], run["record"], run["scale"]
-    differences = published.differences(config, experiment, scale)
-    search = published.search_of(row)
-    search_axes = published.axes(search.name) if search else {}
-    settings = flat(config)
-    # Settings at another point of the paper's search do not count as departures from the row.
-    moved = {key: seen for key, (_, seen) in differences.items() if seen in search_axes.get(key, ())}
-    departures = {key: pair for key, pair in differences.items() if key not in moved}
-    departures |= published.protocol_differences(record.protocol, experiment, scale)
-    trainer, steps = config["trainer"], record.training.get("steps")
-    if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
-        low, high = published.layout()["pairs"][row.split("/")[1]]
-        pairs = round(float(steps) * trainer["global_batch"] / trainer["epochs"])
-        if not low <= pairs <= high:
-            departures["training pairs"] = (f"{low:,} to {high:,}", f"{pairs:,}")
-
-    parts = [] if scale == PAPER else [f"scale={scale}"]
-    parts += [f"{key}={shortened(value)}" for key, value in moved.items()]
-    texts = [f"{key} {shortened(seen)} for {shortened(expected)}" for key, (expected, seen) in departures.items()]
-    variant, explanation = (
-        ", ".join([*parts, *texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])])
-        for most in (4, 12)
-    )
-    return {
-        "run": run["run"], "row": row, "is_row": scale == PAPER and not departures, "variant": variant,
-        "explanation": explanation, "point": {key: settings.get(key) for key in search_axes},
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -446,41 +438,32 @@ class FilledTable:
 
 
 def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
-    """Put runs next to the published numbers of a table."""
+    """Put runs next to the published numbers of a table; after a search, those of the best point."""
     parts, selected = [frame.iloc[:0].assign(place="", variant=None)], {}
     for row in table.rows:
         candidates = matches(frame, row.name)
         is_row = candidates["is_row"].astype(bool)
-        ours, selection = _selected(row, frame, candidates[is_row])
-        if selection is not None:
-            selected[row.place] = selection
+        of_row, search = candidates[is_row], published.search_of(row.name)
+        ours = list(of_row["run"])
+        if search is not None and ours:
+            names = {
+                run: ", ".join(f"{key}={shortened(value)}" for key, value in point.items())
+                for run, point in zip(ours, of_row["point"], strict=True)
+            }
+            runs = pd.concat([frame[frame["run"] == run].assign(group=name) for run, name in names.items()])
+            scores = seed_means(runs, [search.select])["mean"].droplevel(["task", "column"])
+            best, reason = None, f"no point of the search can be selected: {search.by} was not measured"
+            if len(set(names.values())) == 1:
+                best, reason = names[ours[0]], "the only point run"
+            elif len(scores):
+                best, reason = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
+            source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
+            if search.followed:
+                source = f"the paper took the best point of {search.followed}"
+            ours = [run for run, name in names.items() if name == best]
+            selected[row.place] = reason if best is None else f"{best}: {reason}; {source}"
         for variant, runs in [(None, ours), *candidates[~is_row].groupby("variant", sort=False)["run"]]:
             facts = {"place": row.place, "variant": variant, "group": row.group(variant)}
             parts += [frame[frame["run"] == run].assign(**facts) for run in runs]
     filled = pd.concat([part for part in parts if len(part)] or parts)
     return FilledTable(table, filled, seed_means(filled, table.columns), selected)
-
-
-def _selected(
-    row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
-) -> tuple[Sequence[Path], str | None]:
-    """Return the runs of a row, after a search those of the best point by the paper's criterion, and the reason."""
-    search = published.search_of(row.name)
-    if search is None or candidates.empty:
-        return list(candidates["run"]), None
-    names = {
-        run: ", ".join(f"{key}={shortened(value)}" for key, value in point.items())
-        for run, point in zip(candidates["run"], candidates["point"], strict=True)
-    }
-    runs = pd.concat([frame[frame["run"] == run].assign(group=name) for run, name in names.items()])
-    scores = seed_means(runs, [search.select])["mean"].droplevel(["task", "column"])
-    if len(set(names.values())) == 1:
-        best_point, reason = next(iter(names.values())), "the only point run"
-    elif len(scores):
-        best_point, reason = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
-    else:
-        return [], f"no point of the search can be selected: {search.by} was not measured"
-    source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
-    if search.followed:
-        source = f"the paper took the best point of {search.followed}"
-    return [run for run, name in names.items() if name == best_point], f"{best_point}: {reason}; {source}"

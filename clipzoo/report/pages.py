@@ -88,21 +88,53 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     if not metrics:
         newest = _json(run / "evaluation" / "metrics.json", damage) or (log.evaluations[-1] if log.evaluations else {})
         metrics = parsed({name: value for name, value in newest.items() if isinstance(value, int | float)})
-    content = [
-        Section(facts=_facts(run, config, record, metrics, damage)),
-        *_result_sections(metrics, missing, record),
-        *_training_sections(run, config, record, log, damage),
-        *_outcome_sections(run, metrics, damage),
-    ]
-    if record:
+    is_recorded, record = record is not None, record or RunRecord(seed=config.get("seed"))
+    content = [Section(facts=_facts(run, config, record, metrics, damage))]
+
+    # Results.
+    if published := parts.published_tables(metrics, missing, record.row):
+        with_row = f" with {record.row}" if record.row else ""
+        content.append(Section(f"All datasets{with_row}, %", tables=published))
+    for metric_values, heading in ((metrics, "{}"), (split(metrics)[1], "Averaged weights: {}")):
+        for result_table in parts.result_tables(metric_values):
+            title = result_table.title if metric_values is metrics else result_table.title.lower()
+            content.append(Section(heading.format(title), tables=[replace(result_table, title="")]))
+    if record.not_converged:
+        names = [part for name in record.not_converged for part in (", ", Span(name, "code"))][1:]
+        start = "The final fit of these linear probes did not converge, so their accuracies are approximate: "
+        content.append(Section(text=[(start, *names, ".")]))
+    if record.published:
+        source = "; ".join(dict.fromkeys(str(number["source"]) for number in record.published.values()))
+        agreement, note = parts.agreement_table(record.published), f"Published by {source}."
+        content.append(Section("Published numbers, %", tables=[agreement], notes=[note]))
+    if missing:
+        items: list[Text] = [(Span(name, "strong"), ": ", Span(reason, "code")) for name, reason in missing.items()]
+        content.append(Section("Missing datasets", items=items))
+
+    # Training.
+    if log.training:
+        cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY}
+        unit, value_log = (figures.objective_constant(config, name) for name in ("loss_unit", "value_log"))
+        figure = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
+        costs = [table for table in (parts.cost_table(cost), parts.phase_table(cost)) if table.rows]
+        content.append(Section("Training", tables=costs, figures=[_picture("training curves", "training", figure)]))
+    content += damage.read(partial(_profile_sections, run), list[Section]())
+    if (spikes := parts.spike_table(run, damage)).rows:
+        content.append(Section("Spikes", tables=[spikes], level=3))
+    if len(log.evaluations) > 1:
+        figure = figures.evaluation_figure(log.evaluations)
+        content.append(Section(figures=[_picture("evaluations during training", "evaluations", figure)]))
+
+    content += _outcome_sections(run, metrics, damage)
+    if is_recorded:
         facts: list[str | Span] = ["Revision ", Span(record.revision, "code"), "; "] if record.revision else []
         versions = ", ".join(f"{name} {number}" for name, number in record.versions.items() if number)
         command = [Span(record.command, "command")] if record.overrides else []
         content.append(Section("Provenance", [*command, (*facts, f"{versions}.")]))
     if damage.faults:
         text = "These files could not be read. What they hold is missing on this page."
-        items = [f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults]
-        content.insert(1, Section("Damaged files", [text], items=items))
+        faults = [f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults]
+        content.insert(1, Section("Damaged files", [text], items=faults))
     return write(run.name, [run / "report.md", run / "report.html"], content)
 
 
@@ -139,7 +171,7 @@ def write_card(run: Path, record: RunRecord) -> str:
 
 
 def _facts(
-    run: Path, config: Mapping[str, Any], record: RunRecord | None, metrics: Metrics, damage: io.DamageLog
+    run: Path, config: Mapping[str, Any], record: RunRecord, metrics: Metrics, damage: io.DamageLog
 ) -> dict[str, Text]:
     """Name and value of the facts at the top, without those that are unknown."""
     components = {name: config[name] for name in ("encoder", "head", "objective") if name in config}
@@ -151,7 +183,7 @@ def _facts(
     }
     if towers.keys() <= classes.keys():
         classes["encoder"] = f"{classes['image_tower']}, {classes['text_tower']}"
-    trainer, record = config.get("trainer", {}), record or RunRecord(seed=config.get("seed"))
+    trainer = config.get("trainer", {})
     facts = {
         "Experiment": None if departs(record.overrides) else record.experiment,
         "Paper row": record.row,
@@ -173,44 +205,6 @@ def _facts(
         count = metrics.get(MetricKey("datacomp", "", "", "datasets"), 0.0)
         facts["DataComp average"] = f"{average:.2f} % over {number_of(int(count), 'dataset')}"
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _result_sections(metrics: Metrics, missing: Mapping[str, str], record: RunRecord | None) -> Iterator[Section]:
-    row = record.row if record else None
-    if published := parts.published_tables(metrics, missing, row):
-        yield Section("All datasets" + (f" with {row}" if row else "") + ", %", tables=published)
-    for metric_values, heading in ((metrics, "{}"), (split(metrics)[1], "Averaged weights: {}")):
-        for result_table in parts.result_tables(metric_values):
-            title = result_table.title if metric_values is metrics else result_table.title.lower()
-            yield Section(heading.format(title), tables=[replace(result_table, title="")])
-    if record and record.not_converged:
-        names = [part for name in record.not_converged for part in (", ", Span(name, "code"))][1:]
-        start = "The final fit of these linear probes did not converge, so their accuracies are approximate: "
-        yield Section(text=[(start, *names, ".")])
-    if record and record.published:
-        source = "; ".join(dict.fromkeys(str(number["source"]) for number in record.published.values()))
-        note = f"Published by {source}."
-        yield Section("Published numbers, %", tables=[parts.agreement_table(record.published)], notes=[note])
-    if missing:
-        items = [(Span(name, "strong"), ": ", Span(reason, "code")) for name, reason in missing.items()]
-        yield Section("Missing datasets", items=items)
-
-
-def _training_sections(
-    run: Path, config: Mapping[str, Any], record: RunRecord | None, log: TrainingLog, damage: io.DamageLog
-) -> Iterator[Section]:
-    if log.training:
-        cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
-        unit, value_log = (figures.objective_constant(config, name) for name in ("loss_unit", "value_log"))
-        figure = figures.training_figure(log.training, unit, log.evaluations, value_log or "loss")
-        costs = [table for table in (parts.cost_table(cost), parts.phase_table(cost)) if table.rows]
-        yield Section("Training", tables=costs, figures=[_picture("training curves", "training", figure)])
-    yield from damage.read(partial(_profile_sections, run), list[Section]())
-    if (spikes := parts.spike_table(run, damage)).rows:
-        yield Section("Spikes", tables=[spikes], level=3)
-    if len(log.evaluations) > 1:
-        figure = figures.evaluation_figure(log.evaluations)
-        yield Section(figures=[_picture("evaluations during training", "evaluations", figure)])
 
 
 def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
@@ -249,8 +243,7 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
         figure = figures.sample_histograms(summary)
         yield Section("Per-sample statistics", figures=[_picture("histograms", "samples", figure)])
     for name in summary if (folder / "captions.json").exists() else ():
-        extremes = damage.read(partial(figures.extreme_samples, summary[name], folder), None)
-        if extremes is not None:
+        if (extremes := damage.read(partial(figures.extreme_samples, summary[name], folder), None)) is not None:
             lead = f"{capitalised(name.replace('_', ' '))}: samples with the highest and the lowest values."
             yield Section(text=[lead], figures=[_picture(name, f"samples_{name}", extremes)])
 
@@ -350,7 +343,19 @@ def write_pages(
     scales = [frames.Comparison(rows, damage, scale) for scale, rows in by_scale.items() if len(rows)]
     logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
-    content = [section for axis, curves in fits.items() for section in _scaling_sections(curves, axis, output)]
+    content: list[Section] = []
+    for axis, curves in fits.items():
+        # The table and the figure are written to separate files too.
+        fitted, title, figure = laws.table(curves), f"Scaling with {axis}", laws.figure(curves, axis)
+        io.write_whole(io.below(output, f"scaling_{axis}.csv"), render.csv(fitted))
+        save_figure(figure, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
+        text = (
+            f"{laws.lead(axis, curves)} The training loss is the mean of the losses logged in the last tenth "
+            "of a training; it is that of new samples only if no sample is repeated. An error is 100 % less accuracy."
+        )
+        picture = Picture(f"runs and power laws in {axis}", figure)
+        content.append(Section(title, [text], [fitted], [picture], anchor=f"scaling-{axis}"))
+        content.append(Section(tables=[replace(fitted, title=title)], formats=["tex"]))
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
     compared = frames.Comparison(frames.comparison_rows(other_runs, labels), damage) if len(other_runs) else None
@@ -365,14 +370,21 @@ def write_pages(
     if filled:
         rows = [bool(len(part.ours(row))) for part in filled for row in part.table.rows]
         facts |= {"tables": str(len(filled)), "rows filled": f"{sum(rows)} of {len(rows)}"}
-    full_size = _full_size_table(runs)
+    # Commands and costs of the rows that have runs only at another scale.
+    at_full_size = set(runs.loc[runs["scale"] == frames.PAPER, "row"])
+    full_size: list[list[str | Cell]] = []
+    for row in runs["row"].unique():
+        if row not in at_full_size and (experiment := experiments().get(row)) is not None:
+            tables = ", ".join(name for name in table_names() if any(other.name == row for other in table(name).rows))
+            full_size.append([row, tables, Cell(experiment.command, code=True), experiment.cost])
+    full_size_table = text_table(["row", "tables", "command", "estimated cost"], full_size, left=4, wrap=True)
     lead = LEAD if filled else parts.SMALL if scales else parts.COMPARISON_LEAD
     sections = [
         Section(text=[lead, *([note] if note else [])]),
         Section(facts=facts, formats=["html"]),
         *first,
         *content,
-        *([Section("Rows at full size", tables=[full_size])] if full_size.rows else []),
+        *([Section("Rows at full size", tables=[full_size_table])] if full_size else []),
         Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
     ]
     commit = revision()
@@ -382,34 +394,6 @@ def write_pages(
     io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
     return write("The papers' tables" if scales or filled else "Comparison of runs", files, sections)
-
-
-def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Path) -> list[Section]:
-    """Return the sections of power laws along an axis; their table and figure are written to separate files too."""
-    fits, figure, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
-    io.write_whole(io.below(output, f"scaling_{axis}.csv"), render.csv(fits))
-    save_figure(figure, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
-    text = (
-        f"{laws.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
-        "of a training; it is that of new samples only if no sample is repeated. An error is 100 % less accuracy."
-    )
-    picture = Picture(f"runs and power laws in {axis}", figure)
-    return [
-        Section(title, [text], [fits], [picture], anchor=f"scaling-{axis}"),
-        Section(tables=[replace(fits, title=title)], formats=["tex"]),
-    ]
-
-
-def _full_size_table(runs: pd.DataFrame) -> Table:
-    """Commands and costs of the rows that have runs only at another scale."""
-    at_full_size = set(runs.loc[runs["scale"] == frames.PAPER, "row"])
-    rows: list[list[str | Cell]] = []
-    for row in runs["row"].unique():
-        experiment = experiments().get(row)
-        if row not in at_full_size and experiment is not None:
-            names = [name for name in table_names() if any(other.name == row for other in table(name).rows)]
-            rows.append([row, ", ".join(names), Cell(experiment.command, code=True), experiment.cost])
-    return text_table(["row", "tables", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
 def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.DamageLog) -> Table:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -339,36 +340,32 @@ def experiments() -> Mapping[str, Experiment]:
     return by_row
 
 
-def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[str, tuple[Any, Any]]:
-    """Keys of a run's configuration whose values differ from the experiment's.
+def differences(
+    plain: Mapping[str, Any],
+    experiment: str,
+    scale: str,
+    protocol: Mapping[str, Mapping[str, Setting]] = MappingProxyType({}),
+) -> dict[str, tuple[Any, Any]]:
+    """Keys of a run's configuration, and evaluation settings, whose values differ from the experiment's.
 
+    protocol: settings by task and dataset, of the run's record; those of the experiment's datasets are compared.
     Returns the expected and the actual value by key; None for an absent key.
     """
+    expected_plain = composed(experiment, scale)
     run_settings, expected = (
         {key: value for key, value in identity(config).items() if key not in EXEMPT}
-        for config in (plain, composed(experiment, scale))
+        for config in (plain, expected_plain)
     )
     return {
         key: (expected.get(key), run_settings.get(key))
         for key in sorted({*expected, *run_settings})
         if expected.get(key) != run_settings.get(key) or (key in expected) != (key in run_settings)
-    }
-
-
-def protocol_differences(
-    protocol: Mapping[str, Mapping[str, Setting]], experiment: str, scale: str
-) -> dict[str, tuple[Setting, Setting]]:
-    """Evaluation settings that differ from the experiment's, on the datasets that the experiment evaluates.
-
-    protocol: settings by task and dataset, of the run's record.
-    """
-    evaluation = composed(experiment, scale)["eval"]
-    return {
+    } | {
         f"eval.{name} of {place}": (value, settings[name])
         for place, settings in protocol.items()
         for task, _, dataset in [place.partition("/")]
-        if dataset in evaluation.get(task, ())
-        for name, value in protocol_settings(evaluation, task, dataset).items()
+        if dataset in expected_plain["eval"].get(task, ())
+        for name, value in protocol_settings(expected_plain["eval"], task, dataset).items()
         if settings.get(name, value) != value
     }
 

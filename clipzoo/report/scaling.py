@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -122,10 +122,33 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
         methods.setdefault(json.dumps(fixed_settings, sort_keys=True, default=str), []).append(training)
     quantities = dict.fromkeys(quantity for training in trainings for quantity in training.values)
     fitted: dict[str, list[ScalingCurve]] = {}
-    for method, group in methods.items():
-        for quantity in quantities:
-            if (curve := _curve(quantity, group, axis)) is not None:
-                fitted.setdefault(method, []).append(curve)
+    for (method, group), quantity in product(methods.items(), quantities):
+        settings: dict[str, list[Training]] = {}
+        for training in group:
+            settings.setdefault(json.dumps(training.settings, sort_keys=True, default=str), []).append(training)
+        best: dict[float, Scale] = {}
+        for seeds in settings.values():
+            values = tuple(value for training in seeds if (value := training.values.get(quantity, 0.0)) > 0)
+            scale = Scale(seeds[0].place(axis), values)
+            if values and (scale.x not in best or scale.mean < best[scale.x].mean):
+                best[scale.x] = scale
+        if len(best) <= FEWEST:
+            continue
+        *scales, held_out = (best[x] for x in sorted(best))
+        fitted_scales: list[Scale] = []
+        for scale in scales:
+            if axis != COMPUTE or not fitted_scales or scale.mean < fitted_scales[-1].mean:
+                fitted_scales.append(scale)
+        if len(fitted_scales) < FEWEST:
+            continue
+        x, y = zip(*((scale.x, value) for scale in fitted_scales for value in scale.values), strict=True)
+        # A law with a floor is fitted iteratively, so with fewer resamples.
+        laws = [fit_power_law(x, y)]
+        if len(fitted_scales) > FEWEST:
+            laws.append(fit_power_law(x, y, with_floor=True, resamples=300))
+        dropped = tuple(scale for scale in scales if scale not in fitted_scales)
+        curve = ScalingCurve("", quantity, tuple(fitted_scales), dropped, held_out, tuple(laws))
+        fitted.setdefault(method, []).append(curve)
     if not fitted:
         largest = max(len({training.place(axis) for training in group}) for group in methods.values())
         surpassed = "; scales that a cheaper one surpasses do not count" if axis == COMPUTE else ""
@@ -155,37 +178,6 @@ def _names(methods: Sequence[str]) -> list[str]:
     other_keys = [key for key in keys if key not in class_keys][:2]
     return [", ".join([name] * bool(name) + [f"{key}={options.get(key)}" for key in other_keys])
             for name, options in zip(names, settings, strict=True)]  # fmt: skip
-
-
-def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCurve | None:
-    """Fit one quantity of one method; None with too few scales."""
-    settings: dict[str, list[Training]] = {}
-    for training in trainings:
-        settings.setdefault(json.dumps(training.settings, sort_keys=True, default=str), []).append(training)
-    best: dict[float, Scale] = {}
-    for group in settings.values():
-        values = tuple(value for training in group if (value := training.values.get(quantity, 0.0)) > 0)
-        scale = Scale(group[0].place(axis), values)
-        if values and (scale.x not in best or scale.mean < best[scale.x].mean):
-            best[scale.x] = scale
-    if len(best) <= FEWEST:
-        return None
-    *scales, held_out = (best[x] for x in sorted(best))
-    lowest, fitted_scales = math.inf, []
-    for scale in scales:
-        if axis != COMPUTE or scale.mean < lowest:
-            fitted_scales.append(scale)
-            lowest = scale.mean
-    if len(fitted_scales) < FEWEST:
-        return None
-    x = [scale.x for scale in fitted_scales for _ in scale.values]
-    y = [value for scale in fitted_scales for value in scale.values]
-    # A law with a floor is fitted iteratively, so with fewer resamples.
-    laws = [fit_power_law(x, y)]
-    if len(fitted_scales) > FEWEST:
-        laws.append(fit_power_law(x, y, with_floor=True, resamples=300))
-    dropped = tuple(scale for scale in scales if scale not in fitted_scales)
-    return ScalingCurve("", quantity, tuple(fitted_scales), dropped, held_out, tuple(laws))
 
 
 def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Training]:
@@ -229,16 +221,14 @@ def table(curves: Sequence[ScalingCurve]) -> Table:
     heads += ["held-out scale", "predicted", "measured", "inside"]
     rows: list[list[str | Cell]] = []
     for curve in curves:
-        for law, predicted in zip(curve.laws, curve.predicted, strict=True):
-            formula = f"{law.law.factor:.3g} x^{-law.law.exponent:.3g}"
-            formula = f"{law.law.floor:.3g} + {formula}" if law.law.floor else formula
-            exponent, interval = law.exponent.text(".3g"), predicted.text(".3g")
-            is_inside = predicted.contains(curve.held_out.mean)
-            rows.append([
-                *([curve.method] if several else []), curve.quantity, formula,
-                str(sum(len(scale.values) for scale in curve.scales)), exponent, f"{curve.held_out.x:.4g}", interval,
-                f"{curve.held_out.mean:.3g}", Cell("yes" if is_inside else "no", bold=not is_inside),
-            ])  # fmt: skip
+        trainings, held_out = sum(len(scale.values) for scale in curve.scales), curve.held_out
+        for fit, predicted in zip(curve.laws, curve.predicted, strict=True):
+            floor = f"{fit.law.floor:.3g} + " if fit.law.floor else ""
+            formula = f"{floor}{fit.law.factor:.3g} x^{-fit.law.exponent:.3g}"
+            is_inside = predicted.contains(held_out.mean)
+            check = [f"{held_out.x:.4g}", predicted.text(".3g"), f"{held_out.mean:.3g}"]
+            rows.append([*[curve.method] * several, curve.quantity, formula, str(trainings), fit.exponent.text(".3g"),
+                         *check, Cell("yes" if is_inside else "no", bold=not is_inside)])  # fmt: skip
     return text_table(["method"] * several + heads, rows, left=2 + several)
 
 
@@ -249,7 +239,24 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     figure, axes = tiles(len(quantities), 3, 4.0, 3.4)
     for panel, quantity in zip(axes, quantities, strict=True):
         for curve in (curve for curve in curves if curve.quantity == quantity):
-            _draw(panel, curve, colour(names.index(curve.method)))
+            shade, prefix = colour(names.index(curve.method)), f"{curve.method}: " if curve.method else ""
+            for scales, marker, face, text in (
+                (curve.scales, "o", shade, "trainings"),
+                (curve.dropped, "o", "none", ""),
+                ((curve.held_out,), "D", "none", "held-out scale"),
+            ):
+                if points := [(scale.x, value) for scale in scales for value in scale.values]:
+                    panel.plot(*zip(*points, strict=True), marker, color=shade, markerfacecolor=face, markersize=4,
+                               label=prefix + text if text else None)  # fmt: skip
+            grid = np.geomspace(curve.scales[0].x, curve.held_out.x, 40)
+            for fit, line, ink in zip(curve.laws, ("-", "--"), (shade, INK), strict=False):
+                name = "law with a floor" if fit.law.floor else "power law"
+                values = [fit.law.value(float(x)) for x in grid]
+                panel.plot(grid, values, line, color=ink, linewidth=1.2, label=prefix + name)
+            bands = [curve.laws[0].predicted(float(x), runs=len(curve.held_out.values)) for x in grid]
+            ends = [band.low for band in bands], [band.high for band in bands]
+            band_name = f"{prefix}95 % prediction interval"
+            panel.fill_between(grid, *ends, color=shade, alpha=0.15, linewidth=0, label=band_name)
         panel.set_xscale("log")
         panel.set_yscale("log")
         unit = "nats" if "loss" in quantity or "PMI" in quantity else "%"
@@ -264,28 +271,3 @@ def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
-
-
-def _draw(panel: Axes, curve: ScalingCurve, shade: str) -> None:
-    prefix = f"{curve.method}: " if curve.method else ""
-    for scales, marker, face, text in (
-        (curve.scales, "o", shade, "trainings"),
-        (curve.dropped, "o", "none", ""),
-        ((curve.held_out,), "D", "none", "held-out scale"),
-    ):
-        points = [(scale.x, value) for scale in scales for value in scale.values]
-        if points:
-            panel.plot(
-                *zip(*points, strict=True), marker, color=shade, markerfacecolor=face, markersize=4,
-                label=prefix + text if text else None,
-            )  # fmt: skip
-    grid = np.geomspace(curve.scales[0].x, curve.held_out.x, 40)
-    for law, line in zip(curve.laws, ("-", "--"), strict=False):
-        values = [law.law.value(float(x)) for x in grid]
-        name = "law with a floor" if law.law.floor else "power law"
-        panel.plot(grid, values, line, color=shade if line == "-" else INK, linewidth=1.2, label=prefix + name)
-    bands = [curve.laws[0].predicted(float(x), runs=len(curve.held_out.values)) for x in grid]
-    panel.fill_between(
-        grid, [band.low for band in bands], [band.high for band in bands], color=shade, alpha=0.15, linewidth=0,
-        label=prefix + "95 % prediction interval",
-    )  # fmt: skip

@@ -19,7 +19,7 @@ from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
-from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
+from clipzoo.report.statistics import SIGNIFICANT, Difference, compare, disagreements
 from clipzoo.runs.identity import flat
 from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, WALL_PHASES, MetricKey, TrainingLog
 
@@ -78,7 +78,15 @@ def comparison_sections(
         if (settings := settings_table(compared.frame)).rows:
             further_tables.append(settings)
         if pairs := list(disagreements(compared.frame, damage)):
-            further_tables.append(disagreement_table(pairs))
+            # Samples that one run, both or neither classify correctly, and the p-value of the difference.
+            rows = []
+            for pair in pairs:
+                one, two = pair.right
+                counts = [f"{part.sum():,}" for part in (one & two, one & ~two, two & ~one, ~(one | two))]
+                rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
+            heads = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
+            title = "Samples that one run classifies correctly and the other does not"
+            further_tables.append(text_table(heads, rows, left=3, title=title, wrap=True))
         for pair in sorted(pairs, key=lambda pair: pair.p_value)[:MOST_DISAGREEMENTS]:
             if (figure := disagreement_figure(pair)) is not None:
                 heading = f"{pair.title}: one run right, the other wrong"
@@ -224,23 +232,12 @@ def settings_table(frame: pd.DataFrame) -> Table:
     return Table(headings, tuple(rows), "Settings that differ", wrap=True)
 
 
-def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
-    """Counts of samples that one run, both or neither classify correctly, and the p-value of the difference."""
-    rows = []
-    for pair in pairs:
-        one, two = pair.right
-        counts = [f"{part.sum():,}" for part in (one & two, one & ~two, two & ~one, ~(one | two))]
-        rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
-    labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
-    title = "Samples that one run classifies correctly and the other does not"
-    return text_table(labels, rows, left=3, title=title, wrap=True)
-
-
 def table_sections(filled: frames.FilledTable) -> list[Section]:
     """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
     table, tables = filled.table, paper_tables(filled)
-    titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
-    turned = [replace(part, title=title, rotate=True) for part, title in zip(tables, titles, strict=True)]
+    turned = [
+        replace(part, title=table.heading + (f" ({part.title})" if part.title else ""), rotate=True) for part in tables
+    ]
     sections = [
         Section(
             table.heading, (), tables, list(table_figures(filled)), notes=remarks(filled),
@@ -269,19 +266,18 @@ def table_sections(filled: frames.FilledTable) -> list[Section]:
 def paper_tables(filled: frames.FilledTable) -> list[Table]:
     """Tables of published numbers, ours, their difference and variants; one a task for over nine columns."""
     columns = filled.table.columns
-    by_task: dict[str, list[PaperColumn]] = {}
-    for column in columns:
-        by_task.setdefault(column.heading, []).append(column)
-    if len(by_task) > 1 and len(columns) > 9:
-        return [_paper_table(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
-    labels = [f"{column.heading}: {column.label}" if len(by_task) > 1 else column.label for column in columns]
-    return [_paper_table(filled, "", columns, labels)]
+    tasks = dict.fromkeys(column.heading for column in columns)
+    if len(tasks) > 1 and len(columns) > 9:
+        return [_paper_table(filled, [column for column in columns if column.heading == task], task) for task in tasks]
+    return [_paper_table(filled, columns)]
 
 
-def _paper_table(
-    filled: frames.FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]
-) -> Table:
+def _paper_table(filled: frames.FilledTable, columns: Sequence[PaperColumn], title: str = "") -> Table:
+    """title: task of all columns; without one, columns of several tasks name theirs."""
     table, rows = filled.table, []
+    several = len({column.heading for column in columns}) > 1
+    labels = [f"{column.heading}: {column.label}" if several else column.label for column in columns]
+    digits = [table.digits(column) for column in columns]
 
     def add(kind: str, name: str, numbers: Iterable[Cell], pretrain: str = "", model: str = "") -> None:
         names = Cell(pretrain), Cell(model), Cell(name, mark="wrap what")
@@ -297,7 +293,6 @@ def _paper_table(
                 continue
             seed_numbers = sorted(set(runs["seed"]))
             seeds = f"{len(seed_numbers)} seeds" if len(seed_numbers) > 1 else f"seed {seed_numbers[0]}"
-            digits = [table.digits(column) for column in columns]
             texts = [frames.mean_text(measured, count) for measured, count in zip(ours, digits, strict=True)]
             if variant is not None:
                 add("variant", f"variant: {variant}, {seeds}", map(Cell, texts))
@@ -420,12 +415,25 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
         for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
                 lines.setdefault(column, (printed, name))
+    # For each dataset the metric that papers report; top-1 and recalls for a dataset that no paper uses.
     shown_keys = {key for column in lines if len(column.groups) == 1 for key in column.keys}
     # A missing dataset with a published number has its line already.
     absent_datasets = {name for name in missing if any(name in column.datasets for column in lines)}
-    for column in _measured_columns(metrics, missing):
-        if not shown_keys.intersection(column.keys) and not absent_datasets.intersection(column.datasets):
-            lines.setdefault(column, (None, ""))
+    datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
+    for name, paired in datasets:
+        facts = catalogue().get(name, {})
+        dataset, metric = facts.get("title", name.replace("_", " ")), facts.get("metric", "top1")
+        prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
+        keys = [("zero-shot", dataset, MetricKey("zero_shot", name, "", metric))]
+        for side in ("before", "after"):
+            keys.append((f"linear probe {side} projection", dataset, MetricKey("linear_probe", name, side, metric)))
+        for way, cut in product(DIRECTIONS, (1, 5, 10)):
+            key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
+            keys.append((way.replace("_", " "), f"{dataset} @{cut}, {protocol}", key))
+        for heading, label, key in keys:
+            is_known = key in metrics or name in missing and ("metric", "captions")[key.task == "retrieval"] in facts
+            if is_known and key not in shown_keys and name not in absent_datasets:
+                lines.setdefault(PaperColumn(heading, label, ((key,),)), (None, ""))
     tables = []
     for heading in dict.fromkeys(published.layout()["headings"].values()):
         part = {column: line for column, line in lines.items() if column.heading == heading}
@@ -454,26 +462,6 @@ def agreement_table(published: Mapping[str, Mapping[str, Any]]) -> Table:
         numbers = f"{part['value'] + part['difference']:.2f}", f"{part['value']:.2f}"
         rows.append([name, *numbers, difference, f"{part['low']:.2f} to {part['high']:.2f}"])
     return text_table(["metric", "measured", "published", "difference", "95 % interval"], rows, left=1)
-
-
-def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
-    """For each dataset the metric that papers report; top-1 and recalls for a dataset that no paper uses."""
-    from clipzoo.evaluation.datasets.dataset import catalogue
-
-    datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
-    for name, paired in datasets:
-        facts = catalogue().get(name, {})
-        title, metric = facts.get("title", name.replace("_", " ")), facts.get("metric", "top1")
-        prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
-        keys = [("zero-shot", title, MetricKey("zero_shot", name, "", metric))]
-        for side in ("before", "after"):
-            keys.append((f"linear probe {side} projection", title, MetricKey("linear_probe", name, side, metric)))
-        for way, cut in product(DIRECTIONS, (1, 5, 10)):
-            key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
-            keys.append((way.replace("_", " "), f"{title} @{cut}, {protocol}", key))
-        for heading, label, key in keys:
-            if key in metrics or (name in missing and ("captions" if key.task == "retrieval" else "metric") in facts):
-                yield PaperColumn(heading, label, ((key,),))
 
 
 def cost_table(cost: Mapping[str, float | str]) -> Table:

@@ -222,11 +222,8 @@ def seeds_for(difference: float, deviation: float, significance: float = SIGNIFI
     """
     if difference <= 0:
         raise ValueError(f"the difference to detect must be above 0, not {difference}")
-
-    def is_enough(seeds: int) -> bool:
-        return detectable_difference(deviation, seeds, significance) <= difference
-
-    seeds = bisect.bisect_left(range(MOST_SEEDS + 1), True, lo=2, key=is_enough)
+    detectable = partial(detectable_difference, deviation, significance=significance)
+    seeds = bisect.bisect_left(range(MOST_SEEDS + 1), -difference, lo=2, key=lambda seeds: -detectable(seeds))
     return seeds if seeds <= MOST_SEEDS else None
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
@@ -171,11 +170,31 @@ def figures(shown: Trials) -> Iterator[Picture]:
     lines = parallel_coordinates(shown)
     yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
     if shares := importance(shown):
-        bars = importance_bars(shown, shares)
-        yield Picture("share of the variance that each key explains", bars, "Importance of keys")
+        figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
+        bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
+        panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
+        panel.set_yticks(range(len(shares)), list(shares), fontsize=8)
+        panel.set_xlim(0, 1)
+        panel.invert_yaxis()
+        name, values = shown.compared
+        title = f"share of the variance of {name} ({number_of(len(values), 'trial')})"
+        label(panel, textwrap.fill(title, LONGEST_TITLE), grid="x")
+        yield Picture("share of the variance that each key explains", figure, "Importance of keys")
     yield Picture("results over minutes of training", progress(shown), "Best result against cost")
     if len(shown.metrics) > 1 and shown.finished:
-        yield Picture("the first two metrics of all trials", trade_off(shown), "Trade-off")
+        # The first two metrics of every finished trial, and those that no other one surpasses.
+        figure, (panel,) = panels(6, 4)
+        best = sorted(shown.best, key=lambda trial: trial.results[0])
+        finished, line = (np.array([trial.results[:2] for trial in trials]).T for trials in (shown.finished, best))
+        panel.plot(*finished, "o", color=MUTED, markersize=5, label="finished")
+        panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
+        for trial in best:
+            panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
+        panel.legend(frameon=False, fontsize=8)
+        arrows = [f"{name} ({'higher' if way == 'maximize' else 'lower'} is better)"
+                  for name, way in zip(shown.metrics, shown.directions, strict=True)]  # fmt: skip
+        label(panel, "trade-off", arrows[0], arrows[1], grid="y")
+        yield Picture("the first two metrics of all trials", figure, "Trade-off")
 
 
 def parallel_coordinates(shown: Trials) -> Figure:
@@ -185,10 +204,32 @@ def parallel_coordinates(shown: Trials) -> Figure:
     trials = sorted(shown.trials, key=lambda trial: (trial.state == "finished", trial in shown.best))
     texts = [[str(trial.values.get(key, "")) for trial in shown.trials] for key in shown.keys]
     texts += [[str(trial.results[number]) for trial in shown.finished] for number in range(len(shown.metrics))]
-    places = [
-        _axis(panel, place, values, shown.scales.get(name))
-        for place, (name, values) in enumerate(zip(columns, texts, strict=True))
-    ]
+    places = []
+    for place, (name, values) in enumerate(zip(columns, texts, strict=True)):
+        # The axis of a column: the height of each value, from 0 to 1, and labels.
+        panel.axvline(place, color=INK, linewidth=1)
+        distinct = list(dict.fromkeys(values))
+        numbers = as_numbers(distinct)
+        if numbers is None:
+            marks = heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
+        else:
+            low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+            is_log = shown.scales.get(name, low > 0 and high > 30 * low)
+            scaled = np.log(numbers) if is_log else np.asarray(numbers)
+            if is_log:
+                panel.text(place, 1.04, "logarithmic", fontsize=7, ha="center", color=MUTED)
+            width = float(np.ptp(scaled)) if len(scaled) else 0.0
+            shares = (scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5)
+            heights = dict(zip(distinct, map(float, shares), strict=True))
+            # Labels at shorter distances overlap.
+            few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > 0.04)
+            ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
+            marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
+        places.append(heights)
+        for text, height in marks.items():
+            short_text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+            panel.text(place + 0.05, height, short_text, fontsize=7.5, va="center",
+                       bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})  # fmt: skip
     first = [trial.results[0] for trial in shown.finished] or [0.0]
     several = min(first) < max(first)
     norm = Normalize(min(first), max(first))
@@ -209,19 +250,6 @@ def parallel_coordinates(shown: Trials) -> Figure:
         bar = figure.colorbar(ScalarMappable(norm, colours), ax=panel, pad=0.01)
         bar.set_label(shown.metrics[0], fontsize=8)
         bar.ax.tick_params(labelsize=8)
-    return figure
-
-
-def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
-    figure, (panel,) = panels(7, 0.32 * len(shares) + 1.3)
-    bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
-    panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
-    panel.set_yticks(range(len(shares)), list(shares), fontsize=8)
-    panel.set_xlim(0, 1)
-    panel.invert_yaxis()
-    name, values = shown.compared
-    title = f"share of the variance of {name} ({number_of(len(values), 'trial')})"
-    label(panel, textwrap.fill(title, LONGEST_TITLE), grid="x")
     return figure
 
 
@@ -254,46 +282,3 @@ def progress(shown: Trials) -> Figure:
         panel.axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
     label(panel, "results at the rungs", "share of the training", shown.metrics[0], grid="y")
     return figure
-
-
-def trade_off(shown: Trials) -> Figure:
-    """The first two metrics of every finished trial, and those that no other one surpasses."""
-    figure, (panel,) = panels(6, 4)
-    best = sorted(shown.best, key=lambda trial: trial.results[0])
-    finished, line = (np.array([trial.results[:2] for trial in trials]).T for trials in (shown.finished, best))
-    panel.plot(*finished, "o", color=MUTED, markersize=5, label="finished")
-    panel.plot(*line, marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
-    for trial in best:
-        panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
-    panel.legend(frameon=False, fontsize=8)
-    arrows = [f"{name} ({'higher' if way == 'maximize' else 'lower'} is better)"
-              for name, way in zip(shown.metrics, shown.directions, strict=True)]  # fmt: skip
-    label(panel, "trade-off", arrows[0], arrows[1], grid="y")
-    return figure
-
-
-def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
-    """Draw an axis with its labels; return the height of each value, from 0 to 1. log: None: decide by the values."""
-    panel.axvline(place, color=INK, linewidth=1)
-    distinct = list(dict.fromkeys(values))
-    numbers = as_numbers(distinct)
-    if numbers is None:
-        marks = heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
-    else:
-        low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-        log = low > 0 and high > 30 * low if log is None else log
-        scaled = np.log(numbers) if log else np.asarray(numbers)
-        if log:
-            panel.text(place, 1.04, "logarithmic", fontsize=7, ha="center", color=MUTED)
-        width = float(np.ptp(scaled)) if len(scaled) else 0.0
-        shares = (scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5)
-        heights = dict(zip(distinct, map(float, shares), strict=True))
-        # Labels at shorter distances overlap.
-        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > 0.04)
-        ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
-        marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
-    for text, height in marks.items():
-        short_text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-        panel.text(place + 0.05, height, short_text, fontsize=7.5, va="center",
-                   bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})  # fmt: skip
-    return heights
