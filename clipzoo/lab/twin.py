@@ -106,9 +106,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    """Train the cases in both programs, or compare two runs, and write the page.
+
+    Raises TrainingError if a case that must agree does not, or if the runs differ by more than the tolerance.
+    """
     if options.sides == [OPEN_CLIP]:
         refuse(options, ["--tolerance"], "is for two runs")
-        compare_with_open_clip(options)
+        if options.batch % (parts := 4 * math.lcm(*options.ranks)):
+            raise ConfigError(f"--batch {options.batch} must be a multiple of {parts}: 4 micro-batches on each rank")
+        folder = new_output(options.output or Path("runs/twin") / OPEN_CLIP)
+        if options.shards is None:
+            scenes = WorldParameters(seed=0, image_size=64, train=512, shard=128, probe=8, test=8, scenes=8)
+            ensure_world(folder / "scenes", scenes, 1, ProgressLines("scenes", "images"))
+            options.shards = str(folder / "scenes" / "train")
+        progress = ProgressLines("twin", "trainings")
+        for place, ranks in enumerate(options.ranks):
+            arguments = (ranks, options, folder, progress, place * len(options.cases) * len(options.precisions))
+            if ranks == 1:
+                train_cases(0, *arguments)
+            else:
+                torch.multiprocessing.spawn(train_cases, arguments, nprocs=ranks)
+        write_page(folder, options)
     elif len(options.sides) == 2 and OPEN_CLIP not in options.sides:
         names = ("--steps", "--batch", "--shards", "--cases", "--precisions", "--ranks")
         refuse(options, names, f"is for clipzoo twin {OPEN_CLIP}")
@@ -118,25 +136,6 @@ def run(options: Namespace) -> None:
 
 
 # open_clip's program and ours.
-
-
-def compare_with_open_clip(options: Namespace) -> None:
-    """Train the cases in both programs and write the page. Raises TrainingError if a case that must agree does not."""
-    if options.batch % (parts := 4 * math.lcm(*options.ranks)):
-        raise ConfigError(f"--batch {options.batch} must be a multiple of {parts}: 4 micro-batches on each rank")
-    folder = new_output(options.output or Path("runs/twin") / OPEN_CLIP)
-    if options.shards is None:
-        scenes = WorldParameters(seed=0, image_size=64, train=512, shard=128, probe=8, test=8, scenes=8)
-        ensure_world(folder / "scenes", scenes, 1, ProgressLines("scenes", "images"))
-        options.shards = str(folder / "scenes" / "train")
-    progress = ProgressLines("twin", "trainings")
-    for place, ranks in enumerate(options.ranks):
-        arguments = (ranks, options, folder, progress, place * len(options.cases) * len(options.precisions))
-        if ranks == 1:
-            train_cases(0, *arguments)
-        else:
-            torch.multiprocessing.spawn(train_cases, arguments, nprocs=ranks)
-    write_page(folder, options)
 
 
 def new_output(folder: Path) -> Path:

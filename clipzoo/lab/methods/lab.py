@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -74,8 +75,8 @@ SEARCH_SEED = 0
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
 """Overrides of every training; the dataset of the configuration is not used."""
 WORDS = (*SHAPES, *COLOURS, "a", "an", "and", "something", "picture", "image", "of", "this", "shows")
-Continues = Callable[[float, float], bool]
-"""Called with the share of a training that is done and the accuracy there; False stops the training."""
+Continues = Callable[[int, float], bool]
+"""Called with the number of an evaluation during a training and its accuracy; False stops the training."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +211,24 @@ def read_settings(name: str) -> LabSettings:
     io.require_fields(path, content, kinds_of(KINDS))
     if unknown := [key for key in content if key not in KINDS]:
         raise ConfigError(f"{path} has the unknown key {unknown[0]}; its keys are {', '.join(KINDS)}")
-    parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
+    parts: list[Comparison] = []
+    for node in content["comparisons"]:
+        io.require_fields(path, node, {"world": str, "tower": str, **({"methods": list} if "methods" in node else {})})
+        for kind in ("world", "tower"):
+            _require_known(kind, [node[kind]], content[f"{kind}s"])
+        names = node.get("methods") or list(content["methods"])
+        _require_known("method", names, content["methods"])
+        shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
+        methods: dict[str, tuple[str, ...]] = {}
+        for name, (scale, scale_overrides) in itertools.product(names, (content[SCALES] or {"": []}).items()):
+            # Later lines replace earlier ones of the same key.
+            merged: dict[str, str] = {}
+            for line in (*shared, *content["methods"][name], *scale_overrides):
+                merged.pop(key := line.partition("=")[0], None)
+                merged[key] = line
+            methods[f"{name}, {scale}" if scale else name] = tuple(merged.values())
+        world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
+        parts.append(Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods))
     by_name = {part.name: part for part in parts}
     for claim in content["claims"]:
         io.require_fields(path, claim, dict.fromkeys(CLAIM, str))
@@ -222,29 +240,9 @@ def read_settings(name: str) -> LabSettings:
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
     plain = {key: content[key] for key in ("title", "baseline", "seeds", "evaluations")}
     return LabSettings(
-        path.stem, **plain, search=search, comparisons=parts, claims=tuple(content["claims"]),
+        path.stem, **plain, search=search, comparisons=tuple(parts), claims=tuple(content["claims"]),
         scales=tuple(content[SCALES]),
     )  # fmt: skip
-
-
-def _comparison(path: Path, content: Mapping[str, Any], node: Mapping[str, Any]) -> Comparison:
-    io.require_fields(path, node, {"world": str, "tower": str, **({"methods": list} if "methods" in node else {})})
-    for kind in ("world", "tower"):
-        _require_known(kind, [node[kind]], content[f"{kind}s"])
-    names = node.get("methods") or list(content["methods"])
-    _require_known("method", names, content["methods"])
-    shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
-    methods: dict[str, tuple[str, ...]] = {}
-    for name in names:
-        for scale, scale_overrides in (content[SCALES] or {"": []}).items():
-            # Later lines replace earlier ones of the same key.
-            merged: dict[str, str] = {}
-            for line in (*shared, *content["methods"][name], *scale_overrides):
-                merged.pop(key := line.partition("=")[0], None)
-                merged[key] = line
-            methods[f"{name}, {scale}" if scale else name] = tuple(merged.values())
-    world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
-    return Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods)
 
 
 def _built(kind: type, values: Any, place: str) -> Any:
@@ -418,21 +416,19 @@ class Cell:
         reached = {number: record.metrics[BEST] for number, record in records if is_whole(record)}
         return max(reached, key=lambda number: (reached[number], -number), default=None)
 
-    def _passes(self, number: int, share: float, accuracy: float) -> bool:
-        """Return True if a trial continues after a share of its training. At a rung, only the best trials do."""
-        rungs = {rung: value for rung, value in enumerate(self.lab.search.rungs) if abs(value - share) < 1e-9}
-        places = [round(rung * self.lab.evaluations) - 1 for rung in self.lab.search.rungs]
+    def _passes(self, number: int, evaluation: int, accuracy: float) -> bool:
+        """Return True if a trial continues after one of its evaluations. At a rung, only the best trials do."""
+        if evaluation not in [round(rung * self.lab.evaluations) for rung in self.lab.search.rungs]:
+            return True
         others = []
         for other, run in enumerate(self.trials):
-            if not run.exists():
-                continue
-            # The accuracy at each rung that the other trial has reached, from its log and its results.
-            curve = list(curve_of(run).values())
-            if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
-                curve.append(record.metrics[BEST])  # the rung at which it was stopped
-            reached = {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}
-            others.append(Trial(other, {}, "running", (), rungs=reached))
-        return all(passes(rung, accuracy, others, number, True, self.lab.search.keep) for rung in rungs)
+            if run.exists():
+                # The accuracies that the other trial has reached, from its log and its results.
+                curve = list(curve_of(run).values())
+                if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
+                    curve.append(record.metrics[BEST])  # the rung at which it was stopped
+                others.append(Trial(other, {}, "running", (), rungs=dict(enumerate(curve, 1))))
+        return passes(evaluation, accuracy, others, number, True, self.lab.search.keep)
 
     def _train(
         self, run: Path, title: str, values: Mapping[str, Value], seed: int, continues: Continues | None = None
@@ -493,7 +489,7 @@ def train_run(
         began, done = time.process_time(), done + 1
         measured, _ = judge(trained, data.world, data.validation, factor)
         evaluating += time.process_time() - began
-        if done < lab.evaluations and continues and not continues(done / lab.evaluations, measured[ACCURACY]):
+        if done < lab.evaluations and continues and not continues(done, measured[ACCURACY]):
             metrics[str(BEST)] = measured[ACCURACY]
             raise StoppedEarlyError
         return _named("validation", measured)

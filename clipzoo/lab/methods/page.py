@@ -20,7 +20,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page, statistics
 from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, colour, label, panels, style
-from clipzoo.report.render import Cell, Picture, Section, Span, Table, text_table, write
+from clipzoo.report.render import Cell, Picture, Section, Span, text_table, write
 from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
 from clipzoo.report.statistics import Difference, Interval
 from clipzoo.runs.directory import is_finished
@@ -144,13 +144,22 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         yield results
         yield from () if scales else others
     if deltas:
+        # By number of seeds, at the spread of each comparison.
+        rows = []
+        for compared in lab.comparisons:
+            spreads = [item.deviation for item in deltas if item.group == compared.name and item.deviation is not None]
+            if spreads:
+                spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
+                sizes = [statistics.detectable_difference(spread, count, deltas[0].level) for count in PLANNED]
+                rows.append([compared.name, f"{spread:.1f}", *(f"{size:.1f}" for size in sizes)])
+        labels = ["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)]
         yield Section(
             "What the seeds can show",
             ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
              f"probability, at the spread over seeds that was measured and the level {deltas[0].level:.2g}: 5 % "
              f"divided by the {len(deltas)} differences from {baseline}, which Holm's method asks of the smallest p. "
              "Larger p-values of the same table may pass at a less strict level."],
-            [power_table(lab, deltas)],
+            [text_table(labels, rows, left=1, wrap=True)],
         )  # fmt: skip
     rows = []
     for compared in lab.comparisons:
@@ -515,19 +524,6 @@ def verdicts(lab: Lab) -> list[Verdict]:
     ]  # fmt: skip
     measured = iter(statistics.adjusted([item for item in differences if item]))
     return [Verdict(claim, next(measured) if item else None) for claim, item in zip(claims, differences, strict=True)]
-
-
-def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
-    """Table of detectable differences in accuracy by number of seeds, at the spread of each comparison."""
-    rows: Rows = []
-    for compared in lab.comparisons:
-        spreads = [item.deviation for item in found if item.group == compared.name and item.deviation is not None]
-        if spreads:
-            spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
-            sizes = [statistics.detectable_difference(spread, count, found[0].level) for count in PLANNED]
-            rows.append([compared.name, f"{spread:.1f}", *(f"{size:.1f}" for size in sizes)])
-    labels = ["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)]
-    return text_table(labels, rows, left=1, wrap=True)
 
 
 def pareto(methods: Sequence[Method], name: str) -> list[Method]:

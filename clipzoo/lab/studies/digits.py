@@ -104,8 +104,8 @@ class Digits(Study):
             f"and, trained on images given labels, {by_loss[IMAGE]['effective_images']:.1f} of them; "
             f"{Claim.count(claims)}."
         )
-        drawings = {"labels": self._draw_labels(outputs, test), "images": self._draw_images(outputs, test[0])}
-        return Findings(verdict, [check], claims, {"losses": list(by_loss.values()), "trainings": rows}, drawings)
+        tables = {"losses": list(by_loss.values()), "trainings": rows}
+        return Findings(verdict, [check], claims, tables, self._drawings(outputs, test))
 
     def _measure(self, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
         """Measure a model's outputs [n, 10]. Effective images of a label: e to the entropy of its distribution."""
@@ -155,14 +155,14 @@ class Digits(Study):
             all(row["weight_on_right_label"] > 0.95 for row in rows.values()),
         )
 
-    def _draw_labels(self, outputs: Mapping[str, Tensor], test: Split) -> Drawing:
-        """Draw label probabilities of the test images on which the losses disagree most."""
+    def _drawings(self, outputs: Mapping[str, Tensor], test: Split) -> dict[str, Drawing]:
+        # Label probabilities of the test images on which the losses disagree most.
         images, labels = test
         probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
         wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
         doubt = torch.where(probabilities[LABEL].argmax(dim=1) == labels, torch.stack(wrong).sum(dim=0), -1.0)
         chosen = doubt.argsort(descending=True)[: self.candidates].tolist()
-        figure, axes = panels(self.candidates, 4, 2.3, 1.8)
+        doubted, axes = panels(self.candidates, 4, 2.3, 1.8)
         for place, index in enumerate(chosen):
             picture, *bars = axes[4 * place : 4 * place + 4]
             picture.imshow(images[index, 0], cmap="gray_r")
@@ -175,13 +175,8 @@ class Digits(Study):
                 axis.get_xticklabels()[int(labels[index])].set_fontweight("bold")
                 axis.set_xlabel("label" if index == chosen[-1] else "")
             bars[0].set_ylabel("probability")
-        return figure, (
-            "Figure 11: probabilities of the labels (bold: the right one) for the test images that the three losses "
-            "doubt most among those that the classifier knows."
-        )
 
-    def _draw_images(self, outputs: Mapping[str, Tensor], images: Tensor) -> Drawing:
-        figure, axes = panels(1, len(LOSSES), 2.6, 2.9)
+        likely, axes = panels(1, len(LOSSES), 2.6, 2.9)
         side = math.isqrt(self.drawn)
         for axis, (name, output) in zip(axes, outputs.items(), strict=True):
             weights = output[:, self.shown].softmax(dim=0)
@@ -191,7 +186,12 @@ class Digits(Study):
             axis.imshow(torch.cat([torch.cat(list(row), dim=1) for row in tiles.split(side)]), cmap="gray_r")
             axis.set(xticks=[], yticks=[], title=name)
             axis.spines[:].set_visible(True)
-        return figure, f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
+        doubted_text = (
+            "Figure 11: probabilities of the labels (bold: the right one) for the test images that the three losses "
+            "doubt most among those that the classifier knows."
+        )
+        likely_text = f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
+        return {"labels": (doubted, doubted_text), "images": (likely, likely_text)}
 
 
 def outputs_of(model: Model, images: Tensor) -> Tensor:

@@ -92,11 +92,7 @@ class GaussianPlane(AdamStudy):
             f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
             f"({checks[1].expected:.3f}) and {checks[2].measured:.3f} one-sided ({checks[2].expected:.3f})."
         )
-        drawings = {
-            "joint_densities": _draw_joint(product, truth, densities),
-            "conditionals": _draw_conditionals(truth, densities),
-        }
-        return Findings(verdict, checks, claims, {"moments": rows}, drawings)
+        return Findings(verdict, checks, claims, {"moments": rows}, _drawings(product, truth, densities))
 
     def _checks(self, gaussian: Gaussian, learned: Mapping[str, Learned], rows: Mapping[str, Row]) -> Iterator[Check]:
         two_sided, joint, (a, b) = gaussian.two_sided(), gaussian.joint(), gaussian.one_sided()
@@ -172,20 +168,15 @@ def _moments(density: Tensor) -> dict[str, float]:
     return moments
 
 
-def _draw_joint(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
-    figure, axes = panels(2, 3, 2.8, 2.4)
+def _drawings(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor]) -> dict[str, Drawing]:
+    joint, axes = panels(2, 3, 2.8, 2.4)
     drawn_densities = {"product of marginals": product, "truth": truth, **densities}
     for axis, (name, density) in zip(axes, drawn_densities.items(), strict=True):
         image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
         axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
         axis.set(title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal")
         axis.set(xticks=TICKS, yticks=TICKS)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS, format="%g")
-    return figure, "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
-
-
-def _draw_conditionals(truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
-    figure, axes = panels(len(densities), 4, 2.5, 1.7, sharex=True)
+    joint.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS, format="%g")
 
     def views(density: Tensor) -> dict[str, Tensor]:
         return {
@@ -195,6 +186,7 @@ def _draw_conditionals(truth: Tensor, densities: Mapping[str, Tensor]) -> Drawin
             "marginal of v": density.sum(0) * STEP,
         }
 
+    conditionals, axes = panels(len(densities), 4, 2.5, 1.7, sharex=True)
     true_views = views(truth)
     for row, (name, density) in enumerate(densities.items()):
         for column, (view, values) in enumerate(views(density).items()):
@@ -204,8 +196,9 @@ def _draw_conditionals(truth: Tensor, densities: Mapping[str, Tensor]) -> Drawin
             axis.set(title=view if row == 0 else "", xlim=(-4, 5), ylim=(0, None), yticks=[])
             axis.set_ylabel(name if column == 0 else "")
             axis.set_xlabel("uv"[column % 2] if row == len(densities) - 1 else "")
-    caption = "Figures 2, 3, 4 and 6: densities of the conditionals and marginals of each model; dashed: the truth."
-    return figure, caption
+    outer = "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
+    views_text = "Figures 2, 3, 4 and 6: densities of the conditionals and marginals of each model; dashed: the truth."
+    return {"joint_densities": (joint, outer), "conditionals": (conditionals, views_text)}
 
 
 def plane_claims(rows: Mapping[str, Mapping[str, float]]) -> Iterator[Claim]:

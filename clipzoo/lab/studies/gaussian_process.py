@@ -98,8 +98,7 @@ class GaussianProcess(AdamStudy):
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
             f"{100 * best[V]:.2f} % (v given u) of their square; {Check.count(checks)} and {Claim.count(claims)}."
         )
-        drawings = {"process": self._draw_process(world), "errors": self._draw_errors(world, rows, learned)}
-        return Findings(verdict, checks, claims, {"errors": rows}, drawings)
+        return Findings(verdict, checks, claims, {"errors": rows}, self._drawings(world, rows, learned))
 
     def _learn(self, world: ProcessWorld, width: int, batch: int, samples: int, seed: int) -> Tensor:
         """Train linear encoders and return A = G^T H in float64."""
@@ -140,7 +139,9 @@ class GaussianProcess(AdamStudy):
                 all(last[key] < 0.5 * first[key] for key in (U, V)),
             )
 
-    def _draw_process(self, world: ProcessWorld) -> Drawing:
+    def _drawings(
+        self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
+    ) -> dict[str, Drawing]:
         gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
         x = torch.linspace(0, 1, 101, dtype=torch.float64)
         xi_generator, generator = (torch.Generator().manual_seed(self.seed + number) for number in (1, 2))
@@ -161,22 +162,16 @@ class GaussianProcess(AdamStudy):
             "u given v": (world.grid, draws(u_mean, u_given_v), u_mean, u_given_v.diag().sqrt()),
             "v given u": (places, draws(v_mean, v_given_u), v_mean, v_given_u.diag().sqrt()),
         }
-        figure, axes = panels(1, 3)
+        process, axes = panels(1, 3)
         for axis, (title, (at, drawn, mean, deviation)) in zip(axes, bands.items(), strict=True):
             axis.plot(at, drawn.mT, color=SKY, linewidth=0.4, alpha=max(0.05, 1 / math.isqrt(len(drawn))))
             axis.plot(at, mean, color=BLACK, linewidth=1.2)
             for sign in (-1.96, 1.96):
                 axis.plot(at, mean + sign * deviation, "--", color=BLACK, linewidth=0.8)
             axis.set(title=title, xlabel="coefficient" if axis is axes[2] else "x", ylabel=title[0])
-        axes[2].set_xticks(range(1, world.coefficients + 1))
-        return figure, f"Figure 7: {self.paths} draws, the conditional mean and 95 % intervals, given one v and one u."
+        axes[2].set_xticks(places)
 
-    def _draw_errors(
-        self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
-    ) -> Drawing:
-        gaussian, (u, v) = world.gaussian(), (view[0].double() for view in world.draw(1, self.seed + 1000))
-        coefficients = range(1, len(v) + 1)
-        figure, axes = panels(3, 3, height=2.4)
+        errors, axes = panels(3, 3, height=2.4)
         for place, (name, label) in enumerate(SWEEPS.items()):
             sweep_rows = select(rows, varied=name)
             left, middle, right = axes[3 * place : 3 * place + 3]
@@ -184,9 +179,9 @@ class GaussianProcess(AdamStudy):
                 a = learned[row["width"], min(row["batch"], row["samples"]), row["samples"]][0]
                 shade = (0.85 * (1 - index / max(1, len(sweep_rows) - 1)),) * 2 + (1.0,)
                 left.plot(world.grid, gaussian.uu @ a @ v, color=shade, linewidth=1)
-                middle.plot(coefficients, gaussian.vv @ a.mT @ u, color=shade, linewidth=1)
-            left.plot(world.grid, gaussian.uv @ v, "--", color=BLACK, linewidth=1)
-            middle.plot(coefficients, gaussian.uv.mT @ gaussian.uu.inverse() @ u, "--", color=BLACK, linewidth=1)
+                middle.plot(places, gaussian.vv @ a.mT @ u, color=shade, linewidth=1)
+            left.plot(world.grid, u_mean, "--", color=BLACK, linewidth=1)
+            middle.plot(places, v_mean, "--", color=BLACK, linewidth=1)
             values = [row[name] for row in sweep_rows]
             for (key, mean), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
                 line(right.plot, sweep_rows, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
@@ -200,10 +195,12 @@ class GaussianProcess(AdamStudy):
             left.set(title="mean of u given v" if place == 0 else "", xlabel="x", ylabel=f"by {label}")
             middle.set(title="mean of v given u" if place == 0 else "", xlabel="coefficient")
         axes[2].legend(frameon=False, fontsize=8)
-        return figure, (
+        draws_text = f"Figure 7: {self.paths} draws, the conditional mean and 95 % intervals, given one v and one u."
+        errors_text = (
             "Figures 8, 9 and 10: the means for one v and one u (darker is larger, dashed the truth) and their errors "
             "over width (dashed: closed form), batch and samples."
         )
+        return {"process": (process, draws_text), "errors": (errors, errors_text)}
 
 
 @dataclass(frozen=True)

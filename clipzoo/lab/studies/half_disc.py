@@ -87,8 +87,7 @@ class HalfDisc(Study):
             f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
             f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; {Claim.count(claims)}."
         )
-        drawings = {"popularity": self._draw_popularity(), "errors": _draw_errors(rows, self.temperatures)}
-        return Findings(verdict, checks, claims, {"errors": rows, "popularity": popularity}, drawings)
+        return Findings(verdict, checks, claims, {"errors": rows, "popularity": popularity}, self._drawings(rows))
 
     def _errors(self, temperature: float, samples: int) -> Row:
         """Mean absolute errors of the risks and mean error terms, averaged over the draws."""
@@ -185,8 +184,8 @@ class HalfDisc(Study):
             max(reduced.values()) < 1,
         )
 
-    def _draw_popularity(self) -> Drawing:
-        figure, axes = panels(1, 2 + len(self.temperatures))
+    def _drawings(self, rows: list[Row]) -> dict[str, Drawing]:
+        shown, axes = panels(1, 2 + len(self.temperatures))
         for index, temperature in enumerate(self.temperatures):
             x, y = draw_pairs(self.shown, temperature, self.seed)
             exact = popularity(x, y, temperature)
@@ -198,13 +197,33 @@ class HalfDisc(Study):
                         y[:, 0], y[:, 1], c=values, cmap="viridis", s=28, vmin=0.0, vmax=float(exact.max())
                     )
                     axis.set(title=f"{name} popularity", xlabel="y₁", ylabel="y₂", aspect="equal")
-                figure.colorbar(dots, ax=axes[:2], shrink=0.8)
+                shown.colorbar(dots, ax=axes[:2], shrink=0.8)
             axis = axes[2 + index]
             axis.plot(exact.sort(descending=True).values, color=BLACK, linewidth=3, label="true")
             axis.plot(estimate.sort(descending=True).values, color=BLUE, label="found")
             axis.set(title=f"τ = {temperature:g}", xlabel="rank", ylabel="popularity", ylim=(0, None))
             axis.legend(frameon=False)
-        return figure, f"Figures 2 and 6: the popularity of n = {self.shown} samples, true and found; right: sorted."
+
+        errors, axes = panels(2, len(self.temperatures))
+        upper, lower = axes[: len(self.temperatures)], axes[len(self.temperatures) :]
+        for temperature, above, below in zip(self.temperatures, upper, lower, strict=True):
+            curve_rows = select(rows, temperature=temperature)
+            for name, colour in METHODS.items():
+                line(above.loglog, curve_rows, "n", name, "o-", color=colour, linewidth=1, label=name)
+                if name != "MLE":
+                    line(below.loglog, curve_rows, "n", f"{name}_term", "o-", color=colour, linewidth=1, label=name)
+            above.set(title=f"τ = {temperature:g}", ylabel="generalisation error")
+            below.set(xlabel="n", ylabel="error term of theorem 1")
+        for axis in axes:
+            ticks_at(axis, self.sizes, fontsize=8)
+            low, high = axis.get_ylim()
+            ticks = [tick for tick in TICKS if low <= tick <= high]
+            axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        upper[0].legend(frameon=False)
+        lower[0].legend(frameon=False)
+        text = f"Figures 2 and 6: the popularity of n = {self.shown} samples, true and found; right: sorted."
+        error_text = "Figures 2 and 6: generalisation error, and the term that the popularity costs, over n."
+        return {"popularity": (shown, text), "errors": (errors, error_text)}
 
 
 def learned_log_popularity(
@@ -226,27 +245,6 @@ def learned_log_popularity(
             similarity = model.head(model.encoder.image(pairs.image), model.encoder.text(pairs.text))
             objective(similarity, pairs, Progress(step, steps, len(x), batch))
     return objective.zeta[1] / temperature  # of the texts
-
-
-def _draw_errors(rows: list[Row], temperatures: list[float]) -> Drawing:
-    figure, axes = panels(2, len(temperatures))
-    upper, lower = axes[: len(temperatures)], axes[len(temperatures) :]
-    for temperature, above, below in zip(temperatures, upper, lower, strict=True):
-        curve_rows = select(rows, temperature=temperature)
-        for name, colour in METHODS.items():
-            line(above.loglog, curve_rows, "n", name, "o-", color=colour, linewidth=1, label=name)
-            if name != "MLE":
-                line(below.loglog, curve_rows, "n", f"{name}_term", "o-", color=colour, linewidth=1, label=name)
-        above.set(title=f"τ = {temperature:g}", ylabel="generalisation error")
-        below.set(xlabel="n", ylabel="error term of theorem 1")
-    for axis in axes:
-        ticks_at(axis, [row["n"] for row in curve_rows], fontsize=8)
-        low, high = axis.get_ylim()
-        ticks = [tick for tick in TICKS if low <= tick <= high]
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    upper[0].legend(frameon=False)
-    lower[0].legend(frameon=False)
-    return figure, "Figures 2 and 6: generalisation error, and the term that the popularity costs, over n."
 
 
 def draw_pairs(samples: int, temperature: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -128,11 +128,8 @@ class Lagrangian(Study):
             f"{100 * last['to_trajectories_at_5']:.1f} % and {100 * last['to_coefficients_at_5']:.1f} %; "
             f"{Claim.count(claims)}."
         )
-        drawings = {
-            "flows": self._draw_flows(all_coefficients[:2]),
-            "retrieval": _draw_retrieval(rows),
-            "example": self._draw_example(model, test, views["test"]),
-        }
+        scores = scores_of(model, *views["test"]).mT.cpu()
+        drawings = self._drawings(rows, all_coefficients[:2], test, scores)
         return Findings(verdict, self._checks(test), claims, {"retrieval": rows}, drawings)
 
     def _checks(self, coefficients: np.ndarray) -> list[Check]:
@@ -151,43 +148,58 @@ class Lagrangian(Study):
             Check(change, float(max(changes)), 0.0, self.conserved_tolerance),
         ]
 
-    def _draw_flows(self, coefficients: np.ndarray) -> Drawing:
-        figure, axes = panels(1, 2, 3.4, 3.0)
-        for axis, flow in zip(axes, coefficients, strict=True):
-            self._draw_path(axis, flow, flow)
-            axis.set(xlabel="x₁", ylabel="x₂", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
-        return figure, (
-            "Figure 13: two potentials at t = 0 (high: yellow) and the trajectories of their tracers (white, from the "
-            "dot) on the periodic unit square."
-        )
+    def _drawings(
+        self, rows: list[Row], shown: np.ndarray, coefficients: np.ndarray, scores: Tensor
+    ) -> dict[str, Drawing]:
+        """Draw the flows `shown`, the retrieval accuracies, and an example; scores: of test trajectories with flows."""
+        grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
 
-    def _draw_example(self, model: Model, coefficients: np.ndarray, views: tuple[Tensor, Tensor]) -> Drawing:
-        """Draw a test trajectory whose own flow is not ranked first, with the four flows ranked first."""
-        scores = scores_of(model, *views).mT.cpu()
+        def draw_path(axis: Axes, flow: np.ndarray, own: np.ndarray) -> None:
+            """Draw the potential of a flow and the path of the tracer of `own`, wrapped to the unit square."""
+            axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(flow, grid, 0.0), 12, cmap="viridis")
+            axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
+            wrapped = np.concatenate([[START], replace(self.flows, observations=2000).trajectories(own[None])[0]]) % 1.0
+            jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
+            wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
+            axis.plot(*wrapped.T, color="white", linewidth=1.5)
+            axis.plot(*START, "o", color="white", markersize=4)
+
+        flows, axes = panels(1, 2, 3.4, 3.0)
+        for axis, flow in zip(axes, shown, strict=True):
+            draw_path(axis, flow, flow)
+            axis.set(xlabel="x₁", ylabel="x₂", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+
+        retrieval, axes = panels(2, 2, 3.4, 2.4, sharex=True)
+        for place, (title, direction) in enumerate(DIRECTIONS.items()):
+            for axis, depth in zip(axes[2 * place :], (1, 5), strict=False):
+                for split, colour in SPLITS.items():
+                    split_rows = select(rows, split=split)
+                    line(axis.plot, split_rows, "epoch", f"{direction}_at_{depth}", "-", color=colour, label=split)
+                axis.set(ylim=(0, 1), ylabel=f"R@{depth}", xlabel="epoch" if place else "")
+                axis.set_title(title, fontsize=9)
+                axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[0].legend(frameon=False)
+
+        # A trajectory whose own flow is not ranked first, and the four flows ranked first.
         order = positions(scores, torch.arange(len(scores)))
         missed = (order > 0).nonzero().flatten()
         query = int(missed[order[missed].argmin()]) if len(missed) else 0
         ranked = scores[query].argsort(descending=True)[:4].tolist()
         titles = [f"found: {place}" + (" (its own)" if index == query else "") for place, index in enumerate(ranked, 1)]
-        figure, axes = panels(1, 5, 2.3, 2.7)
+        example, axes = panels(1, 5, 2.3, 2.7)
         for axis, index, title in zip(axes, [query, *ranked], ["its own", *titles], strict=True):
-            self._draw_path(axis, coefficients[index], coefficients[query])
+            draw_path(axis, coefficients[index], coefficients[query])
             axis.set_title(title, fontsize=10)
-        return figure, (
+        paths = (
+            "Figure 13: two potentials at t = 0 (high: yellow) and the trajectories of their tracers (white, from the "
+            "dot) on the periodic unit square."
+        )
+        first = (
             "Figure 15: a test trajectory (white) that does not find its own potential first, on that potential and on "
             "the four that it finds."
         )
-
-    def _draw_path(self, axis: Axes, flow: np.ndarray, own: np.ndarray) -> None:
-        """Draw the potential of a flow and the path of the tracer of the flow `own`, wrapped to the unit square."""
-        grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
-        axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(flow, grid, 0.0), 12, cmap="viridis")
-        axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
-        wrapped = np.concatenate([[START], replace(self.flows, observations=2000).trajectories(own[None])[0]]) % 1.0
-        jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
-        wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
-        axis.plot(*wrapped.T, color="white", linewidth=1.5)
-        axis.plot(*START, "o", color="white", markersize=4)
+        accuracy = "Figure 14: retrieval accuracy during training."
+        return {"flows": (flows, paths), "retrieval": (retrieval, accuracy), "example": (example, first)}
 
 
 @torch.no_grad()
@@ -232,20 +244,6 @@ def _claims(rows: list[Row], candidates: int) -> Iterator[Claim]:
         f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
         all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
     )
-
-
-def _draw_retrieval(rows: list[Row]) -> Drawing:
-    figure, axes = panels(2, 2, 3.4, 2.4, sharex=True)
-    for place, (title, direction) in enumerate(DIRECTIONS.items()):
-        for axis, depth in zip(axes[2 * place :], (1, 5), strict=False):
-            for split, colour in SPLITS.items():
-                split_rows = select(rows, split=split)
-                line(axis.plot, split_rows, "epoch", f"{direction}_at_{depth}", "-", color=colour, label=split)
-            axis.set(ylim=(0, 1), ylabel=f"R@{depth}", title=title, xlabel="epoch" if place else "")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axis.title.set_fontsize(9)
-    axes[0].legend(frameon=False)
-    return figure, "Figure 14: retrieval accuracy during training."
 
 
 @dataclass(frozen=True)
@@ -319,9 +317,9 @@ class Flows(Part):
         x = np.tile(np.array(START), (len(coefficients), 1))
         for index in range(round(self.duration / step)):
             time = index * step
-            first = self.velocity(coefficients, x, time)
-            second = self.velocity(coefficients, x + step / 2 * first, time + step / 2)
-            third = self.velocity(coefficients, x + step / 2 * second, time + step / 2)
-            fourth = self.velocity(coefficients, x + step * third, time + step)
-            x = x + step / 6 * (first + 2 * second + 2 * third + fourth)
+            total = slope = np.zeros_like(x)
+            for share, weight in ((0.0, 1), (0.5, 2), (0.5, 2), (1.0, 1)):
+                slope = self.velocity(coefficients, x + share * step * slope, time + share * step)
+                total = total + weight * slope
+            x = x + step / 6 * total
         return x

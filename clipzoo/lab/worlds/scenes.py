@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow")
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEXTURES = ("plain", "striped", "dotted", "checkered", "outlined")
 COUNTS = ("one", "two", "three", "four", "five")
 
@@ -31,7 +30,7 @@ _STACKED = ("{} above {}", "{} over {}", "{1} below {0}", "{1} under {0}")
 _TOGETHER = ("{} and {}", "{1} and {0}")
 CONTRASTS = ("attribute", "relation", "order", "count", "negation")
 Item = TypeVar("Item")
-_PALETTE = {
+_PALETTE: dict[str, tuple[int, int, int]] = {
     "red": (214, 32, 36),
     "orange": (250, 134, 18),
     "yellow": (248, 222, 40),
@@ -43,6 +42,7 @@ _PALETTE = {
     "black": (22, 22, 24),
     "white": (246, 246, 246),
 }
+COLOURS = tuple(_PALETTE)
 # Phrases for the place, colour at the top and bottom of the image, and strength of the grain.
 _BACKGROUNDS = {
     "sand": (("on the sand", "on a beach"), (222, 200, 158), (200, 174, 128), 10.0),
@@ -96,9 +96,15 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
         # One to five things that differ only in place and tilt; at least two if the count is not fixed.
         count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
         radius = random.uniform(*GROUP_RADIUS)
-        centre, *centres = _separate_centres(random, count, radius)
-        first = _thing(random, fixed, "small", centre, radius)
-        things = [first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres)]
+        # Centres at least 2.1 radii apart; start again when there is no room for the next one.
+        centres: list[tuple[float, float]] = []
+        while len(centres) < count:
+            centres = []
+            for x, y in random.uniform(radius, 1 - radius, (10 * count, 2)).tolist():
+                if len(centres) < count and all(math.hypot(x - a, y - b) >= 2.1 * radius for a, b in centres):
+                    centres.append((x, y))
+        first = _thing(random, fixed, "small", centres[0], radius)
+        things = [first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres[1:])]
     else:
         # Two things that differ in shape and colour; the first is left of or above the second.
         radius = random.uniform(*PAIR_RADIUS)
@@ -121,17 +127,6 @@ def sample_quadrants(random: np.random.Generator, objects: Sequence[tuple[str, s
         y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
         things.append(_thing(random, {"shape": shape, "colour": colour, "texture": "plain"}, "small", (x, y), radius))
     return Scene("pair" if len(things) == 2 else "group", "snow", tuple(things))
-
-
-def _separate_centres(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
-    """Return `count` centres at least 2.1 radii apart; start again when there is no room for the next one."""
-    while True:
-        centres: list[tuple[float, float]] = []
-        for x, y in random.uniform(radius, 1 - radius, (10 * count, 2)).tolist():
-            if all(math.hypot(x - a, y - b) >= 2.1 * radius for a, b in centres):
-                centres.append((x, y))
-            if len(centres) == count:
-                return centres
 
 
 def _thing(
@@ -166,7 +161,14 @@ def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> s
         number = "one" if random.random() < 0.2 else "a"
         phrase = _noun_phrase(random, first, number, mentions, size=mentions(0.2))
         if mentions(0.2):
-            phrase = f"{phrase} {_position(first)}"
+            # The third of the image, in each direction, that holds the thing.
+            down = ("top", "middle", "bottom")[min(2, int(3 * first.y))]
+            across = ("left", "centre", "right")[min(2, int(3 * first.x))]
+            if down == "middle":
+                place = "in the middle" if across == "centre" else f"on the {across}"
+            else:
+                place = f"at the {down}" if across == "centre" else f"in the {down} {across}"
+            phrase = f"{phrase} {place}"
     elif scene.kind == "group":
         number = COUNTS[len(others)]
         phrase = _noun_phrase(random, first, number, mentions, size=False)
@@ -279,55 +281,30 @@ def _noun_phrase(
     return f"{article} {' '.join(words)}{after}"
 
 
-def _position(thing: Thing) -> str:
-    """Describe the third of the image, in each direction, that holds the thing."""
-    down = ("top", "middle", "bottom")[min(2, int(3 * thing.y))]
-    across = ("left", "centre", "right")[min(2, int(3 * thing.x))]
-    if (down, across) == ("middle", "centre"):
-        return "in the middle"
-    if down == "middle":
-        return f"on the {across}"
-    if across == "centre":
-        return f"at the {down}"
-    return f"in the {down} {across}"
-
-
 def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
     """Return the image, uint8 [size, size, 3]. random: draws grain, exact hues and the phase of textures."""
-    canvas = _background(scene.background, size, random)
-    tint = random.normal(0, 7, 3)
-    for thing in scene.things:
-        _paint(canvas, thing, size, tint, random)
-    return np.clip(canvas, 0, 255).astype(np.uint8)
-
-
-def encode_jpeg(pixels: Array) -> bytes:
-    """Encode pixels, uint8 [h, w, 3], as JPEG."""
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=88)
-    return stream.getvalue()
-
-
-def _background(name: str, size: int, random: np.random.Generator) -> Array:
-    """Return a vertical gradient with grain and the marks of the place, float32 [size, size, 3]."""
-    _, top, bottom, strength = _BACKGROUNDS[name]
+    # A vertical gradient with grain and the marks of the place.
+    _, top, bottom, strength = _BACKGROUNDS[scene.background]
     height = np.linspace(0, 1, size, dtype=np.float32)[:, None, None]
     canvas = np.array(top, np.float32) * (1 - height) + np.array(bottom, np.float32) * height
     canvas = canvas + random.normal(0, 6, 3).astype(np.float32)
     canvas = canvas + random.standard_normal((size, size, 1), np.float32) * strength
-    if name == "night":
+    if scene.background == "night":
         rows, columns = random.integers(0, size, (2, max(4, size * size // 260)))
         canvas[rows, columns] = 225
-    elif name == "brick":
+    elif scene.background == "brick":
         # Joints of a wall of about seven courses.
         course, joint = max(6, size // 7), max(1, size // 60)
         y, x = np.mgrid[:size, :size] + random.integers(0, course, 2)[:, None, None]
         shifted = x + (y // course % 2) * course
         canvas[(y % course < joint) | (shifted % (2 * course) < joint)] += 46
-    elif name == "grass":
+    elif scene.background == "grass":
         blades = random.standard_normal((size // 8 + 1, size), np.float32) * 10
         canvas += np.repeat(blades, 8, axis=0)[:size, :, None]
-    return canvas
+    tint = random.normal(0, 7, 3)
+    for thing in scene.things:
+        _paint(canvas, thing, size, tint, random)
+    return np.clip(canvas, 0, 255).astype(np.uint8)
 
 
 def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.random.Generator) -> None:
@@ -344,48 +321,42 @@ def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.rando
     pixels = thing.radius * size
     distance = DISTANCES[thing.shape](u, v)
 
+    def coverage(distance: Array) -> Array:
+        """Return the fraction of a pixel that is inside, from the distance of its centre to the edge."""
+        return np.clip(0.5 - distance * pixels, 0, 1)
+
+    def wave(turns: Array) -> Array:
+        """Return a square wave of period 1 with soft edges."""
+        return np.clip(0.5 + np.sin(2 * np.pi * turns) * pixels * 0.12, 0, 1)
+
+    # Amount of the second shade, [h, w] in [0, 1].
+    amount, phase, pitch = np.zeros_like(u), random.uniform(0, 1, 2).astype(np.float32), 0.5
+    if thing.texture == "striped":
+        amount = wave((u + v) * 1.5 + phase[0])
+    elif thing.texture == "dotted":
+        across, down = (((w / pitch + shift) % 1 - 0.5) * pitch for w, shift in zip((u, v), phase, strict=True))
+        amount = coverage(np.hypot(across, down) - 0.155)
+    elif thing.texture == "checkered":
+        a, b = wave(u * 1.3 + phase[0]), wave(v * 1.3 + phase[1])
+        amount = a + b - 2 * a * b
+    elif thing.texture == "outlined":
+        amount = 1 - coverage(distance + 0.15)
     main = np.array(_PALETTE[thing.colour], np.float32) + tint.astype(np.float32)
     # The second shade of a texture is a shade of the same colour, because captions name a single one.
     second = main * 0.45 if sum(_PALETTE[thing.colour]) > 240 else main + (255 - main) * 0.55
-    amount = _TEXTURES[thing.texture](u, v, distance, pixels, random.uniform(0, 1, 2).astype(np.float32))
     paint = main + (second - main) * amount[:, :, None]
 
     patch = canvas[rows, columns]
     rim_shade = np.float32(40) if float(patch.mean()) > 110 else np.float32(200)
-    rim = (0.7 * _coverage(distance - 1.6 / pixels, pixels))[:, :, None]
-    patch += (rim_shade - patch) * rim
-    patch += (paint - patch) * _coverage(distance, pixels)[:, :, None]
+    patch += (rim_shade - patch) * (0.7 * coverage(distance - 1.6 / pixels))[:, :, None]
+    patch += (paint - patch) * coverage(distance)[:, :, None]
 
 
-def _coverage(distance: Array, pixels: float) -> Array:
-    """Return the fraction of a pixel that is inside, from the distance of its centre to the edge."""
-    return np.clip(0.5 - distance * pixels, 0, 1)
-
-
-def _dotted(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
-    pitch = 0.5
-    across, down = ((u / pitch + phase[0]) % 1 - 0.5) * pitch, ((v / pitch + phase[1]) % 1 - 0.5) * pitch
-    return _coverage(np.hypot(across, down) - 0.155, pixels)
-
-
-def _checkered(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
-    a, b = _wave(u * 1.3 + phase[0], pixels), _wave(v * 1.3 + phase[1], pixels)
-    return a + b - 2 * a * b
-
-
-def _wave(turns: Array, pixels: float) -> Array:
-    """Return a square wave of period 1 with soft edges."""
-    return np.clip(0.5 + np.sin(2 * np.pi * turns) * pixels * 0.12, 0, 1)
-
-
-# Amount of the second shade, [h, w] in [0, 1]. phase: [2], shifts the pattern.
-_TEXTURES: dict[str, Callable[[Array, Array, Array, float, Array], Array]] = {
-    "plain": lambda u, v, distance, pixels, phase: np.zeros_like(u),
-    "striped": lambda u, v, distance, pixels, phase: _wave((u + v) * 1.5 + phase[0], pixels),
-    "dotted": _dotted,
-    "checkered": _checkered,
-    "outlined": lambda u, v, distance, pixels, phase: 1 - _coverage(distance + 0.15, pixels),
-}
+def encode_jpeg(pixels: Array) -> bytes:
+    """Encode pixels, uint8 [h, w, 3], as JPEG."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=88)
+    return stream.getvalue()
 
 
 def _box(u: Array, v: Array, half_width: float, half_height: float) -> Array:

@@ -23,7 +23,6 @@ import argparse
 import itertools
 import json
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property, partial
@@ -336,7 +335,27 @@ class EnumeratedWorld:
     @cached_property
     def matched(self) -> list[dict[str, float]]:
         """By scene: the captions that describe it, with their probabilities."""
-        return [_descriptions(scene, self.settings) for scene in self.scenes]
+        settings, tables = self.settings, list[dict[str, float]]()
+
+        def names(item: Object) -> list[tuple[str, float]]:
+            """Return the ways to name an object, with their probabilities."""
+            shape, colour = item
+            share = settings.partial
+            return [(named(*item), 1 - share), (f"something {colour}", share / 2), (named(shape), share / 2)]
+
+        def add(phrase: str, probability: float) -> None:
+            for opening in OPENINGS[: settings.openings] if probability > 0 else ():
+                caption = opening.format(phrase)
+                tables[-1][caption] = tables[-1].get(caption, 0.0) + probability / settings.openings
+
+        for scene in self.scenes:
+            tables.append({})
+            for first, second in (scene, scene[::-1]):
+                for name, probability in names(first):
+                    add(name, 0.5 * (1 - settings.several) * probability)
+                    for other, other_probability in names(second):
+                        add(f"{name} and {other}", 0.5 * settings.several * probability * other_probability)
+        return tables
 
     @cached_property
     def captions(self) -> list[str]:
@@ -384,25 +403,3 @@ class EnumeratedWorld:
     @cached_property
     def _caption_places(self) -> dict[str, int]:
         return {caption: place for place, caption in enumerate(self.captions)}
-
-
-def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> dict[str, float]:
-    """Return the captions of a scene with their probabilities."""
-    table: dict[str, float] = defaultdict(float)
-
-    def add(phrase: str, probability: float) -> None:
-        for opening in OPENINGS[: settings.openings] if probability > 0 else ():
-            table[opening.format(phrase)] += probability / settings.openings
-
-    for first, second in (scene, scene[::-1]):
-        for first_name, first_probability in _names(first, settings.partial):
-            add(first_name, 0.5 * (1 - settings.several) * first_probability)
-            for second_name, second_probability in _names(second, settings.partial):
-                add(f"{first_name} and {second_name}", 0.5 * settings.several * first_probability * second_probability)
-    return dict(table)
-
-
-def _names(item: Object, partial: float) -> list[tuple[str, float]]:
-    """Return the ways to name an object, with their probabilities."""
-    shape, colour = item
-    return [(named(*item), 1 - partial), (f"something {colour}", partial / 2), (named(shape), partial / 2)]

@@ -294,5 +294,5 @@ def test_a_trial_goes_on_past_a_rung_among_the_best_that_reached_it(lab, tmp_pat
         content = {"training": training, "metrics": metrics}
         (cell.trials[number] / "results.json").write_text(json.dumps(content))
     (cell.trials[0] / "metrics.jsonl").write_text(f"{log}\n")
-    assert not cell._passes(2, 0.25, 29.0) and cell._passes(2, 0.25, 31.0)
-    assert cell._passes(2, 0.5, 1.0) and cell._passes(2, 0.75, 1.0)
+    assert not cell._passes(2, 1, 29.0) and cell._passes(2, 1, 31.0)
+    assert cell._passes(2, 2, 1.0) and cell._passes(2, 3, 1.0)
