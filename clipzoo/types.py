@@ -345,6 +345,10 @@ class Scores(ABC):
         """Return all scores, [b, N]. Only for formulas that need single scores: the other methods need less memory."""
 
 
+# torch.compile reads globals, but no objects that are default values.
+ONE_RANK, ONE_VIEW = World(), Views()
+
+
 @dataclass(frozen=True)
 class Similarity:
     """Scores of both directions; the rows are local samples.
@@ -364,10 +368,10 @@ class Similarity:
     text_to_image: Scores
     within_image: Callable[[], Scores] | None = None
     within_text: Callable[[], Scores] | None = None
-    world: World = World()
+    world: World = field(default_factory=lambda: ONE_RANK)
     image: Embedding | None = None
     text: Embedding | None = None
-    views: Views = Views()
+    views: Views = field(default_factory=lambda: ONE_VIEW)
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
     log_cosine_scale: Tensor | None = None
@@ -414,15 +418,18 @@ class Progress:
         """Epochs done, as a fraction, for display."""
         return self.step * self.global_batch / self.samples
 
+    @torch.compiler.disable  # torch.compile has no fractions
     def steps(self, epochs: float) -> Fraction:
         """Return the exact number of steps in `epochs` epochs."""
         return decimal(epochs) * self.samples / self.global_batch
 
+    @torch.compiler.disable
     def completed(self, epochs: float = 1) -> int:
         """Return the number of completed periods of `epochs` epochs."""
         return math.floor(self.step / self.steps(epochs))
 
     @property
+    @torch.compiler.disable
     def begins_epoch(self) -> bool:
         """True for the first step and for those that complete an epoch."""
         return self.step == 0 or self.completed() > replace(self, step=self.step - 1).completed()

@@ -88,7 +88,7 @@ class Computation:
     tile: Literal["auto"] | Count | None = "auto"
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
     loss_limit: Annotated[float, Range(at_least=1)] = 1e4
-    compile: bool = False
+    compile: Literal[False, True, "step"] = False
     deterministic: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
