@@ -111,7 +111,7 @@ def write_card(run: Path, record: RunRecord) -> str:
     damage, cost, config = io.DamageLog(), record.training, config_of(run)
     facts = _facts(run, config, record, {}, damage)
     data = config["data"]
-    facts["Data"] = io.shortened(data.get("shards") or data.get("path") or data["_target_"])
+    facts["Data"] = str(data.get("shards") or data.get("path") or data["_target_"])
     facts["Samples"] = f"{int(cost['steps']) * config['trainer']['global_batch']:,} seen in {cost['steps']} steps"
     facts["Speed"] = f"{cost['samples_per_second']:,.0f} samples/s, {cost['ranks']} x {cost['device']}"
     stops = f"{number_of(int(cost['restarts']), 'restart')}, {number_of(int(cost['lost_steps']), 'lost step')}"

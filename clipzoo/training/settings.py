@@ -124,10 +124,8 @@ class Computation:
 
         resolved = replace(self, precision=world.run_on_first(chosen))
         if resolved.precision == "fp8":
-            on_gpu = world.device.type == "cuda"
-            capability = torch.cuda.get_device_capability(world.device) if on_gpu else (0, 0)
-            if capability < (8, 9):
-                name = torch.cuda.get_device_name(world.device) if on_gpu else "the CPU"
+            if world.device.type != "cuda" or torch.cuda.get_device_capability(world.device) < (8, 9):
+                name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
                 raise ConfigError(
                     "trainer.precision=fp8 needs a GPU of compute capability 8.9 or more, such as an H100, and this "
                     f"run is on {name}: give trainer.precision=bf16"
