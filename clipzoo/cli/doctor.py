@@ -263,7 +263,7 @@ def versions(options: Namespace) -> Line:
     constraints = CHECKOUT / "constraints.txt"
     tested = re.findall(r"^[\w.-]+==\S+$", io.read_text(constraints, io.MB), re.M) if constraints.exists() else []
     differ = [part for part in wrong(tested) if "missing" not in part]
-    text = f", but tests ran with others than {first_names(differ)}" if differ else ""
+    text = f"; the tests ran with other versions: {first_names(differ)}" if differ else ""
     return GOOD, f"Python {sys.version.split()[0]}, requirements are met{text}"
 
 

@@ -158,11 +158,6 @@ class Computation:
         return self.parallel == "fsdp" and world.size > 1
 
     @property
-    def matmul_precision(self) -> str:
-        """Precision of the head's matrix products, for `torch.set_float32_matmul_precision`."""
-        return MATMUL_PRECISIONS[self.head_products]
-
-    @property
     def autocast_dtype(self) -> torch.dtype | None:
         """Precision of the encoders under autocast; None without autocast."""
         return {"fp8": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
