@@ -10,7 +10,6 @@ The annotations of constructors (`Count`, `Scale`, ...) and the decorator `check
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -418,18 +417,16 @@ class Progress:
         """Epochs done, as a fraction, for display."""
         return self.step * self.global_batch / self.samples
 
-    @torch.compiler.disable  # torch.compile has no fractions
     def steps(self, epochs: float) -> Fraction:
         """Return the exact number of steps in `epochs` epochs."""
         return decimal(epochs) * self.samples / self.global_batch
 
-    @torch.compiler.disable
     def completed(self, epochs: float = 1) -> int:
         """Return the number of completed periods of `epochs` epochs."""
-        return math.floor(self.step / self.steps(epochs))
+        steps = self.steps(epochs)  # torch.compile divides no step by a fraction
+        return self.step * steps.denominator // steps.numerator
 
     @property
-    @torch.compiler.disable
     def begins_epoch(self) -> bool:
         """True for the first step and for those that complete an epoch."""
         return self.step == 0 or self.completed() > replace(self, step=self.step - 1).completed()
