@@ -118,7 +118,9 @@ def write_card(run: Path, record: RunRecord) -> str:
     facts["Goodput"] = f"{cost['goodput']:.1%} of {cost['wall_seconds']:,.1f} s; {stops}"
     facts |= {"Energy": f"{cost['energy_kwh']:,.3g} kWh"} if "energy_kwh" in cost else {}
     facts |= {"Price": f"{cost['price']:,.2f}"} if "price" in cost else {}
-    rows = [[name, shorten(text.text if isinstance(text, Span) else str(text), 58)] for name, text in facts.items()]
+    rows = [
+        [name, shorten(text.text if isinstance(text, Span) else str(text), 58, " ...")] for name, text in facts.items()
+    ]
     results = []
     for key, value in list(record.metrics.items())[:MOST_RESULTS]:
         interval = damage.read(partial(over_answers, key, run / "evaluation"), None)
