@@ -88,7 +88,7 @@ class FrozenTeacher(Teacher):
 
     def begin(self, parts: Parts, gradients: GradientCache, average: WeightAverage | None, folder: Path | None) -> None:
         super().begin(parts, gradients, average, folder)
-        self._encoder = PairEncoder(self.model, gradients.autocast, parts.settings.compile)
+        self._encoder = PairEncoder(self.model, gradients.autocast, bool(parts.settings.compile))
         if folder is not None:
             limits = dict.fromkeys(VIEWS, self._gigabytes)
             length = self.model.encoder.context_length

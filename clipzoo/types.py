@@ -10,7 +10,6 @@ The annotations of constructors (`Count`, `Scale`, ...) and the decorator `check
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -345,6 +344,10 @@ class Scores(ABC):
         """Return all scores, [b, N]. Only for formulas that need single scores: the other methods need less memory."""
 
 
+# torch.compile reads globals, but no objects that are default values.
+ONE_RANK, ONE_VIEW = World(), Views()
+
+
 @dataclass(frozen=True)
 class Similarity:
     """Scores of both directions; the rows are local samples.
@@ -364,10 +367,10 @@ class Similarity:
     text_to_image: Scores
     within_image: Callable[[], Scores] | None = None
     within_text: Callable[[], Scores] | None = None
-    world: World = World()
+    world: World = field(default_factory=lambda: ONE_RANK)
     image: Embedding | None = None
     text: Embedding | None = None
-    views: Views = Views()
+    views: Views = field(default_factory=lambda: ONE_VIEW)
     further: tuple[Scores, ...] = ()
     teacher: Similarity | None = None
     log_cosine_scale: Tensor | None = None
@@ -420,7 +423,8 @@ class Progress:
 
     def completed(self, epochs: float = 1) -> int:
         """Return the number of completed periods of `epochs` epochs."""
-        return math.floor(self.step / self.steps(epochs))
+        steps = self.steps(epochs)  # torch.compile divides no step by a fraction
+        return self.step * steps.denominator // steps.numerator
 
     @property
     def begins_epoch(self) -> bool:

@@ -15,9 +15,8 @@ import sys
 import tempfile
 import textwrap
 import time
-import tomllib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from importlib import metadata, util
@@ -132,8 +131,7 @@ def kernels(options: Namespace) -> Line:
     device, generator = "cuda" if torch.cuda.is_available() else "cpu", torch.Generator().manual_seed(0)
     images, texts = (normalize(torch.randn(40, count, 32, generator=generator), dim=-1) for count in (9, 7))
 
-    def mask(sets: torch.Tensor) -> torch.Tensor:
-        return torch.ones(sets.shape[:2], dtype=torch.bool, device=sets.device)
+    masks = [torch.ones(sets.shape[:2], dtype=torch.bool) for sets in (images, texts)]
 
     def log_sum_exps(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = (left @ right.mT).masked_fill(torch.eye(len(left), dtype=torch.bool), -torch.inf)
@@ -142,16 +140,16 @@ def kernels(options: Namespace) -> Line:
     cases: dict[str, tuple[Callable, Callable, list[torch.Tensor]]] = {
         "kme": (kme.kme_score, kme.kme_score_reference,
                 [images, images[..., 0], texts, texts[..., 0], torch.tensor(7.0)]),
-        "filip": (lambda x, y: filip.filip_scores(x, mask(x), y, mask(y)),
-                  lambda x, y: filip.filip_scores_reference(x, mask(x), y, mask(y)), [images, texts]),
+        "filip": (filip.filip_scores, filip.filip_scores_reference, [images, masks[0], texts, masks[1]]),
         "sums": (lambda x, y: sums.log_sum_exps(x, y, 0, 32), log_sum_exps, [3 * images[:, 0], texts[:, 0]]),
     }  # fmt: skip
     errors = {}
     for name, (fast, slow, inputs) in cases.items():
         answers = []
         for function, kind, place in ((fast, torch.float32, device), (slow, torch.float64, "cpu")):
-            leaves = [tensor.to(place, kind).detach().requires_grad_() for tensor in inputs]
-            values = torch.stack([*function(*leaves)])
+            moved = [tensor.to(place, kind if tensor.is_floating_point() else None).detach() for tensor in inputs]
+            leaves = [tensor.requires_grad_() for tensor in moved if tensor.is_floating_point()]
+            values = torch.stack([*function(*moved)])
             gradients = torch.autograd.grad(values.sin().sum(), leaves)
             answers.append([tensor.detach().double().cpu() for tensor in (values, *gradients)])
         pairs = zip(*answers, strict=True)
@@ -250,25 +248,22 @@ def fonts(options: Namespace) -> Line:
 
 
 def versions(options: Namespace) -> Line:
-    """Installed packages against pyproject.toml and constraints.txt of a checkout, or the requirements of the wheel."""
+    """Installed packages against the requirements of clipzoo, and in a checkout against those of its tests."""
     installed = {canonicalize_name(part.name): Version(part.version) for part in reversed([*metadata.distributions()])}
-    project, constraints = CHECKOUT / "pyproject.toml", CHECKOUT / "constraints.txt"
-    lines, tested = metadata.requires("clipzoo") or [], ""
-    if project.exists():
-        lines = tomllib.loads(io.read_text(project, io.MB))["project"]["dependencies"]
-        tested = io.read_text(constraints, io.MB)
-    wrong = []
-    for needed in map(Requirement, lines):
-        version = installed.get(canonicalize_name(needed.name))
-        is_needed = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if is_needed and (version is None or version not in needed.specifier):
-            wrong.append(f"{needed.name} is {version or 'missing'}, not {needed.specifier}")
-    if wrong:
-        return BROKEN, f"{first_names(wrong, 8)}: pip install -U them"
-    pairs = [(name, Version(text)) for name, text in re.findall(r"^([\w.-]+)==(\S+)$", tested, re.M)]
-    others = [(name, installed.get(canonicalize_name(name), version), version) for name, version in pairs]
-    differ = [f"{name} {version}" for name, version, expected in others if version.public != expected.public]
-    text = f", but tests ran with others than {first_names(differ)}" if differ else ""
+
+    def wrong(lines: Sequence[str]) -> Iterator[str]:
+        for needed in map(Requirement, lines):
+            version = installed.get(canonicalize_name(needed.name))
+            is_needed = needed.marker is None or needed.marker.evaluate({"extra": ""})
+            if is_needed and (version is None or version not in needed.specifier):
+                yield f"{needed.name} is {version or 'missing'}, not {needed.specifier}"
+
+    if broken := [*wrong(metadata.requires("clipzoo") or [])]:
+        return BROKEN, f"{first_names(broken, 8)}: pip install -U them"
+    constraints = CHECKOUT / "constraints.txt"
+    tested = re.findall(r"^[\w.-]+==\S+$", io.read_text(constraints, io.MB), re.M) if constraints.exists() else []
+    differ = [part for part in wrong(tested) if "missing" not in part]
+    text = f"; the tests ran with other versions: {first_names(differ)}" if differ else ""
     return GOOD, f"Python {sys.version.split()[0]}, requirements are met{text}"
 
 

@@ -89,7 +89,7 @@ def lines(rows: Sequence[Status], width: int | None) -> Iterator[str]:
     table = [head, *(_cells(status, base)[: len(head)] for status in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     if width is not None:
-        widths[0] = max(20, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
+        widths[0] = min(widths[0], max(20, width - sum(widths[1:]) - 2 * len(widths[1:])))
     for status, (name, *cells) in zip([None, *rows], table, strict=True):
         if len(name) > widths[0]:  # names end with the digest of the run
             name = f"{name[: widths[0] - 10]}…{name[-9:]}"

@@ -254,16 +254,24 @@ class Watchdog:
         """Write this rank's Python stacks and last collectives to the run directory; return a sentence that says so."""
         if self._folder is None:
             return ""
-        folder, rank = self._folder / "watchdog", self.world.rank
-        names = {"Python stacks": f"stacks_rank_{rank}.txt", "last collectives": f"collectives_rank_{rank}.json"}
-        files = {content: below(folder, name) for content, name in names.items()}
+        folder, name = self._folder / "watchdog", f"rank_{self.world.rank}"
+        stacks = below(folder, f"stacks_{name}.txt")
+
+        def write() -> None:
+            with suppress(OSError):
+                folder.mkdir(exist_ok=True)
+                with stacks.open("w") as file:
+                    faulthandler.dump_traceback(file, all_threads=True)
+                # torch's flight recorder, which some versions lack for gloo.
+                function = f"_dump_{'nccl' if self.world.device.type == 'cuda' else 'fr'}_trace_json"
+                dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, function, None)
+                if dump is not None and dist.is_initialized():
+                    content = json.dumps(json.loads(dump()), indent=1)
+                    below(folder, f"collectives_{name}.json").write_text(content)
+
         # NCCL's record asks the driver, which may not answer.
-        arguments = [*files.values(), self.world.device.type]
-        thread = threading.Thread(target=_write_records, args=arguments, daemon=True)
-        thread.start()
-        thread.join(RECORD_SECONDS)
-        written = " and ".join(content for content, file in files.items() if file.exists())
-        return f"; {folder} has {written} of the living ranks" if written else ""
+        _run_in_thread(write, RECORD_SECONDS)
+        return f"; {folder} has Python stacks and last collectives of the living ranks" if stacks.exists() else ""
 
     def _exit(self, code: int, text: str) -> NoReturn:
         """Exit without the libraries' destructors, which may wait for lost ranks."""
@@ -276,9 +284,7 @@ class Watchdog:
                 except Exception:
                     traceback.print_exc()
 
-        thread = threading.Thread(target=run_actions, daemon=True)
-        thread.start()
-        thread.join(min(self._timeout, threading.TIMEOUT_MAX))
+        _run_in_thread(run_actions, min(self._timeout, threading.TIMEOUT_MAX))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -350,17 +356,11 @@ class MessageBoard:
             self.call = None
 
 
-def _write_records(stacks: Path, collectives: Path, device: str) -> None:
-    """Write the stacks of all threads, and the collectives that torch's flight recorder keeps of gloo or NCCL."""
-    with suppress(OSError):
-        stacks.parent.mkdir(exist_ok=True)
-        with stacks.open("w") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-        # Some versions of torch have no recorder for gloo.
-        name = f"_dump_{'nccl' if device == 'cuda' else 'fr'}_trace_json"
-        dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, name, None)
-        if dump is not None and dist.is_initialized():
-            collectives.write_text(json.dumps(json.loads(dump()), indent=1))
+def _run_in_thread(action: Callable[[], None], seconds: float) -> None:
+    """Run an action that may hang, and wait for it at most this long."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _print(text: str) -> None:

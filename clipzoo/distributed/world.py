@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -34,10 +32,6 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
 CUBLAS, DETERMINISTIC_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """Environment variable that cuBLAS reads when it starts, and the values with which it is deterministic."""
-GROUPS = {
-    "encoders": "encoder", "encode": "encoder", "_backward": "encoder", "heads": "head", "objectives": "objective",
-}  # fmt: skip
-"""Folder, or function of `clipzoo.training.gradients`, that computes a part of the model -> group of the part."""
 T = TypeVar("T")
 _NOTHING = nullcontext()
 
@@ -385,13 +379,9 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
         operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
         if not (enabled and is_refused):
             raise
-        # The innermost part of the model on the stack, which autograd's threads do not have.
-        frames = extract_tb(error.__traceback__)
-        names = [name for frame in frames for name in (Path(frame.filename).parent.name, frame.name)]
-        part = next((GROUPS[name] for name in reversed(names) if name in GROUPS), "head or objective")
         raise ConfigError(
-            f"trainer.deterministic=true: torch has no deterministic form of {operation}, which the {part} needs on "
-            f"this device: choose another {part}=..., or give trainer.deterministic=false"
+            f"trainer.deterministic=true: torch has no deterministic form of {operation} on this device: choose "
+            "another encoder, head or objective, or give trainer.deterministic=false"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before)

@@ -143,14 +143,16 @@ def write_card(run: Path, record: RunRecord) -> str:
     damage, cost, config = io.DamageLog(), record.training, config_of(run)
     facts = _facts(run, config, record, {}, damage)
     data = config["data"]
-    facts["Data"] = io.shortened(data.get("shards") or data.get("path") or data["_target_"])
+    facts["Data"] = str(data.get("shards") or data.get("path") or data["_target_"])
     facts["Samples"] = f"{int(cost['steps']) * config['trainer']['global_batch']:,} seen in {cost['steps']} steps"
     facts["Speed"] = f"{cost['samples_per_second']:,.0f} samples/s, {cost['ranks']} x {cost['device']}"
     stops = f"{number_of(int(cost['restarts']), 'restart')}, {number_of(int(cost['lost_steps']), 'lost step')}"
     facts["Goodput"] = f"{cost['goodput']:.1%} of {cost['wall_seconds']:,.1f} s; {stops}"
     facts |= {"Energy": f"{cost['energy_kwh']:,.3g} kWh"} if "energy_kwh" in cost else {}
     facts |= {"Price": f"{cost['price']:,.2f}"} if "price" in cost else {}
-    rows = [[name, shorten(text.text if isinstance(text, Span) else str(text), 58)] for name, text in facts.items()]
+    rows = [
+        [name, shorten(text.text if isinstance(text, Span) else str(text), 58, " ...")] for name, text in facts.items()
+    ]
     results = []
     for key, value in list(record.metrics.items())[:MOST_RESULTS]:
         interval = damage.read(partial(over_answers, key, run / "evaluation"), None)

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from clipzoo import io
 from clipzoo.errors import ConfigError, cause
 from clipzoo.io.stores import is_url
 from clipzoo.runs.lock import lock_state
-from clipzoo.runs.record import ENDED_EARLY, FILE, LOG_BYTES, MetricKey, RunRecord, written
+from clipzoo.runs.record import ENDED_EARLY, FILE, LOG_BYTES, MetricKey
 
 CONFIG, LOG, LOCK = "config.yaml", "metrics.jsonl", ".lock"
 JOURNAL, DESCRIPTION, LAB, MAPS = "journal.log", "search.json", "lab.json", "maps"
@@ -113,73 +113,67 @@ def _walk(folder: Path, depth: int) -> Iterator[Status]:
             yield from inner if LAB not in names or depth == 0 else ()
     except (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         kind = "search" if JOURNAL in names else "lab" if LAB in names else "run" if names else "folder"
-        why = f"a file holds values that cannot be used ({cause(error)})"
-        if isinstance(error, OSError):
-            why = f"cannot be read ({error.strerror})"
-        elif isinstance(error, io.DamagedFileError):
+        why = f"a file cannot be used ({cause(error)})"
+        if isinstance(error, io.DamagedFileError):
             why = f"{error.path.name} {error.fault}"
         yield Status(folder, kind, "damaged", changed, why)
 
 
 def _run(folder: Path, names: Mapping[str, object], changed: float) -> Status:
-    lines = io.read_bytes(folder / LOG, LOG_BYTES).splitlines() if LOG in names else []
-    steps = [line for line in lines if b'"event"' not in line]
-    events = [row for row in _rows(line for line in lines if b'"event"' in line) if "step" in row]
-    readings = [row for row in _rows(steps[-3:]) if _is_number(row.get("step"))]
-    if len(lines) > 1 and not (readings or events):
+    steps, logged_events = list[bytes](), list[bytes]()
+    for line in io.read_bytes(folder / LOG, LOG_BYTES).splitlines() if LOG in names else ():
+        (logged_events if b'"event"' in line else steps).append(line)
+    events = [row for row in _rows(logged_events) if "step" in row]
+    readings = [row for row in _rows(steps[-3:]) if "step" in row]
+    if len(steps) + len(logged_events) > 1 and not (readings or events):
         raise io.DamagedFileError(folder / LOG, "has no readable line")
     # A pattern, for the file that `clipzoo train` writes: reading the YAML of 500 runs would take 10 seconds.
     config = io.read_text(folder / CONFIG, io.MB) if CONFIG in names else "trainer:\n - \n"
     if (trainer := re.search(r"^trainer:\n((?:[ -].*\n)+)", config, re.M)) is None:
         raise io.DamagedFileError(folder / CONFIG, "lacks trainer")
     settings: dict[str, str] = dict(re.findall(r"^ {2,4}(\w+): (?!null)(.+)$", trainer[1], re.M))
-    record = RunRecord.read(folder) if FILE in names else None
 
-    measured = [row for row in events if row["event"] == "evaluation"] + ([written(record.metrics)] if record else [])
-    ranked = (
-        name for row in measured for name, value in row.items()
-        if name != "step" and _is_number(value) and MetricKey.parse(name).is_ranked
-    )  # fmt: skip
-    metric = settings.get("best_metric") or next(ranked, "")
+    record = io.read_json(folder / FILE, 16 * io.MB, fields={"metrics": dict}) if FILE in names else {}
+    measured = [row for row in events if row["event"] == "evaluation"] + [record.get("metrics", {})]
+    metric = settings.get("best_metric") or next(
+        (name for row in measured for name in row if name not in ("step", "event") and MetricKey.parse(name).is_ranked),
+        "",
+    )
     choose = min if MetricKey.parse(metric).lower_is_better else max
-    best = choose((float(row[metric]) for row in measured if _is_number(row.get(metric))), default=None)
+    best = choose((float(row[metric]) for row in measured if metric in row), default=None)
     last = readings[-1] if readings else {}
-    step, epoch, left = last.get("step"), last.get("epoch"), None
+    step, epoch, left, age = last.get("step"), last.get("epoch"), None, time.time() - changed
     total = int(settings["steps"]) if "steps" in settings else None
     if total is None and step and epoch and "epochs" in settings:
         total = math.floor(step * float(settings["epochs"]) / epoch + 1e-6)
-    if record is not None:
-        state, why, step = "finished", str(record.training.get(ENDED_EARLY, "")), record.training.get("steps", step)
+
+    is_held, owner, code, why = lock_state(folder / LOCK) if LOCK in names else (False, "", None, "")
+    if record:
+        costs = record.get("training", {})
+        state, why, step = "finished", costs.get(ENDED_EARLY, ""), costs.get("steps", step)
+    elif is_held:
+        times = [float(row.get("seconds", 0.0)) for row in readings[-2:]] or [0.0]
+        why = f"nothing logged for {age:.0f} s: {owner}" if readings else f"no step yet: {owner}"
+        is_silent = not readings or age > max(SILENT_SECONDS, SILENT_READINGS * (times[-1] - times[0]))
+        state, why = ("waiting", why) if is_silent else ("running", "")
+    elif not owner:  # a training of the Python library, or of a lab
+        state = "running" if age < SILENT_SECONDS else "stopped"
+    elif code is None:
+        state, why = "failed", f"{owner} ended without a message: killed (out of memory?), or its machine was lost"
     else:
-        state, why = _state(folder / LOCK, readings, time.time() - changed)
-        if state == "running" and total and step and (speed := last.get("samples_per_second")):
-            left = (total - step) * float(settings["global_batch"]) / speed
+        state = "stopped" if code in (0, os.EX_TEMPFAIL) else "failed"
+    if state == "running" and total and step and (speed := last.get("samples_per_second")):
+        left = (total - step) * float(settings["global_batch"]) / speed
     curve = [*steps[: -2 : -(-len(steps) // POINTS) or 1], *steps[-2:]]
     losses = [float(match[1]) for match in map(LOSS.search, curve) if match]
     event = f"{events[-1]['event']} at step {events[-1]['step']}".replace("_", " ") if events else ""
     return Status(folder, "run", state, changed, why, step, total, left, losses, metric, best, event)
 
 
-def _state(lock: Path, readings: Sequence[Mapping[str, Any]], age: float) -> tuple[str, str]:
-    """Return the state of an unfinished run, and why. age: seconds since its last change."""
-    is_held, owner, code, reason = lock_state(lock) if lock.exists() else (False, "", None, "")
-    if is_held:
-        times = [row["seconds"] for row in readings[-2:] if _is_number(row.get("seconds"))] or [0.0]
-        is_silent = age > max(SILENT_SECONDS, SILENT_READINGS * (times[-1] - times[0]))
-        why = f"nothing logged for {age:.0f} s: {owner}" if readings else f"no step yet: {owner}"
-        return ("waiting", why) if is_silent or not readings else ("running", "")
-    if not owner:  # a training of the Python library, or of a lab
-        return ("running" if age < SILENT_SECONDS else "stopped"), ""
-    if code is None:
-        return "failed", f"{owner} ended without a message: killed (out of memory?), or its machine was lost"
-    return "stopped" if code in (0, os.EX_TEMPFAIL) else "failed", reason
-
-
 def _search(folder: Path, changed: float) -> Status:
     settings = io.read_json(folder / DESCRIPTION, io.MB, fields={"settings": dict})["settings"]
-    states: list[str] = []
-    results: list[float] = []
-    for row in _rows(io.read_bytes(folder / JOURNAL, 256 * io.MB).splitlines()):
+    states, results = list[str](), list[float]()
+    for row in io.read_json_lines(folder / JOURNAL, 256 * io.MB):
         if row.get("op_code") == CREATED:
             states.append("running")
         elif row.get("op_code") == ENDED and row["trial_id"] < len(states):
@@ -205,14 +199,10 @@ def _lab(folder: Path, changed: float, trainings: Sequence[Status]) -> Status:
     return Status(folder, "lab", state, last, why, counts["finished"], total)
 
 
-def _rows(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+def _rows(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the mappings of lines of JSON, without lines that cannot be read, such as one that is being written."""
     rows: list[Any] = []
     for line in lines:
         with suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

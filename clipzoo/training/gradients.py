@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
 from clipzoo.training.parts import Teacher
 from clipzoo.training.tuned import VIEWS, FeatureCache, View
-from clipzoo.types import Batch, Features, Loss, Progress
+from clipzoo.types import Batch, Features, Loss, Progress, Similarity
 
 
 class GradientCache:
@@ -34,7 +35,8 @@ class GradientCache:
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch. Smaller ones cost
     one more forward pass and save the memory of activations. Only batch norm differs: it normalises each
     micro-batch by itself and counts it once in its running statistics.
-    tile: see Scope. autocast, compile: see PairEncoder.
+    tile: see Scope. autocast: see PairEncoder. compile: run the encoders through torch.compile, or with "step" head and
+    objective too; operations that it cannot trace, such as collectives, run between its graphs.
     caches: feature caches of frozen towers, by view. parallel: how ranks share the model's weights; None for
     a copy on every rank. distill: adds terms to the loss. teacher: gives `Similarity.teacher`; None for none.
 
@@ -49,7 +51,7 @@ class GradientCache:
         micro_batch: int | None = None,
         tile: int | None = None,
         autocast: torch.dtype | None = None,
-        compile: bool = False,
+        compile: Literal[False, True, "step"] = False,
         caches: Mapping[View, FeatureCache] | None = None,
         parallel: Parallel[Model] | None = None,
         distill: Distillation | None = None,
@@ -59,7 +61,8 @@ class GradientCache:
         self.model, self.objective, self.world = self.parallel.trained, objective, world
         self.distill, self._micro_batch = distill, micro_batch
         self.teacher: Teacher | None = None
-        self.encoder = PairEncoder(self.model, autocast, compile)
+        self.encoder = PairEncoder(self.model, autocast, bool(compile))
+        self._score = torch.compile(self._loss) if compile == "step" else self._loss
         self._caches = caches or {}
         for cache in self._caches.values() if self.parallel.equal_passes else ():
             cache.any_rank = self.parallel.any_rank
@@ -127,20 +130,7 @@ class GradientCache:
         }
         head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
-        with step_part("head"):
-            image, text = (head_inputs[view] for view in VIEWS)
-            similarity = self.model.compare(image, text, scope)
-        with step_part("objective"):
-            similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
-            loss = self.objective(similarity, batch, progress)
-            terms = {**self.model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}
-            if self.distill is not None:
-                terms |= self.distill.terms(similarity, batch, progress)
-                loss = replace(loss, total=self.distill.objective_weight * loss.total)
-            if terms:
-                total = loss.total + sum(term.weight * term.value for term in terms.values())
-                logs = {f"term_{name}": term.value.detach() for name, term in terms.items()}
-                loss = Loss(total, {**loss.logs, **logs})
+        similarity, loss = self._score(head_inputs, scope, teacher, batch, progress)
         if diagnose:
             with torch.no_grad():
                 assert similarity.image is not None and similarity.text is not None
@@ -168,6 +158,30 @@ class GradientCache:
             self.parallel.end_step()
         self._mark("backward")
         return loss
+
+    def _loss(
+        self,
+        features: Mapping[View, Features],
+        scope: Scope,
+        teacher: Similarity | None,
+        batch: Batch,
+        progress: Progress,
+    ) -> tuple[Similarity, Loss]:
+        """Return the scores of the features and the loss with all terms."""
+        with step_part("head"):
+            similarity = self.model.compare(features["image"], features["text"], scope)
+        with step_part("objective"):
+            similarity = similarity if teacher is None else replace(similarity, teacher=teacher)
+            loss = self.objective(similarity, batch, progress)
+            terms = {**self.model.head.terms(similarity), **self.objective.terms(similarity, batch, progress)}
+            if self.distill is not None:
+                terms |= self.distill.terms(similarity, batch, progress)
+                loss = replace(loss, total=self.distill.objective_weight * loss.total)
+            if terms:
+                total = loss.total + sum(term.weight * term.value for term in terms.values())
+                logs = {f"term_{name}": term.value.detach() for name, term in terms.items()}
+                loss = Loss(total, {**loss.logs, **logs})
+        return similarity, loss
 
     def _replay(
         self,

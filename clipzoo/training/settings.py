@@ -88,7 +88,7 @@ class Computation:
     tile: Literal["auto"] | Count | None = "auto"
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
     loss_limit: Annotated[float, Range(at_least=1)] = 1e4
-    compile: bool = False
+    compile: Literal[False, True, "step"] = False
     deterministic: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
@@ -124,10 +124,8 @@ class Computation:
 
         resolved = replace(self, precision=world.run_on_first(chosen))
         if resolved.precision == "fp8":
-            on_gpu = world.device.type == "cuda"
-            capability = torch.cuda.get_device_capability(world.device) if on_gpu else (0, 0)
-            if capability < (8, 9):
-                name = torch.cuda.get_device_name(world.device) if on_gpu else "the CPU"
+            if world.device.type != "cuda" or torch.cuda.get_device_capability(world.device) < (8, 9):
+                name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
                 raise ConfigError(
                     "trainer.precision=fp8 needs a GPU of compute capability 8.9 or more, such as an H100, and this "
                     f"run is on {name}: give trainer.precision=bf16"
@@ -158,11 +156,6 @@ class Computation:
     def is_sharded(self, world: World) -> bool:
         """Return True if ranks divide the weights; False for a single rank."""
         return self.parallel == "fsdp" and world.size > 1
-
-    @property
-    def matmul_precision(self) -> str:
-        """Precision of the head's matrix products, for `torch.set_float32_matmul_precision`."""
-        return MATMUL_PRECISIONS[self.head_products]
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

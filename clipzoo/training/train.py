@@ -33,7 +33,14 @@ from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import adam, scale_rates, split_groups
 from clipzoo.training.parts import Averaging, Dataset, Hook, Optimizer, Parts, Step, Teacher
 from clipzoo.training.profile import Profile
-from clipzoo.training.settings import PRECISION, CheckpointSettings, Computation, Inspection, Settings
+from clipzoo.training.settings import (
+    MATMUL_PRECISIONS,
+    PRECISION,
+    CheckpointSettings,
+    Computation,
+    Inspection,
+    Settings,
+)
 from clipzoo.training.throughput import EVALUATION, START, SlowRanks, Throughput, flops_per_step, peak_flops
 from clipzoo.training.tuned import FEATURES, TunedModel
 from clipzoo.types import Progress, evaluation_mode
@@ -197,7 +204,7 @@ def fit(
     with ExitStack() as precision:
         if world.device.type == "cuda":
             precision.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            torch.set_float32_matmul_precision(settings.matmul_precision)
+            torch.set_float32_matmul_precision(MATMUL_PRECISIONS[settings.head_products])
         if settings.deterministic:
             precision.enter_context(deterministic_algorithms(True))
         preemption.watchdog.before_exit(state.wait_locally)

@@ -72,7 +72,7 @@ PARTS: dict[str, Part] = {
     "scores": Part("only objectives and scores", "scores", 75, 40),
     "probe": Part("the linear probe's search", "probe", 110, 70),
     "loader": Part("loading during training", "loader", 70, 35),
-    "compile": Part("training steps with torch.compile", "compiled", 240, 75),
+    "compile": Part("training steps with torch.compile", "compiled", 240, 77),
     "determinism": Part("a training killed and resumed, bit for bit", "determinism", 150, 35),
     "twin": Part("open_clip's training in bf16 and ours", "twin_in_bf16", 60, 15),
     "fp8": Part("training steps in float8", "float8", 120, 40),

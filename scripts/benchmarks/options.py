@@ -82,7 +82,7 @@ def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Batch]
     return model.train(), objective, Batch(image, text, torch.arange(BATCH))
 
 
-def _whole_step(model: Any, objective: Any, batch: Batch, micro_batch: int | None = None, compile: bool = False) -> Run:
+def _whole_step(model: Any, objective: Any, batch: Batch, micro_batch: int | None = None, compile: Any = False) -> Run:
     """Forward and backward of the whole model."""
     gradients = GradientCache(model, objective, World(), micro_batch, compile=compile)
 
@@ -159,6 +159,10 @@ OPTIONS: dict[str, tuple[Callable[[bool], Run], str, str]] = {
     ),
     "torch.compile of the encoders": (
         lambda on: _whole_step(*_parts(), compile=on), "`trainer.compile`, off", "whole step, compilation left out",
+    ),
+    "torch.compile of encoders, head and objective": (
+        lambda on: _whole_step(*_parts(), compile="step" if on else False), "`trainer.compile`, off",
+        "whole step, compilation left out",
     ),
     "captions trimmed to 16 of 77 tokens": (
         lambda on: _whole_step(*_parts("encoder.context_length=77", length=16 if on else 77)), "on where exact",

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from clipzoo.distributed.world import CUBLAS, deterministic_algorithms, prepare_cublas
 from clipzoo.errors import ConfigError
-from clipzoo.heads.vector import ClipHead
 from clipzoo.training.settings import Computation
 from clipzoo.types import Features
 from tests.support.paths import ROOT
@@ -44,27 +43,16 @@ class InForward(Towers):
         return Features(super().image(image).pooled.clone().put_(torch.tensor([0]), image[:1, 0]))
 
 
-class InHead(ClipHead):
-    def embed_image(self, features: Features) -> Tensor:
-        return Unpooling.apply(super().embed_image(features))
-
-
-@pytest.mark.parametrize(("encoder", "named"), [(InForward, "encoder"), (InBackward, "encoder")])
-def test_an_operation_without_a_deterministic_form_is_refused_with_its_name_and_the_key(encoder, named):
+@pytest.mark.parametrize("encoder", [InForward, InBackward])
+def test_an_operation_without_a_deterministic_form_is_refused_with_its_name_and_the_key(encoder):
     trained = model()
     trained.encoder = encoder()
-    expected = f"no deterministic form of put_, which the {named} needs on this device: choose another {named}=..., or"
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(
+        ConfigError, match="no deterministic form of put_ on this device: .* trainer.deterministic=false"
+    ):
         train(trained, computation=EXACT)
     assert not torch.are_deterministic_algorithms_enabled()
     train(trained)
-
-
-def test_an_operation_in_the_backward_pass_of_the_loss_belongs_to_head_or_objective():
-    trained = model()
-    trained.head = InHead(6, 6, 4, temperature=0.07, max_scale=100.0, learnable_temperature=True)
-    with pytest.raises(ConfigError, match="form of put_, which the head or objective needs on this device"):
-        train(trained, computation=EXACT)
 
 
 def test_steps_are_deterministic_evaluations_are_not_and_the_settings_of_the_process_come_back():

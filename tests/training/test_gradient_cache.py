@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
@@ -70,11 +74,14 @@ def whole_batch() -> Batch:
     return Batch(image, torch.randint(0, 20, (SAMPLES, 4), generator=generator), torch.arange(SAMPLES))
 
 
-def gradients(model: Model, micro_batch: int | None, scale: float = 1.0) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one fixed batch; on several ranks each takes its share."""
+def gradients(
+    model: Model, micro_batch: int | None, scale: float = 1.0, **options: Any
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of one fixed batch; on several ranks each takes its share. options: of GradientCache."""
     world = World.from_process_group()
     batch = whole_batch().split(SAMPLES // world.size)[world.rank]
-    cache = GradientCache(model, InfoNCE(0.5, 0.5), world, micro_batch)
+    batch = replace(batch, image=batch.image.to(model.dtype))
+    cache = GradientCache(model, InfoNCE(0.5, 0.5), world, micro_batch, **options)
     for _ in range(2):  # twice: DDP rebuilds its buckets after the first
         model.zero_grad()
         torch.manual_seed(1)
@@ -174,3 +181,37 @@ def test_two_ranks_have_the_gradients_of_one():
     for rank in run_ranks(2, all_gradients, (None, 2)):
         for ours, expected in zip(rank, all_gradients((None, None)), strict=True):
             assert_same(ours, expected)
+
+
+def step_gradients(micro_batch: int | None, compile: bool | str = "step", **options: Any):
+    model = clip_model().float() if "autocast" in options else clip_model()
+    return gradients(model, micro_batch, compile=compile, **options)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("micro_batch", "options", "tolerance"),
+    [(None, {}, 1e-12), (4, {}, 1e-12), (None, {"autocast": torch.bfloat16}, 5e-3)],
+)
+def test_a_compiled_step_has_the_gradients_of_an_eager_one(micro_batch, options, tolerance):
+    torch.compiler.reset()
+    counters.clear()
+    assert_same(step_gradients(micro_batch, **options), step_gradients(micro_batch, False, **options), tolerance)
+    # The towers, the towers without gradients for the first pass of micro-batches, and head and objective.
+    assert counters["stats"]["unique_graphs"] == (3 if micro_batch is None else 5)
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_compiled_steps_of_two_ranks_have_the_gradients_of_one():
+    for ours in run_ranks(2, step_gradients, None):
+        assert_same(ours, clip_gradients(None))
+
+
+def test_a_compiled_function_reads_the_epochs_of_the_progress():
+    def epochs(progress: Progress) -> tuple[Tensor, bool]:
+        return torch.full((1,), progress.completed()) + progress.step, progress.begins_epoch
+
+    compiled = torch.compile(epochs, backend="eager")
+    for step in range(4):
+        assert compiled(Progress(step, 10, 16, SAMPLES)) == epochs(Progress(step, 10, 16, SAMPLES))
