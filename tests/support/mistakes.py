@@ -280,7 +280,7 @@ def _file(draw: random.Random, files: Mapping[str, Path]) -> Line:
 @cache
 def _settings(base: tuple[str, ...], name: str = "train") -> Mapping[str, Any]:
     """All keys of a configuration with their values, without those of classes."""
-    plain = compose(base, name, nodes=ENCODER if name == "eval" else None)
+    plain = compose(base, name, complete=False, nodes=ENCODER if name == "eval" else None)
     return {key: value for key, value in flat(plain).items() if not key.endswith("_target_")}
 
 
