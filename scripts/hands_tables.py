@@ -1,7 +1,7 @@
 """Measure baselines on the drawings of `clipzoo hands`, and print the tables of docs/benchmarks/hands.md.
 
 python scripts/hands_tables.py                            the data, the splits and the baselines
-python scripts/hands_tables.py runs/hands/*               with a row for the finished runs of each experiment
+python scripts/hands_tables.py runs/hands/*               with rows of finished runs; runs NAME_seedN share one
 python scripts/hands_tables.py --montage hands.png        and a page of pictures: things by hands
 
 Intervals are 95 % bootstrap intervals over things: all drawings of a thing are drawn together.
@@ -9,6 +9,7 @@ Intervals are 95 % bootstrap intervals over things: all drawings of a thing are 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -156,11 +157,11 @@ def _picture(root: Path, drawing: Drawing) -> Image.Image:
 
 
 def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
-    """Yield a row for the finished runs of each experiment: top-1 accuracies of the mean over its seeds, with intervals
-    over things and, of several runs, Student's t intervals over seeds."""
+    """Yield a row for the runs NAME_seedN of each name: mean top-1 accuracies, with intervals over things (of answers
+    averaged over the seeds) and, of several runs, Student's t intervals over seeds."""
     runs = defaultdict[str, list[Path]](list)
     for folder in folders:
-        runs[RunRecord.read(folder).experiment or folder.name].append(folder)
+        runs[re.sub(r"_seed\d+$", "", folder.name)].append(folder)
     for name, seeds in runs.items():
         records, cells = [RunRecord.read(folder) for folder in seeds], []
         for test in TESTS:
