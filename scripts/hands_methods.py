@@ -2,25 +2,32 @@
 
 python scripts/hands_methods.py clip kme --seeds 0 1 2            experiments hands/clip and hands/kme
 python scripts/hands_methods.py cloob --set head.hopfield_start=200 --label cloob_start_200
+python scripts/hands_methods.py clip --set encoder=tiny optim.schedule.start=null --label vit_open_clip --open-clip
 python scripts/hands_tables.py runs/hands_methods/*               their rows
 
 Models, objectives, optimizers and schedules are those of the experiments hands/NAME. Reading and decoding cost as much
 as these small models, so pictures are decoded once, at LARGE pixels, and each step takes random squares of 32 pixels
-and one of the captions of each sample. Finished runs are kept: <output>/LABEL_seedN has predictions and results.json.
+and one of the captions of each sample. --open-clip trains CLIP, of a vision transformer, with open_clip's
+`train_one_epoch`, loss and schedule instead, from the same weights on the same batches. Finished runs are kept:
+<output>/LABEL_seedN has predictions and results.json.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 
+import clipzoo
 from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
@@ -29,6 +36,7 @@ from clipzoo.data.base import Dataset
 from clipzoo.data.plan import Plan
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.io import below, read_yaml
+from clipzoo.lab.twin import train_with_open_clip
 from clipzoo.lab.worlds.hands import Drawing, read_drawings, split_drawings
 from clipzoo.lab.worlds.packages import SOURCES
 from clipzoo.model import Model
@@ -48,6 +56,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", help="experiments of hands")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides")
     parser.add_argument("--label", help="name of the runs; default: that of the experiment")
+    parser.add_argument("--open-clip", action="store_true", help="train with open_clip")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=number_in(Count), default=611, help="default: %(default)s, three epochs of 128")
     parser.add_argument("--root", type=Path, default=Path("data/hands"), help="folder of `clipzoo hands`")
@@ -70,13 +79,20 @@ def main() -> None:
             for split, part in splits.items() if not cached else ():
                 cached[split] = pictures(part, options.root, LARGE if split == "train" else size)
             model, started = build_model(plain), time.process_time()
-            result = train(
-                model, build_objective(plain), Drawings(cached["train"], splits["train"], size, tokenizer),
-                batch=plain["trainer"]["global_batch"], steps=options.steps,
-                optimizer=build_part(plain["optim"], kind=Optimizer), evaluate_every=None, seed=seed, device="cpu",
-                log_every=100,
-            )  # fmt: skip
-            seconds, loss = time.process_time() - started, result.history[-1]["loss"]
+            dataset, batch = (
+                Drawings(cached["train"], splits["train"], size, tokenizer),
+                plain["trainer"]["global_batch"],
+            )
+            if options.open_clip:
+                model, loss = train_in_open_clip(model, plain, dataset, batch, options.steps)
+            else:
+                result = train(
+                    model, build_objective(plain), dataset, batch=batch, steps=options.steps,
+                    optimizer=build_part(plain["optim"], kind=Optimizer), evaluate_every=None, seed=seed, device="cpu",
+                    log_every=100,
+                )  # fmt: skip
+                loss = result.history[-1]["loss"]
+            seconds = time.process_time() - started
             (folder / "zero_shot").mkdir(parents=True, exist_ok=True)
             for test in TESTS:
                 answers = predictions(model, cached[test], splits[test], tokenizer)
@@ -84,6 +100,34 @@ def main() -> None:
             command = tuple(sys.argv[1:])
             cost = {"steps": options.steps, "cpu_seconds": seconds, "loss": loss}
             RunRecord(f"hands/{name}", None, command, seed=seed, revision=revision(), training=cost).write(folder)
+
+
+def train_in_open_clip(
+    model: Model, plain: dict[str, Any], dataset: Drawings, batch: int, steps: int
+) -> tuple[Model, float]:
+    """Return the model that open_clip trains from the weights of `model`, as clipzoo loads it, and its last loss."""
+    import open_clip
+    from open_clip_train.params import parse_args
+
+    optim = plain["optim"]
+    values = {
+        "lr": optim["schedule"]["peak"], "warmup": optim["schedule"]["warmup_steps"], "wd": optim["weight_decay"],
+        "beta1": optim["betas"][0], "beta2": optim["betas"][1], "eps": optim["eps"], "batch-size": batch,
+        "model": "ViT-B-32", "device": "cpu", "precision": "fp32", "log-every-n-steps": 100,
+        "grad-clip-norm": 1e9,  # never reached; open_clip then passes the gradients to the recorder of losses
+    }  # fmt: skip
+    flags = parse_args([word for name, value in values.items() for word in (f"--{name}", str(value))])
+    flags.rank, flags.local_rank, flags.world_size, flags.distill, flags.wandb = 0, 0, 1, False, False
+    batches = dataset.batches(
+        seed=plain["seed"], global_batch=batch, world=World(), start_step=0, stop_step=steps, trim_text=False
+    )
+    inputs = ((model.encoder.normalised(batch.image), batch.text) for batch in batches)  # type: ignore[operator]
+    with tempfile.TemporaryDirectory() as folder:
+        clipzoo.export(clipzoo.LoadedModel(model, plain), folder)
+        peer = open_clip.create_model(f"local-dir:{folder}", output_dict=True)
+        curves = train_with_open_clip(peer, inputs, steps, flags, False, World())
+        save_file(peer.state_dict(), Path(folder) / "open_clip_model.safetensors")
+        return clipzoo.load(folder).eval(), curves["loss"][-1]
 
 
 def pictures(part: Sequence[Drawing], root: Path, size: int) -> Tensor:
