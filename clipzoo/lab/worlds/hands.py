@@ -267,14 +267,14 @@ def tuxpaint(files: Files, words: Words) -> Iterator[Drawing]:
     locales = {locale: language for language, locale in io.read_yaml(SOURCES)["languages"].items()}
     for path, content in files.items():
         stem = path.removesuffix(".txt")
-        picture = next((files[stem + kind] for kind in (".svg", ".png") if stem + kind in files), b"")
+        picture = files.get(f"{stem}.svg") or files.get(f"{stem}.png")
         if stem != path and picture:
             english, *others = content.decode("utf-8", "replace").splitlines() or [""]
             translated = [re.fullmatch(r"(\w+)\.utf8=(.*\w.*)", line) for line in others]
             names = {locales[line[1]]: line[2].strip(" .。।") for line in translated if line and line[1] in locales}
-            folders = [spaced(part) for part in stem.removeprefix("tuxpaint/stamps/").split("/")[:-1]]
-            name = re.sub(r"^(An?|The) ", "", english.strip(" ."))
-            yield Drawing(stem.removeprefix("tuxpaint/stamps/"), name, picture, folders[::-1], folders[0], names=names)
+            key, name = stem.removeprefix("tuxpaint/stamps/"), re.sub(r"^(An?|The) ", "", english.strip(" ."))
+            folders = [spaced(part) for part in key.split("/")[:-1]]
+            yield Drawing(key, name, picture, folders[::-1], folders[0], names=names)
 
 
 LAYOUTS: Mapping[str, Callable[[Files, Words], Iterator[Drawing]]] = {
@@ -380,11 +380,8 @@ def split_drawings(drawings: Sequence[Drawing], hands: Sequence[str], things: fl
         train: neither is held out. hands: held-out hands, things of train. things: hands of train, held-out things.
         both: held-out hands, things that are not in train.
     """
-
-    def is_held_out(group: str) -> bool:
-        return int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") < things * 2**32
-
-    known = {drawing.group for drawing in drawings if drawing.hand not in hands and not is_held_out(drawing.group)}
+    known = {drawing.group for drawing in drawings if drawing.hand not in hands}
+    known = {group for group in known if int(hashlib.sha256(group.encode()).hexdigest()[:8], 16) >= things * 2**32}
     names = {(True, True): "train", (False, True): "hands", (True, False): "things", (False, False): "both"}
     splits: dict[str, list[Drawing]] = {name: [] for name in names.values()}
     for drawing in drawings:
@@ -402,8 +399,8 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
             "uid": drawing.uid, "group": drawing.group, "keywords": list(drawing.keywords),
             "category": drawing.category, "source": package.pinned, "licence": package.licence,
             "author": drawing.author or package.author, "texts": [*drawing.captions, *drawing.names.values()],
+            **{f"name_{language}": name for language, name in drawing.names.items()},
         }  # fmt: skip
-        row |= {f"name_{language}": name for language, name in drawing.names.items()}
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
     shards = writer.write_shards(
         pairs, folder, samples_a_shard=1000, shuffle_seed=0, shortest_side=None, processes=processes,
