@@ -96,8 +96,9 @@ def main() -> None:
             seconds = time.process_time() - started
             (folder / "zero_shot").mkdir(parents=True, exist_ok=True)
             for test in TESTS:
-                answers = predictions(model, cached[test], splits[test], tokenizer)
-                np.savez(folder / "zero_shot" / f"names_{test}.npz", **answers)
+                guesses, labels = answers(model, cached[test], splits[test], tokenizer)
+                file = folder / "zero_shot" / f"names_{test}.npz"
+                np.savez(file, all_predictions=guesses, all_labels=labels)
             command = tuple(sys.argv[1:])
             cost = {"steps": options.steps, "cpu_seconds": seconds, "loss": loss}
             RunRecord(f"hands/{name}", None, command, seed=seed, revision=revision(), training=cost).write(folder)
@@ -136,7 +137,7 @@ def pictures(part: Sequence[Drawing], root: Path, size: int) -> Tensor:
     images = np.empty((len(part), size, size, 3), np.uint8)
     for row, drawing in zip(images, part, strict=True):
         with Image.open(below(root / "pictures", f"{drawing.uid}.png")) as picture:
-            row[:] = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+            row[:] = np.asarray(picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
@@ -158,6 +159,9 @@ class Drawings(Dataset):
     def fingerprint(self) -> str:
         return f"{self.samples} drawings"
 
+    def check(self, seed: int, global_batch: int) -> None:
+        Plan([[self.samples]], [1.0], seed, 1, global_batch)
+
     def batches(
         self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
     ) -> Iterator[Batch]:
@@ -177,16 +181,15 @@ class Drawings(Dataset):
 
 
 @torch.no_grad()
-def predictions(
+def answers(
     model: Model, images: Tensor, part: Sequence[Drawing], tokenizer: ClipTokenizer
-) -> dict[str, np.ndarray]:
-    """Zero-shot answers and labels, [n] each, among the names of a split."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Zero-shot guesses and labels, [n] each, among the names of a split."""
     names = sorted({drawing.group for drawing in part})
     labels = {name: label for label, name in enumerate(names)}
     text = model.encode_text(tokenizer(names))
     guesses = [model.similarity(model.encode_image(block), text).argmax(1) for block in images.split(BLOCK)]
-    own = np.array([labels[drawing.group] for drawing in part])
-    return {"all_predictions": torch.cat(guesses).numpy(), "all_labels": own}
+    return torch.cat(guesses).numpy(), np.array([labels[drawing.group] for drawing in part])
 
 
 if __name__ == "__main__":

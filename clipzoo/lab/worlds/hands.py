@@ -336,7 +336,8 @@ def ensure_hands(root: Path, sources: Mapping[str, Path], words: Sequence[Path],
     recipe["sources"] = io.digest_of(*sources.values())
     drawings = read_drawings(root / "pictures", sources)
     splits = split_drawings(drawings, facts["held_out"]["hands"], facts["held_out"]["things"])
-    for name, write in {"train": partial(write_train, processes=processes), "downstream": write_downstream}.items():
+    train: Callable[..., None] = partial(write_train, processes=processes)
+    for name, write in {"train": train, "downstream": write_downstream}.items():
         _say(f"{root / name}")
         fill = partial(write, pictures=root / "pictures", splits=splits)
         io.ensure_folder(root / name, "files.json", recipe, fill, f"the {name} part of the drawings")
