@@ -1,7 +1,7 @@
 """Measure baselines on the drawings of `clipzoo hands`, and print the tables of docs/benchmarks/hands.md.
 
 python scripts/hands_tables.py                            the data, the splits and the baselines
-python scripts/hands_tables.py runs/hands/clip            with rows of finished runs
+python scripts/hands_tables.py runs/hands/*               with rows of finished runs; runs NAME_seedN share one
 python scripts/hands_tables.py --montage hands.png        and a page of pictures: things by hands
 
 Intervals are 95 % bootstrap intervals over things: all drawings of a thing are drawn together.
@@ -16,14 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.io import below, read_yaml
+from clipzoo.lab.worlds import hands
 from clipzoo.lab.worlds.hands import Drawing, normalised, read_drawings, split_drawings
 from clipzoo.lab.worlds.packages import SOURCES, packages
-from clipzoo.report.statistics import over_samples
+from clipzoo.report.statistics import over_samples, over_seeds
+from clipzoo.runs.record import RunRecord
 
 TESTS = ("hands", "things", "both")
 SHOWN = ("house", "cat", "rocket", "umbrella", "banana", "key", "anchor", "snail")
@@ -43,10 +44,10 @@ def main() -> None:
     _print(data_rows(drawings, facts))
     _print(split_rows(splits, facts))
     if options.montage:
-        montage(drawings, list(facts["hands"]), options.root, options.montage)
+        montage(drawings, facts, options.root, options.montage)
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
     if options.runs:
-        _print([["run", *(f"names, {name}" for name in TESTS)], *map(run_row, options.runs)])
+        _print([["runs", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
@@ -127,12 +128,12 @@ class Names:
 
 
 def accuracy(part: Sequence[Drawing], guesses: Sequence[str]) -> str:
-    right = [drawing.group == guess for drawing, guess in zip(part, guesses, strict=True)]
+    right = [100.0 * (drawing.group == guess) for drawing, guess in zip(part, guesses, strict=True)]
     return interval(np.array(right), np.array([drawing.group for drawing in part]))
 
 
-def interval(right: np.ndarray, things: np.ndarray) -> str:
-    value = over_samples(100 * right.astype(float), things)
+def interval(percent: np.ndarray, things: np.ndarray) -> str:
+    value = over_samples(percent, things)
     return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
@@ -155,31 +156,45 @@ def _picture(root: Path, drawing: Drawing) -> Image.Image:
         return picture.convert("RGB")
 
 
-def run_row(run: Path) -> list[str]:
-    """Top-1 accuracies of a finished run, from the predictions of its evaluation."""
-    cells = []
-    for name in TESTS:
-        (path,) = run.rglob(f"zero_shot/names_{name}.npz")
-        with np.load(path) as arrays:
-            labels, predictions = arrays["all_labels"], arrays["all_predictions"]
-        cells.append(interval(labels == predictions, labels))
-    return [f"`{re.sub('^.*runs/', '', str(run))}`", *cells]
+def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
+    """Yield a row for the runs NAME_seedN of each name: mean top-1 accuracies, with intervals over things (of answers
+    averaged over the seeds) and, of several runs, Student's t intervals over seeds."""
+    runs = defaultdict[str, list[Path]](list)
+    for folder in folders:
+        runs[re.sub(r"_seed\d+$", "", folder.name)].append(folder)
+    for name, seeds in runs.items():
+        records, cells = [RunRecord.read(folder) for folder in seeds], []
+        for test in TESTS:
+            files = [next(folder.rglob(f"zero_shot/names_{test}.npz")) for folder in seeds]
+            arrays = [np.load(file) for file in files]
+            right = [100.0 * (one["all_labels"] == one["all_predictions"]) for one in arrays]
+            cell = interval(np.mean(right, axis=0), arrays[0]["all_labels"])
+            if len(seeds) > 1:
+                value = over_seeds([float(values.mean()) for values in right])
+                cell += f"; seeds {value.low:.2f} to {value.high:.2f}"
+            cells.append(cell)
+        revisions = ", ".join(sorted({str(record.revision)[:8] for record in records}))
+        yield [f"`{name}`", str(len(seeds)), *cells, revisions]
 
 
-def montage(drawings: Sequence[Drawing], hands: Sequence[str], root: Path, path: Path) -> None:
+def montage(drawings: Sequence[Drawing], facts: Mapping[str, Mapping], root: Path, path: Path) -> None:
     """Write a page of pictures: a row for each hand, a column for each thing of SHOWN."""
     first = {(one.hand, one.group): one for one in reversed(drawings)}
-    blank = Image.new("RGB", (2, 2), "white")
-    keys = [(hand, thing) for hand in hands for thing in SHOWN]
-    tiles = [(_picture(root, first[key]) if key in first else blank, " ".join(key)) for key in keys]
-    figure = Figure(figsize=(2 * len(SHOWN), 2.4 * len(hands)), layout="constrained")
-    for axes, (picture, title) in zip(figure.subplots(len(hands), len(SHOWN), squeeze=False).flat, tiles, strict=True):
-        axes.axis("off")
-        axes.imshow(picture)
-        axes.set_title(title, fontsize=6)
-    figure.savefig(path, dpi=60)
-    with Image.open(path) as page:
-        page.convert("RGB").quantize(128).save(path, optimize=True)
+    tile, left, top = hands.SIZE + 12, 150, 40
+    size = (left + tile * len(SHOWN), top + tile * len(facts["hands"]))
+    page, font = Image.new("RGB", size, "white"), ImageFont.load_default(17)
+    write = ImageDraw.Draw(page)
+    for column, thing in enumerate(SHOWN):
+        write.text((left + tile * (column + 0.5), top / 2), thing, "black", font, "mm")
+    for row, hand in enumerate(facts["hands"]):
+        y = top + tile * row
+        held_out = "\n(held out)" if hand in facts["held_out"]["hands"] else ""
+        write.text((8, y + tile / 2), hand.replace("_", " ") + held_out, "black", font, "lm")
+        write.line((0, y, size[0], y), "lightgrey")
+        for column, thing in enumerate(SHOWN):
+            if (hand, thing) in first:
+                page.paste(_picture(root, first[hand, thing]), (left + tile * column + 6, y + 6))
+    page.quantize(128).save(path, optimize=True)
 
 
 if __name__ == "__main__":

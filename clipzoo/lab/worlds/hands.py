@@ -22,6 +22,7 @@ import io as streams
 import json
 import os
 import re
+import sys
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,14 +47,6 @@ from clipzoo.lab.worlds.packages import SOURCES, fetch, members
 
 SIZE = 96
 """Side of a picture in pixels."""
-FAINTEST = 240
-"""Value of the darkest pixel, from 0 to 255, of a picture that shows something."""
-SHARD = 1000
-CAPTION_KEYWORDS = 5
-KEYWORD_PICTURES = 10
-"""Fewest pictures of a keyword in the multi-label dataset."""
-CANVASES = 300
-"""Pairs of pictures in each category of the dataset of compositions."""
 PLACES = {"to the left of": ((0, 1), (2, 1)), "above": ((1, 0), (1, 2))}
 """Relation of two pictures -> their corners on the canvas, in quarters of its side."""
 EMOJI = ("google", "twitter", "openmoji")
@@ -71,15 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     facts, known = io.read_yaml(SOURCES), packages.packages()
+    package_of = {hand: known[entry["package"]] for hand, entry in facts["hands"].items()}
     if options.list:
-        for hand, entry in facts["hands"].items():
-            print(f"{hand}: {entry['pictures']:,} pictures, {known[entry['package']].attribution}")
+        for hand, package in package_of.items():
+            print(f"{hand}: {facts['hands'][hand]['pictures']:,} pictures, {package.attribution}")
         return
     words = fetch([known[name] for name in facts["words"]], options.packages, _say)
     sources, missing = dict[str, Path](), dict[str, str]()
-    for hand, entry in facts["hands"].items():
+    for hand, package in package_of.items():
         try:
-            (sources[hand],) = fetch([known[entry["package"]]], options.packages, _say)
+            (sources[hand],) = fetch([package], options.packages, _say)
         except ConfigError as error:
             missing[hand] = str(error)
             _say(f"{hand} is skipped: {error}")
@@ -92,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     if {name: split["digest"] for name, split in splits.items()} != facts["splits"]:
         cause = f"they lack {', '.join(missing)}" if missing else "the sources or the code differ"
         _say(f"these are not the splits of the benchmark: {cause}")
-    _say("licences: " + "; ".join(known[facts["hands"][hand]["package"]].attribution for hand in sources))
+    _say("licences: " + "; ".join(package_of[hand].attribution for hand in sources))
 
 
 def _say(text: str) -> None:
@@ -126,8 +120,8 @@ class Drawing:
 
     @property
     def captions(self) -> list[str]:
-        """The name, alone and with keywords, and with the category."""
-        keywords = [word for word in self.keywords if normalised(word) != self.group][:CAPTION_KEYWORDS]
+        """The name; the name with up to five keywords; the name with the category."""
+        keywords = [word for word in self.keywords if normalised(word) != self.group][:5]
         with_keywords = ", ".join([self.name, *keywords])
         return list(dict.fromkeys([self.name, with_keywords, f"{self.name}, {self.category}".removesuffix(", ")]))
 
@@ -151,37 +145,31 @@ class Words:
     """Unicode's and CLDR's words. names, groups: by characters, without the mark for coloured pictures, in Unicode's
     order. keywords, translations: by `normalised` name."""
 
-    names: Mapping[str, str]
-    groups: Mapping[str, str]
-    keywords: Mapping[str, Sequence[str]]
-    translations: Mapping[str, Mapping[str, str]]
+    names: dict[str, str]
+    groups: dict[str, str]
+    keywords: dict[str, Sequence[str]]
+    translations: dict[str, Mapping[str, str]]
 
 
 def read_words(files: Sequence[Path], languages: Sequence[str]) -> Words:
     """Read the packages of `words` in hands.yaml."""
-    ((_, content),) = members(files[0], r"data-by-emoji\.json")
-    listed = {plain(characters): facts for characters, facts in json.loads(content).items()}
-    names = {
-        # A country's flag is two letters of its code.
-        characters: f"flag of {facts['name'].removeprefix('flag ')}"
-        if all("\U0001f1e6" <= character <= "\U0001f1ff" for character in characters)
-        else facts["name"]
-        for characters, facts in listed.items()
-    }
-    annotations: dict[str, dict[str, Mapping[str, list[str]]]] = defaultdict(dict)
+    ((_, listed),) = members(files[0], r"data-by-emoji\.json")
+    known = {language: dict[str, Mapping[str, list[str]]]() for language in ("en", *languages)}
     for file in files[1:]:
-        for path, content in members(
-            file, rf"annotations(Derived)?/({'|'.join(['en', *languages])})/annotations\.json"
-        ):
+        for path, content in members(file, rf"annotations(Derived)?/({'|'.join(known)})/annotations\.json"):
             (entry,) = json.loads(content).values()
-            annotations[path.split("/")[1]] |= {plain(key): value for key, value in entry["annotations"].items()}
-    english, keywords, translations = annotations.pop("en", {}), {}, {}
-    for characters, name in names.items():
-        keywords[normalised(name)] = english.get(characters, {}).get("default", ())
-        found = {language: annotations[language].get(characters, {}).get("tts") for language in languages}
-        translations[normalised(name)] = {language: texts[0] for language, texts in found.items() if texts}
-    groups = {characters: facts["group"] for characters, facts in listed.items()}
-    return Words(names, groups, keywords, translations)
+            known[path.split("/")[1]] |= {plain(key): value for key, value in entry["annotations"].items()}
+    words = Words({}, {}, {}, {})
+    for key, facts in json.loads(listed).items():
+        characters, name = plain(key), facts["name"]
+        if all("\U0001f1e6" <= character <= "\U0001f1ff" for character in characters):
+            # A country's flag is two letters of its code.
+            name = f"flag of {name.removeprefix('flag ')}"
+        words.names[characters], words.groups[characters], group = name, facts["group"], normalised(name)
+        entries = {language: texts.get(characters, {}) for language, texts in known.items()}
+        words.keywords[group] = entries.pop("en").get("default", ())
+        words.translations[group] = {language: texts["tts"][0] for language, texts in entries.items() if "tts" in texts}
+    return words
 
 
 def plain(characters: str) -> str:
@@ -191,14 +179,10 @@ def plain(characters: str) -> str:
 
 def emoji(files: Files, words: Words) -> Iterator[Drawing]:
     """Vendors' emoji, one picture for each code point, without skin tones."""
-    paths = {}
-    for path in files:
-        codes = path.rpartition("/")[2].removesuffix(".png").split("-")
-        paths[plain("".join(chr(int(code, 16)) for code in codes))] = path
+    paths = {plain("".join(chr(int(code, 16)) for code in Path(path).stem.split("-"))): path for path in files}
     for characters, name in words.names.items():
-        if characters in paths:
-            picture = paths[characters]
-            yield Drawing(Path(picture).stem, name, files[picture], category=words.groups[characters])
+        if path := paths.get(characters):
+            yield Drawing(Path(path).stem, name, files[path], category=words.groups[characters])
 
 
 def openmoji(files: Files, words: Words) -> Iterator[Drawing]:
@@ -226,8 +210,8 @@ def iconify(files: Files, words: Words) -> Iterator[Drawing]:
 
 def tabler(files: Files, words: Words) -> Iterator[Drawing]:
     for key, entry in json.loads(files["icons.json"]).items():
-        picture = files.get(f"icons/outline/{key}.svg", b"")
-        yield Drawing(key, spaced(key), picture, [str(tag) for tag in entry["tags"]], entry["category"])
+        tags = [str(tag) for tag in entry["tags"]]
+        yield Drawing(key, spaced(key), files.get(f"icons/outline/{key}.svg", b""), tags, entry["category"])
 
 
 def lucide(files: Files, words: Words) -> Iterator[Drawing]:
@@ -247,11 +231,10 @@ def font_awesome(files: Files, words: Words) -> Iterator[Drawing]:
     groups = yaml.safe_load(files["metadata/categories.yml"])
     categories = {key: group["label"] for group in groups.values() for key in group["icons"]}
     for key, entry in json.loads(files["metadata/icon-families.json"]).items():
-        pictures = entry["svgs"]["classic"]
-        style = next(style for style in ("solid", "brands", "regular") if style in pictures)
+        style = next(style for style in ("solid", "brands", "regular") if style in entry["svgs"]["classic"])
+        picture, terms = entry["svgs"]["classic"][style]["raw"].encode(), map(str, entry["search"]["terms"])
         category = "brand" if style == "brands" else categories.get(key, "")
-        terms = [str(term) for term in entry["search"]["terms"]]
-        yield Drawing(key, entry["label"], pictures[style]["raw"].encode(), terms, category)
+        yield Drawing(key, entry["label"], picture, list(terms), category)
 
 
 def openclipart(files: Files, words: Words) -> Iterator[Drawing]:
@@ -284,14 +267,14 @@ def tuxpaint(files: Files, words: Words) -> Iterator[Drawing]:
     locales = {locale: language for language, locale in io.read_yaml(SOURCES)["languages"].items()}
     for path, content in files.items():
         stem = path.removesuffix(".txt")
-        picture = next((files[stem + kind] for kind in (".svg", ".png") if stem + kind in files), b"")
+        picture = files.get(f"{stem}.svg") or files.get(f"{stem}.png")
         if stem != path and picture:
             english, *others = content.decode("utf-8", "replace").splitlines() or [""]
             translated = [re.fullmatch(r"(\w+)\.utf8=(.*\w.*)", line) for line in others]
             names = {locales[line[1]]: line[2].strip(" .。।") for line in translated if line and line[1] in locales}
-            folders = [spaced(part) for part in stem.removeprefix("tuxpaint/stamps/").split("/")[:-1]]
-            name = re.sub(r"^(An?|The) ", "", english.strip(" ."))
-            yield Drawing(stem.removeprefix("tuxpaint/stamps/"), name, picture, folders[::-1], folders[0], names=names)
+            key, name = stem.removeprefix("tuxpaint/stamps/"), re.sub(r"^(An?|The) ", "", english.strip(" ."))
+            folders = [spaced(part) for part in key.split("/")[:-1]]
+            yield Drawing(key, name, picture, folders[::-1], folders[0], names=names)
 
 
 LAYOUTS: Mapping[str, Callable[[Files, Words], Iterator[Drawing]]] = {
@@ -304,7 +287,8 @@ LAYOUTS: Mapping[str, Callable[[Files, Words], Iterator[Drawing]]] = {
 def render(picture: bytes) -> bytes | None:
     """Return an SVG or PNG as PNG, whole and centred on a white square of SIZE pixels; None if it shows nothing.
 
-    Text in an SVG is left out, because fonts differ among machines. Pictures that refer to other files show nothing.
+    Text in an SVG is left out, because fonts differ among machines. Pictures without a pixel darker than 240 of 255
+    show nothing, and so do those that refer to other files.
     """
     try:
         if not picture.startswith(b"\x89PNG"):
@@ -320,7 +304,7 @@ def render(picture: bytes) -> bytes | None:
     image = ImageOps.contain(image, (SIZE, SIZE), Image.Resampling.LANCZOS)
     canvas = Image.new("RGB", (SIZE, SIZE), "white")
     canvas.paste(image, ((SIZE - image.width) // 2, (SIZE - image.height) // 2), image)
-    return None if np.asarray(canvas).min() > FAINTEST else png(canvas)
+    return None if np.asarray(canvas).min() > 240 else png(canvas)
 
 
 # The three parts of the dataset.
@@ -331,37 +315,31 @@ def ensure_hands(root: Path, sources: Mapping[str, Path], words: Sequence[Path],
 
     sources: file of the package of each hand. words: files of the packages of words. Raises ConfigError.
     """
-    facts = io.read_yaml(SOURCES)
     try:
         import resvg_py
     except ImportError:
         raise ConfigError(f"drawings in SVG need resvg_py: {installation('svg')}") from None
-    code = [Path(__file__), Path(str(packages.__file__)), SOURCES]
+    facts = io.read_yaml(SOURCES)
+    code = [SOURCES, *(Path(str(module.__file__)) for module in (sys.modules[__name__], packages, writer, own, tar))]
     recipe = {"code": io.digest_of(*code), "renderer": f"resvg_py {resvg_py.__version__}, Pillow {Image.__version__}"}
     recipe["words"] = io.digest_of(*words)
     read = cache(lambda: read_words(words, list(facts["languages"])))
     for hand, source in sources.items():
 
-        def write(folder: Path, hand: str = hand, source: Path = source) -> None:
-            entry = facts["hands"][hand]
-            drawings = LAYOUTS[entry["layout"]](dict(members(source, entry["files"])), read())
-            write_pictures(folder, hand, drawings, read(), processes)
+        def draw(folder: Path, hand: str = hand, source: Path = source) -> None:
+            files = dict(members(source, facts["hands"][hand]["files"]))
+            write_pictures(folder, hand, LAYOUTS[facts["hands"][hand]["layout"]](files, read()), read(), processes)
 
         place, own_recipe = io.below(root / "pictures", hand), {**recipe, "source": io.digest_of(source)}
-        if io.ensure_folder(place, "hand.json", own_recipe, write, "pictures"):
+        if io.ensure_folder(place, "hand.json", own_recipe, draw, "pictures"):
             _say(f"{hand} is drawn")
     recipe["sources"] = io.digest_of(*sources.values())
-    code += [Path(str(module.__file__)) for module in (writer, own, tar)]
     drawings = read_drawings(root / "pictures", sources)
     splits = split_drawings(drawings, facts["held_out"]["hands"], facts["held_out"]["things"])
-    recipe["code"] = io.digest_of(*code)
-    parts: dict[str, Callable[..., None]] = {
-        "train": partial(write_train, processes=processes),
-        "downstream": write_downstream,
-    }
-    for name, write_part in parts.items():
+    train: Callable[..., None] = partial(write_train, processes=processes)
+    for name, write in {"train": train, "downstream": write_downstream}.items():
         _say(f"{root / name}")
-        fill = partial(write_part, pictures=root / "pictures", splits=splits)
+        fill = partial(write, pictures=root / "pictures", splits=splits)
         io.ensure_folder(root / name, "files.json", recipe, fill, f"the {name} part of the drawings")
 
 
@@ -390,11 +368,8 @@ def write_pictures(folder: Path, hand: str, drawings: Iterable[Drawing], words: 
 
 def read_drawings(pictures: Path, hands: Iterable[str]) -> list[Drawing]:
     """Read the words of all pictures of hands."""
-    drawings = []
-    for hand in hands:
-        for row in io.read_json_lines(io.below(pictures, hand) / "drawings.jsonl", io.ANY_SIZE):
-            drawings.append(Drawing(**{**row, "picture": b"", "hand": hand}))
-    return drawings
+    rows = {hand: io.read_json_lines(io.below(pictures, hand) / "drawings.jsonl", io.ANY_SIZE) for hand in hands}
+    return [Drawing(**{**row, "picture": b"", "hand": hand}) for hand, lines in rows.items() for row in lines]
 
 
 def split_drawings(drawings: Sequence[Drawing], hands: Sequence[str], things: float) -> dict[str, list[Drawing]]:
@@ -406,16 +381,12 @@ def split_drawings(drawings: Sequence[Drawing], hands: Sequence[str], things: fl
         train: neither is held out. hands: held-out hands, things of train. things: hands of train, held-out things.
         both: held-out hands, things that are not in train.
     """
-
-    def is_held_out(group: str) -> bool:
-        return int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") < things * 2**32
-
-    known = {drawing.group for drawing in drawings if drawing.hand not in hands and not is_held_out(drawing.group)}
-    splits: dict[str, list[Drawing]] = {"train": [], "hands": [], "things": [], "both": []}
+    known = {drawing.group for drawing in drawings if drawing.hand not in hands}
+    known = {group for group in known if int(hashlib.sha256(group.encode()).hexdigest()[:8], 16) >= things * 2**32}
+    names = {(True, True): "train", (False, True): "hands", (True, False): "things", (False, False): "both"}
+    splits: dict[str, list[Drawing]] = {name: [] for name in names.values()}
     for drawing in drawings:
-        seen_hand, seen_thing = drawing.hand not in hands, drawing.group in known
-        name = {(True, True): "train", (False, True): "hands", (True, False): "things", (False, False): "both"}
-        splits[name[seen_hand, seen_thing]].append(drawing)
+        splits[names[drawing.hand not in hands, drawing.group in known]].append(drawing)
     return splits
 
 
@@ -429,8 +400,8 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
             "uid": drawing.uid, "group": drawing.group, "keywords": list(drawing.keywords),
             "category": drawing.category, "source": package.pinned, "licence": package.licence,
             "author": drawing.author or package.author, "texts": [*drawing.captions, *drawing.names.values()],
+            **{f"name_{language}": name for language, name in drawing.names.items()},
         }  # fmt: skip
-        row |= {f"name_{language}": name for language, name in drawing.names.items()}
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
     shard_writer = writer.ShardWriter(SHARD, shuffle_seed=0, shortest_side=None, processes=processes)
     shards = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
@@ -446,16 +417,15 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
 
     def classes(name: str, part: Iterable[tuple[Drawing, str]]) -> None:
         images = [own.OwnImage(path(drawing), class_name=text) for drawing, text in part]
-        if len({image.class_name for image in images}) > 1:
-            source = own.Source(images, {image.class_name for image in images})
-            own.make_classification(source, io.below(folder, name), ["{c}"], "top1")
+        names = {image.class_name for image in images}
+        if len(names) > 1:
+            own.make_classification(own.Source(images, names), io.below(folder, name), ["{c}"], "top1")
 
     def labels(name: str, part: Iterable[tuple[Drawing, Sequence[str]]]) -> None:
         rows = [(drawing, texts) for drawing, texts in part if texts]
         names = sorted({text for _, texts in rows for text in texts})
-        number = {text: label for label, text in enumerate(names)}
+        examples = ((path(drawing).read_bytes(), [names.index(text) for text in texts]) for drawing, texts in rows)
         if len(names) > 1:
-            examples = ((path(drawing).read_bytes(), [number[text] for text in texts]) for drawing, texts in rows)
             tar.write_classification(
                 io.below(folder, name), class_names=names, templates=["{c}"], metric="mean_average_precision",
                 recipe="drawings of hands, ranked for each class", splits={"test": examples},
@@ -469,7 +439,7 @@ def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence
         classes(f"names_{language}", ((one, one.names[language]) for one in seen if language in one.names))
     words = {drawing.uid: list({normalised(word) for word in drawing.keywords}) for drawing in seen}
     counts = Counter(word for texts in words.values() for word in texts)
-    common = {word for word, count in counts.items() if word and count >= KEYWORD_PICTURES}
+    common = {word for word, count in counts.items() if word and count >= 10}
     labels("keywords", ((one, sorted(common.intersection(words[one.uid]))) for one in seen))
     new = [*splits["things"], *splits["both"]]
     hands_of = defaultdict[str, set[str]](set)
@@ -494,31 +464,25 @@ def split_digest(part: Iterable[Drawing]) -> str:
 
 
 def write_canvases(folder: Path, drawings: Sequence[Drawing], path: Callable[[Drawing], Path]) -> None:
-    """Write a choice dataset of two drawings on one canvas, drawn at random.
-
-    The examples of the category "content" differ in one of the things, those of "order" in their places.
-    """
+    """Write a choice dataset of two drawings on one canvas, drawn at random: 300 examples of the category "content",
+    which differ in one of the things, and 300 of "order", which differ in their places."""
     draw = np.random.default_rng(0)
     things = list({drawing.group: drawing for drawing in drawings}.values())
-    captions, parts, examples = list[str](), list[tuple[Drawing, Drawing, str]](), list[Example]()
-    for number in range(2 * CANVASES if len(things) > 2 else 0):
+    captions, canvases, examples = list[str](), list[bytes](), list[Example]()
+    for number in range(600 if len(things) > 2 else 0):
         first, second, third = (things[place] for place in draw.choice(len(things), 3, replace=False).tolist())
         relation = list(PLACES)[number // 2 % len(PLACES)]
         pairs, word, category = ([(first, second), (first, third)], "and", "content")
         if number % 2:
             pairs, word, category = ([(first, second), (second, first)], relation, "order")
+        for pair in pairs:
+            canvas = Image.new("RGB", (SIZE, SIZE), "white")
+            for drawing, (left, top) in zip(pair, PLACES[relation], strict=True):
+                picture = Image.open(path(drawing)).resize((SIZE // 2, SIZE // 2), Image.Resampling.LANCZOS)
+                canvas.paste(picture, (left * SIZE // 4, top * SIZE // 4))
+            captions.append(f" {word} ".join(drawing.name for drawing in pair))
+            canvases.append(png(canvas))
         rows = (2 * number, 2 * number + 1)
-        parts += [(*pair, relation) for pair in pairs]
-        captions += [f"{one.name} {word} {other.name}" for one, other in pairs]
         examples.append(Example(rows, rows, frozenset({(0, 0), (1, 1)}), category))
-
-    def encoded(index: int) -> bytes:
-        *pair, relation = parts[index]
-        canvas = Image.new("RGB", (SIZE, SIZE), "white")
-        for drawing, (left, top) in zip(pair, PLACES[relation], strict=True):
-            picture = Image.open(path(drawing)).resize((SIZE // 2, SIZE // 2), Image.Resampling.LANCZOS)
-            canvas.paste(picture, (left * SIZE // 4, top * SIZE // 4))
-        return png(canvas)
-
     if examples:
-        tar.write_choice(folder, "two drawings on one canvas", captions, examples, encoded)
+        tar.write_choice(folder, "two drawings on one canvas", captions, examples, canvases.__getitem__)
