@@ -403,7 +403,7 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
             **{f"name_{language}": name for language, name in drawing.names.items()},
         }  # fmt: skip
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
-    shard_writer = writer.ShardWriter(SHARD, shuffle_seed=0, shortest_side=None, processes=processes)
+    shard_writer = writer.ShardWriter(1000, shuffle_seed=0, shortest_side=None, processes=processes)
     shards = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
     if shards.left_out:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
