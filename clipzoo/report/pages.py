@@ -40,7 +40,7 @@ from clipzoo.runs.record import (
     stored_arrays,
 )
 from clipzoo.runs.search import LOSS, Search, Space, State, Trial
-from clipzoo.runs.sweep import Point, points, sweep_folder
+from clipzoo.runs.sweep import Point, points, sweep_name
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
@@ -421,7 +421,8 @@ def write_sweep(overrides: Sequence[str]) -> str:
         return "no point of the sweep is finished: there is no table"
     table, trials = sweep_results(swept)
     first = trial_sections(trials, "The sweep") if trials.keys and len(trials.trials) > 1 else []
-    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=trials.labels)
+    output = swept[0].folder.parent / sweep_name(overrides)
+    page = write_pages(folders, [], output, first=first, labels=trials.labels)
     return f"\n{render.terminal(table)}\n\nthe comparison of the runs: {page}"
 
 
