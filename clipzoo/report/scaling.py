@@ -166,8 +166,6 @@ def axis_label(axis: str) -> str:
 
 def _names(methods: Sequence[str]) -> list[str]:
     """Name methods by the classes and options in which they differ, and by two other keys if these are the same."""
-    if len(methods) == 1:
-        return [""]
     settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
     all_keys = dict.fromkeys(key for options in settings for key in options)
     keys = [key for key in all_keys if len({json.dumps(options.get(key)) for options in settings}) > 1]
