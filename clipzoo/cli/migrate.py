@@ -174,7 +174,7 @@ def read_command(words: Sequence[str]) -> Given:
     counts = Counter(word.partition("=")[0].removeprefix("--") for word in given if word.startswith("--"))
     if twice := [name for name, count in counts.items() if count > 1 and "repeatable" not in entries.get(name, {})]:
         raise ConfigError(f"--{twice[0]} is given twice")
-    flags = {flag: value for flag, value in vars(options).items() if value is not None}
+    flags = {flag: value for flag in entries if (value := getattr(options, flag)) is not None}
     for flag in flags:
         if entries[flag].get("type") == "pairs":
             flags[flag] = {key: literal(value) for key, _, value in (pair.partition("=") for pair in flags[flag])}

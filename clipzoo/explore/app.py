@@ -287,16 +287,25 @@ class Explorer:
         if name == "curves":
             return [model.curves() for model in self.models]
         collection = _number(query, "collection", len(self.collections))
+        pictures = self.collections[collection]
         if name == "maps":
-            return self.maps(collection)
+            rows = _mapped(len(pictures)).tolist()
+            labels = [pictures.labels[row] for row in rows] if pictures.labels else []
+            return {"rows": rows, "labels": labels, "models": [model.map(collection) for model in self.models]}
         if name == "search":
             caption = _caption(query)
             return [model.ranked(collection, caption, MATCHES) for model in self.models]
-        row = _number(query, "row", len(self.collections[collection]))
+        row = _number(query, "row", len(pictures))
         if name == "picture":
-            return self.picture(collection, row)
+            label = pictures.class_names[pictures.labels[row]] if pictures.labels else None
+            neighbours = [model.neighbours(collection, row, NEIGHBOURS) for model in self.models]
+            captions = list(pictures.captions.get(row, ()))
+            return {"name": pictures.gallery.names[row], "captions": captions, "class": label, "neighbours": neighbours}
         if name == "parts":
-            return self.parts(collection, row, _caption(query))
+            # Patches and words that carry the score; one answer per model that has points.
+            caption, image = _caption(query), pictures.gallery.images[row]
+            answers = [(model.name, explanation(model.model, image, caption)) for model in self.models]
+            return [{"model": model, **answer} for model, answer in answers if answer is not None]
         raise ConfigError(f"unknown request {name!r}")
 
     def jpeg(self, text: str) -> bytes:
@@ -319,28 +328,6 @@ class Explorer:
             }
             for collection in self.collections
         ]  # fmt: skip
-
-    def picture(self, collection: int, row: int) -> Answer:
-        """Captions, class and neighbours of a picture."""
-        pictures = self.collections[collection]
-        label = pictures.class_names[pictures.labels[row]] if pictures.labels else None
-        return {
-            "name": pictures.gallery.names[row], "captions": list(pictures.captions.get(row, ())), "class": label,
-            "neighbours": [model.neighbours(collection, row, NEIGHBOURS) for model in self.models],
-        }  # fmt: skip
-
-    def parts(self, collection: int, row: int, caption: str) -> list[Answer]:
-        """Patches and words that carry the score of a picture with a caption; one answer per model that has points."""
-        image = self.collections[collection].gallery.images[row]
-        answers = [(model.name, explanation(model.model, image, caption)) for model in self.models]
-        return [{"model": name, **answer} for name, answer in answers if answer is not None]
-
-    def maps(self, collection: int) -> Answer:
-        """The embedding map of each model, and the class of each picture."""
-        pictures = self.collections[collection]
-        rows = _mapped(len(pictures)).tolist()
-        labels = [pictures.labels[row] for row in rows] if pictures.labels else []
-        return {"rows": rows, "labels": labels, "models": [model.map(collection) for model in self.models]}
 
     def static(self, captions: int) -> str:
         """Return the page with the answers for the first `captions` captions of each collection."""

@@ -235,9 +235,9 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
             ["## Training", "", "| setting | value |", "| --- | --- |", f"| data | {data} |"],
             flat(config),
         )
-        for label, key in RECIPE.items():
-            if (value := settings.get(key)) is not None:
-                text = str(value).rpartition(".")[2] if key.endswith("_target_") else str(value)
+        for label, setting in RECIPE.items():
+            if (chosen := settings.get(setting)) is not None:
+                text = str(chosen).rpartition(".")[2] if setting.endswith("_target_") else str(chosen)
                 lines.append(f"| {label} | {markdown_code(text, in_table=True)} |")
         if record is not None:
             lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]

@@ -40,7 +40,7 @@ from clipzoo.runs.record import (
     stored_arrays,
 )
 from clipzoo.runs.search import LOSS, Search, Space, State, Trial
-from clipzoo.runs.sweep import Point, points, sweep_folder
+from clipzoo.runs.sweep import Point, points, sweep_name
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
@@ -380,27 +380,8 @@ def write_pages(
             tables = ", ".join(name for name in table_names() if any(other.name == row for other in table(name).rows))
             full_size.append([row, tables, Cell(experiment.command, code=True), experiment.cost])
     full_size_table = text_table(["row", "tables", "command", "estimated cost"], full_size, left=4, wrap=True)
-    lead = LEAD if filled else parts.SMALL if scales else parts.COMPARISON_LEAD
-    sections = [
-        Section(text=[lead, *([note] if note else [])]),
-        Section(facts=facts, formats=["html"]),
-        *first,
-        *content,
-        *([Section("Rows at full size", tables=[full_size_table])] if full_size else []),
-        Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
-    ]
-    commit = revision()
-    version_note = f"Made by clipzoo {version('clipzoo')}{f', revision {commit}' if commit else ''}."
-    sections.append(Section(notes=[version_note], formats=["html"]))
-    cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
-    io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
-    files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
-    return write("The papers' tables" if scales or filled else "Comparison of runs", files, sections)
-
-
-def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.DamageLog) -> Table:
-    """All runs, the rows that they name, and whether each run represents its row."""
-    rows = []
+    # All runs, the rows that they name, and whether each run represents its row.
+    heads, run_rows = ["run", "row", "seed", "scale", "represents the row", "revision"], []
     for _, run in frame.drop_duplicates("run").iterrows():
         state, name = "", run["row"]
         if name is not None:
@@ -409,10 +390,25 @@ def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.Dama
             state = state or f"no: {row_match['explanation'].iloc[0]}"
         commit = run["record"].revision or ""
         commit = commit[:9] + "+" * commit.endswith("+")
-        rows.append([run["run"].name, name or "", str(run["seed"]), run["scale"] if name else "", state, commit])
-    rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
-    rows += [[str(fault.path), "", "", "", f"damaged: {fault.fault}", ""] for fault in damage.faults]
-    return text_table(["run", "row", "seed", "scale", "represents the row", "revision"], rows, left=6, wrap=True)
+        run_rows.append([run["run"].name, name or "", str(run["seed"]), run["scale"] if name else "", state, commit])
+    run_rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
+    run_rows += [[str(fault.path), "", "", "", f"damaged: {fault.fault}", ""] for fault in damage.faults]
+    lead = LEAD if filled else parts.SMALL if scales else parts.COMPARISON_LEAD
+    sections = [
+        Section(text=[lead, *([note] if note else [])]),
+        Section(facts=facts, formats=["html"]),
+        *first,
+        *content,
+        *([Section("Rows at full size", tables=[full_size_table])] if full_size else []),
+        Section("Runs", tables=[text_table(heads, run_rows, left=6, wrap=True)], anchor="runs"),
+    ]
+    code = revision()
+    version_note = f"Made by clipzoo {version('clipzoo')}{f', revision {code}' if code else ''}."
+    sections.append(Section(notes=[version_note], formats=["html"]))
+    cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
+    io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+    files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
+    return write("The papers' tables" if scales or filled else "Comparison of runs", files, sections)
 
 
 def write_sweep(overrides: Sequence[str]) -> str:
@@ -423,7 +419,8 @@ def write_sweep(overrides: Sequence[str]) -> str:
         return "no point of the sweep is finished: there is no table"
     table, trials = sweep_results(swept)
     first = trial_sections(trials, "The sweep") if trials.keys and len(trials.trials) > 1 else []
-    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=trials.labels)
+    output = swept[0].folder.parent / sweep_name(overrides)
+    page = write_pages(folders, [], output, first=first, labels=trials.labels)
     return f"\n{render.terminal(table)}\n\nthe comparison of the runs: {page}"
 
 

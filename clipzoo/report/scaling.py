@@ -156,28 +156,22 @@ def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
             f"--scaling {axis}: a method has {number_of(largest, 'value')} of {axis_label(axis)} at most; a fit needs "
             f"{FEWEST + 1}, the largest of them to check the law{surpassed}"
         )
-    named = zip(_names(list(fitted)), fitted.values(), strict=True)
+    # Methods are named by the classes and options in which they differ, and by two other keys if these are the same.
+    options: list[dict[str, Any]] = [json.loads(method) for method in fitted]
+    all_keys = dict.fromkeys(key for part in options for key in part)
+    keys = [key for key in all_keys if len({json.dumps(part.get(key)) for part in options}) > 1]
+    class_keys = [key for key in keys if key.endswith("_target_") or "." not in key]
+    names = [", ".join(str(part.get(key)).rpartition(".")[2] for key in class_keys) for part in options]
+    if len(set(names)) < len(names):
+        other_keys = [key for key in keys if key not in class_keys][:2]
+        others = [[f"{key}={part.get(key)}" for key in other_keys] for part in options]
+        names = [", ".join([*[name] * bool(name), *texts]) for name, texts in zip(names, others, strict=True)]
+    named = zip(names, fitted.values(), strict=True)
     return [replace(curve, method=name) for name, part in named for curve in part]
 
 
 def axis_label(axis: str) -> str:
     return LABELS.get(axis, axis)
-
-
-def _names(methods: Sequence[str]) -> list[str]:
-    """Name methods by the classes and options in which they differ, and by two other keys if these are the same."""
-    if len(methods) == 1:
-        return [""]
-    settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
-    all_keys = dict.fromkeys(key for options in settings for key in options)
-    keys = [key for key in all_keys if len({json.dumps(options.get(key)) for options in settings}) > 1]
-    class_keys = [key for key in keys if key.endswith("_target_") or "." not in key]
-    names = [", ".join(str(options.get(key)).rpartition(".")[2] for key in class_keys) for options in settings]
-    if len(set(names)) == len(names):
-        return names
-    other_keys = [key for key in keys if key not in class_keys][:2]
-    return [", ".join([name] * bool(name) + [f"{key}={options.get(key)}" for key in other_keys])
-            for name, options in zip(names, settings, strict=True)]  # fmt: skip
 
 
 def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Training]:

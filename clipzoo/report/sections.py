@@ -19,7 +19,7 @@ from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
-from clipzoo.report.statistics import SIGNIFICANT, Difference, compare, disagreements
+from clipzoo.report.statistics import SIGNIFICANT, Difference, differences_of, disagreements
 from clipzoo.runs.identity import flat
 from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, WALL_PHASES, MetricKey, TrainingLog
 
@@ -197,13 +197,6 @@ def comparison_lines(compared: frames.Comparison) -> Iterator[dict[str, Any]]:
 
 def _csv_numbers(ours: pd.Series) -> dict[str, Any]:
     return {"ours": ours["mean"], "ours_std": ours["deviation"], "runs": len(ours["values"])}
-
-
-def differences_of(compared: frames.Comparison, damage: DamageLog) -> list[Difference]:
-    """Compare every row with the first on each dataset; means over datasets are not compared."""
-    columns = [column for column in chain(*compared.columns.values()) if len(column.groups) == 1]
-    metrics = {f"{column.heading}, {column.label}": column.keys[0] for column in columns}
-    return compare(compared.frame, compared.frame["group"].iloc[0], metrics, damage)
 
 
 def separation_table(differences: Sequence[Difference], baseline: str) -> Table:

@@ -22,6 +22,7 @@ from clipzoo.runs.record import MetricKey, read_arrays
 if TYPE_CHECKING:
     import pandas as pd
 
+    from clipzoo.report.frame import Comparison
     from clipzoo.report.published import PaperNumber
 
 LEVEL = 0.95
@@ -363,30 +364,27 @@ class Difference:
         return seeds_for(abs(self.interval.estimate), self.deviation, significance=self.level)
 
 
-def compare(
-    frame: pd.DataFrame, baseline: str, metrics: Mapping[str, MetricKey], damage: DamageLog
-) -> list[Difference]:
-    """Compare every group of runs with the baseline in each metric.
+def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
+    """Compare every row with the first on each dataset; means over datasets are not compared.
 
     With two seeds or more on both sides the interval and p are Welch's over seeds; otherwise they are computed from
     the samples that the first runs of both groups answered. p-values are adjusted for all differences.
-
-    frame: see `read_frame`, with a column `label`. metrics: keys by their names in words.
     """
     differences = []
-    groups = dict(list(frame.groupby("group", sort=False)))
-    for name, key in metrics.items():
-        before = groups[baseline][groups[baseline]["key"] == key]
-        for group, runs in groups.items():
+    baseline = next(iter(compared.rows.values()))
+    for column in (column for part in compared.columns.values() for column in part if len(column.groups) == 1):
+        name, key = f"{column.heading}, {column.label}", column.keys[0]
+        before = baseline[baseline["key"] == key]
+        for group, runs in compared.rows.items():
             after = runs[runs["key"] == key]
-            if group == baseline or before.empty or after.empty:
+            if runs is baseline or before.empty or after.empty:
                 continue
             label = runs["label"].iloc[0]
             baseline_values, run_values = (side.drop_duplicates("seed")["value"].to_list() for side in (before, after))
             if min(len(baseline_values), len(run_values)) > 1:
                 differences.append(seeds_difference(name, group, label, baseline_values, run_values))
                 continue
-            first = _outcomes(before.iloc[0], groups[baseline].iloc[0]["run"], damage)
+            first = _outcomes(before.iloc[0], baseline.iloc[0]["run"], damage)
             second = _outcomes(after.iloc[0], runs.iloc[0]["run"], damage)
             if first is None or second is None or not np.array_equal(first[1], second[1]):
                 continue

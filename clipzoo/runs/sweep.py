@@ -86,11 +86,6 @@ def searched(search: str) -> list[str]:
     return [f"{key}={values}" for key, values in ranges.items()]
 
 
-def sweep_folder(points: Sequence[Point], overrides: Sequence[str]) -> Path:
-    """Return the folder for the tables of a sweep, next to the runs of its points."""
-    return points[0].folder.parent / sweep_name(overrides)
-
-
 def sweep_name(overrides: Sequence[str]) -> str:
-    """Return one name for all points of a command line: the group of their runs in W&B."""
+    """Return one name for all points of a command line: of the folder of their tables, and their group in W&B."""
     return "sweep-" + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:8]

@@ -15,6 +15,7 @@ from tests.support.exported import loaded, logits
 
 HEADS = ("clip", "wpse", "kme", "cloob")
 RED = "search?collection=0&caption=red%20thing"
+PARTS = "parts?collection=0&row={}&caption=red%20thing"
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,10 @@ def test_pictures_are_in_the_order_of_the_models_logits(place, explorer):
 def test_the_parts_of_point_sets_sum_to_the_score_that_ranks_the_picture(explorer):
     ranked = {answer["model"]: answer["matches"][0] for answer in explorer.answer(RED)}
     row = ranked["wpse"]["row"]
-    (wpse,) = (answer for answer in explorer.parts(0, row, "red thing") if answer["model"] == "wpse")
+    (wpse,) = (answer for answer in explorer.answer(PARTS.format(row)) if answer["model"] == "wpse")
     assert wpse["score"] == pytest.approx(ranked["wpse"]["score"], abs=1e-3)
     assert sum(map(sum, wpse["values"])) == pytest.approx(wpse["score"], rel=1e-2, abs=1e-2)
-    kme = explorer.parts(0, ranked["kme"]["row"], "red thing")[1]
+    kme = explorer.answer(PARTS.format(ranked["kme"]["row"]))[1]
     assert kme["is_logarithm"] and kme["score"] == pytest.approx(ranked["kme"]["score"], abs=1e-3)
     assert kme["words"][:4] == ["<start_of_text>", "red", "thing", "<end_of_text>"]
     assert len(kme["values"][0]) == len(kme["words"]) == len(kme["text_weights"])
@@ -56,7 +57,7 @@ def test_only_cloob_retrieves_from_a_memory(explorer):
 
 @pytest.mark.medium
 def test_a_picture_has_its_captions_and_class_and_is_not_its_own_neighbour(explorer):
-    thing, colour = explorer.picture(0, 4), explorer.picture(1, 4)
+    thing, colour = (explorer.answer(f"picture?collection={number}&row=4") for number in (0, 1))
     assert len(thing["captions"]) == 3 and all("thing number 4 " in caption for caption in thing["captions"])
     assert thing["class"] is None and colour["class"] == "cyan"
     for neighbours in (*thing["neighbours"], *colour["neighbours"]):
@@ -65,7 +66,7 @@ def test_a_picture_has_its_captions_and_class_and_is_not_its_own_neighbour(explo
 
 @pytest.mark.medium
 def test_a_map_has_a_point_and_a_class_for_each_picture(explorer):
-    answer = explorer.maps(1)
+    answer = explorer.answer("maps?collection=1")
     assert len(answer["rows"]) == len(answer["labels"]) == len(explorer.collections[1])
     for model in answer["models"]:
         points = torch.tensor(model["points"])
@@ -84,7 +85,7 @@ def test_a_map_has_a_point_and_a_class_for_each_picture(explorer):
 def test_a_map_of_few_pictures_has_two_coordinates(tmp_path, limit):
     parts = collections(tmp_path / "sets", limit)
     explorer = Explorer([explored("clip", "clip", loaded("clip"), parts, tmp_path / "clip")], parts)
-    assert torch.tensor(explorer.maps(0)["models"][0]["points"]).shape == (limit, 2)
+    assert torch.tensor(explorer.answer("maps?collection=0")["models"][0]["points"]).shape == (limit, 2)
 
 
 @pytest.mark.medium

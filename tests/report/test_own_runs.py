@@ -11,9 +11,10 @@ import pytest
 from clipzoo.io import DamageLog
 from clipzoo.report.frame import Comparison, comparison_rows, read_frame
 from clipzoo.report.pages import write_pages
-from clipzoo.report.sections import differences_of, separation_table, settings_table
+from clipzoo.report.sections import separation_table, settings_table
 from clipzoo.report.statistics import (
     detectable_difference,
+    differences_of,
     disagreements,
     mcnemar,
     paired_difference,

@@ -10,7 +10,7 @@ import pytest
 from clipzoo.report.pages import sweep_results
 from clipzoo.report.render import terminal
 from clipzoo.runs import sweep
-from clipzoo.runs.sweep import sweep_folder
+from clipzoo.runs.sweep import sweep_name
 from tests.support.paper_runs import write_run
 from tests.support.processes import run_script
 from tests.support.runs import overrides
@@ -35,7 +35,7 @@ def test_launch_lists_the_points_and_writes_their_table(runs, tmp_path):
     points = run_script("clipzoo", "launch", *lines, log=tmp_path / "points").stdout.splitlines()
     assert [line.endswith("finished") for line in points] == [True, True, True, False], points
     table = run_script("clipzoo", "launch", "--table", *lines, log=tmp_path / "table").stdout.splitlines()
-    page = sweep_folder(sweep.points(lines), lines) / "index.html"
+    page = sweep.points(lines)[0].folder.parent / sweep_name(lines) / "index.html"
     assert table[-1] == f"the comparison of the runs: {page}" and page.exists()
     assert table[-3].split()[:2] == ["kme", "44*"] and table[-4].startswith("clip ")
 
@@ -70,7 +70,7 @@ def test_a_sweep_ends_with_its_table_and_says_where_the_comparison_is(runs, tmp_
     assert last.name.startswith("demo-clip+data.shards-a.tar+head-kme+seed-1-")
     lines = [*COMMON, f"runs={runs}", *SWEPT]
     output = run_script("train.py", "-m", *lines, log=tmp_path / "log").stdout.splitlines()
-    page = sweep_folder(sweep.points(lines), lines) / "index.html"
+    page = sweep.points(lines)[0].folder.parent / sweep_name(lines) / "index.html"
     assert output[-1] == f"the comparison of the runs: {page}" and page.exists()
     assert output[-3].startswith("kme ") and output[-4].startswith("clip ")
 
