@@ -90,10 +90,17 @@ class Digits(Study):
                 rows.append({"loss": name, **self._measure(answers[name], offsets, held_out[1]), "seed": seed})
             if seed == self.seed:
                 test, models, outputs = held_out, trained, answers
-        check = Check(
-            "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
-            *identity(models[TWO], test), self.identity_tolerance,
-        )  # fmt: skip
+        # Both sides of proposition 6.1 on a batch with equally many images of every label.
+        (images, labels), model = test, models[TWO]
+        per_label = int(labels.bincount(minlength=LABELS).min())
+        chosen = torch.cat([(labels == label).nonzero()[:per_label, 0] for label in range(LABELS)])
+        batch = Batch(images[chosen], labels[chosen], chosen)
+        with torch.no_grad():
+            loss = Conditional(*LOSSES[LABEL])(model(batch), batch, Progress(0, 1, len(batch), len(batch))).total
+        cross_entropy = functional.cross_entropy(outputs_of(model, batch.image), batch.text)
+        proposition = "cross-entropy less log 10 is the loss of labels given images, all labels equally often"
+        difference = float(cross_entropy) - math.log(LABELS)
+        check = Check(f"proposition 6.1: {proposition}", float(loss), difference, self.identity_tolerance)
         means = pd.DataFrame(rows).drop(columns="seed").groupby("loss", sort=False).mean()
         by_loss: dict[str, Row] = {str(name): {"loss": name, **row} for name, row in means.to_dict("index").items()}
         claims = list(self._claims(by_loss))
@@ -200,21 +207,6 @@ def outputs_of(model: Model, images: Tensor) -> Tensor:
         labels = model.encode_text(torch.arange(LABELS))
         blocks = [model.similarity(model.encode_image(block), labels) for block in images.split(1000)]
     return torch.cat(blocks).double()
-
-
-def identity(model: Model, test: Split) -> tuple[float, float]:
-    """Both sides of proposition 6.1 on a batch with equally many images of every label.
-
-    Returns the loss of labels given images, and the cross-entropy minus log 10.
-    """
-    images, labels = test
-    per_label = int(labels.bincount(minlength=LABELS).min())
-    chosen = torch.cat([(labels == label).nonzero()[:per_label, 0] for label in range(LABELS)])
-    batch = Batch(images[chosen], labels[chosen], chosen)
-    with torch.no_grad():
-        loss = Conditional(*LOSSES[LABEL])(model(batch), batch, Progress(0, 1, len(batch), len(batch))).total
-    cross_entropy = functional.cross_entropy(outputs_of(model, batch.image), batch.text)
-    return float(loss), float(cross_entropy) - math.log(LABELS)
 
 
 def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split, Split]:

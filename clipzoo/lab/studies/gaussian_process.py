@@ -183,8 +183,8 @@ class GaussianProcess(AdamStudy):
             left.plot(world.grid, u_mean, "--", color=BLACK, linewidth=1)
             middle.plot(places, v_mean, "--", color=BLACK, linewidth=1)
             values = [row[name] for row in sweep_rows]
-            for (key, mean), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
-                line(right.plot, sweep_rows, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
+            for (key, text), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
+                line(right.plot, sweep_rows, name, key, "o-", color=colour, linewidth=1, markersize=4, label=text)
                 if name == "width":
                     least = [max(row[f"least_{key}"], 1e-9) for row in sweep_rows]
                     right.plot(values, least, "--", color=colour, linewidth=1)

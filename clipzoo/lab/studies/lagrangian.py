@@ -120,6 +120,20 @@ class Lagrangian(Study):
             tracers[: self.samples], steps=self.epochs * self.samples // self.batch, batch=self.batch, rate=self.rate,
             seed=self.seed, precision=self.precision, device=self.device, watch=watch,
         )  # fmt: skip
+        sample = test[: self.compared_flows]
+        distance = np.abs(self.flows.trajectories(sample)[:, -1] - self.flows.stepped(sample, self.compared_step)).max()
+        steady = replace(self.flows, turn=0.0)
+        changes = [
+            np.abs(steady.potential(own, path, 0.0) - steady.potential(own, np.array(START), 0.0)).max()
+            / np.sqrt((np.abs(own) ** 2).sum() / 2)
+            for own, path in zip(sample, steady.trajectories(sample), strict=True)
+        ]
+        solver = f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end"
+        change = "change of the potential along a path when the flow is steady, in deviations of the potential"
+        checks = [
+            Check(solver, float(distance), 0.0, self.solver_tolerance),
+            Check(change, float(max(changes)), 0.0, self.conserved_tolerance),
+        ]
         last = rows[-1]
         claims = list(_claims(rows, self.test_samples))
         verdict = (
@@ -130,23 +144,7 @@ class Lagrangian(Study):
         )
         scores = scores_of(model, *views["test"]).mT.cpu()
         drawings = self._drawings(rows, all_coefficients[:2], test, scores)
-        return Findings(verdict, self._checks(test), claims, {"retrieval": rows}, drawings)
-
-    def _checks(self, coefficients: np.ndarray) -> list[Check]:
-        sample = coefficients[: self.compared_flows]
-        distance = np.abs(self.flows.trajectories(sample)[:, -1] - self.flows.stepped(sample, self.compared_step)).max()
-        steady = replace(self.flows, turn=0.0)
-        changes = [
-            np.abs(steady.potential(own, path, 0.0) - steady.potential(own, np.array(START), 0.0)).max()
-            / np.sqrt((np.abs(own) ** 2).sum() / 2)
-            for own, path in zip(sample, steady.trajectories(sample), strict=True)
-        ]
-        solver = f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end"
-        change = "change of the potential along a path when the flow is steady, in deviations of the potential"
-        return [
-            Check(solver, float(distance), 0.0, self.solver_tolerance),
-            Check(change, float(max(changes)), 0.0, self.conserved_tolerance),
-        ]
+        return Findings(verdict, checks, claims, {"retrieval": rows}, drawings)
 
     def _drawings(
         self, rows: list[Row], shown: np.ndarray, coefficients: np.ndarray, scores: Tensor
