@@ -7,7 +7,6 @@ plus noise, v the first coefficients xi. All conditional distributions are Gauss
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -87,12 +86,38 @@ class GaussianProcess(AdamStudy):
                 measured = {U: float(errors[0]), V: float(errors[1]), f"least_{U}": least[0], f"least_{V}": least[1]}
                 rows.append({"varied": name, **setting, **measured})
         by_width = select(rows, varied="width")
+        small = [row for row in by_width if row["width"] <= self.coefficients]
+        full, largest = small[-1], by_width[-1]
         checks = [
             Check(f"width {row['width']}: error of the mean of {mean}", row[key], row[f"least_{key}"], self.tolerance)
             for row in by_width
             for key, mean in MEANS.items()
         ]
-        claims = list(self._claims(rows))
+
+        def said(row: Row) -> str:
+            return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
+
+        claims = [
+            Claim(
+                f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
+                "; ".join(f"{row['width']}: {said(row)}" for row in small),
+                all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
+            ),
+            Claim(
+                "Larger widths do not improve them further.",
+                f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
+                all(largest[key] > 0.8 * full[key] for key in (U, V)),
+            ),
+        ]
+        for name, number in (("batch", 9), ("samples", 10)):
+            first, *_, last = select(rows, varied=name)
+            claims.append(
+                Claim(
+                    f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
+                    f"from {said(first)} at {first[name]} to {said(last)} at {last[name]}",
+                    all(last[key] < 0.5 * first[key] for key in (U, V)),
+                )
+            )
         best = select(by_width, width=self.coefficients)[-1]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
@@ -112,32 +137,6 @@ class GaussianProcess(AdamStudy):
         )  # fmt: skip
         g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
         return g @ h.mT / world.noise
-
-    def _claims(self, rows: list[Row]) -> Iterator[Claim]:
-        of = {name: select(rows, varied=name) for name in SWEEPS}
-        small = [row for row in of["width"] if row["width"] <= self.coefficients]
-        full, largest = small[-1], of["width"][-1]
-
-        def said(row: Row) -> str:
-            return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
-
-        yield Claim(
-            f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
-            "; ".join(f"{row['width']}: {said(row)}" for row in small),
-            all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
-        )
-        yield Claim(
-            "Larger widths do not improve them further.",
-            f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
-            all(largest[key] > 0.8 * full[key] for key in (U, V)),
-        )
-        for name, number in (("batch", 9), ("samples", 10)):
-            first, last = of[name][0], of[name][-1]
-            yield Claim(
-                f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
-                f"from {said(first)} at {first[name]} to {said(last)} at {last[name]}",
-                all(last[key] < 0.5 * first[key] for key in (U, V)),
-            )
 
     def _drawings(
         self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
