@@ -16,7 +16,7 @@ from torch import Tensor
 from clipzoo.config.vocabulary import Count, NonNegative, Range
 from clipzoo.heads.vector import DistanceHead, InnerProductHead
 from clipzoo.lab.studies.encoders import vectors
-from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, Drawing, line, panels
+from clipzoo.lab.studies.figures import BLUE, GREEN, VERMILION, line, panels
 from clipzoo.lab.studies.framework import AdamStudy, Check, Claim, Findings, Row, fit, select
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
@@ -126,7 +126,29 @@ class GaussianTheorems(AdamStudy):
             f"Training meets {sum(check.met for check in checks)} of {len(checks)} closed forms within tolerance; A is "
             f"within {100 * worst:.1f} % of the optimum at every rank of all three problems."
         )
-        return Findings(verdict, checks, claims, {"theorems": rows}, {"theorems": _drawing(gaussian, full, rows)})
+
+        figure, (curves, losses, errors) = panels(1, 3)
+        grid = torch.linspace(0.01, 0.92, 100, dtype=torch.float64)
+        forms = {"two-sided": grid, "one-sided": grid / (1 - grid**2), "joint": shrunk(grid)}
+        for problem, colour in COLOURS.items():
+            curves.plot(grid, forms[problem], color=colour, linewidth=1)
+            values = torch.linalg.svdvals(gaussian.whitened(full[problem].a))[: len(correlations)]
+            curves.plot(correlations, values, "o", color=colour, markersize=5, label=problem)
+            trained_rows = select(rows, problem=problem)
+            ranks = [row["rank"] for row in trained_rows]
+            line(losses.plot, trained_rows, "rank", "least_loss", color=colour, linewidth=1)
+            line(losses.plot, trained_rows, "rank", "loss", "o", color=colour, markersize=5)
+            percent = [100 * row["error_of_A"] for row in trained_rows]
+            errors.plot(ranks, percent, "o-", color=colour, linewidth=1, markersize=5)
+        curves.set(xlabel="canonical correlation", ylabel="singular value of whitened A", ylim=(0, 2.5))
+        curves.legend(frameon=False)
+        losses.set(xlabel="embedding width", ylabel="loss, nats", xticks=ranks)
+        errors.set(xlabel="embedding width", ylabel="relative error of whitened A, %", xticks=ranks, ylim=(0, None))
+        caption = (
+            "Left, at full width, and middle, at each width: lines are closed forms, points are trained. Right: how "
+            "far the trained A is from the closed form."
+        )
+        return Findings(verdict, checks, claims, {"theorems": rows}, {"theorems": (figure, caption)})
 
 
 def optimum(problem: str, gaussian: Gaussian, rank: int | None) -> tuple[Tensor, Tensor | None, float]:
@@ -143,30 +165,6 @@ def optimum(problem: str, gaussian: Gaussian, rank: int | None) -> tuple[Tensor,
 
 def relative_error(measured: Tensor, expected: Tensor) -> float:
     return float((measured - expected).norm() / expected.norm())
-
-
-def _drawing(gaussian: Gaussian, full: dict[str, Learned], rows: list[Row]) -> Drawing:
-    figure, (curves, losses, errors) = panels(1, 3)
-    correlations = gaussian.canonical()[1]
-    grid = torch.linspace(0.01, 0.92, 100, dtype=torch.float64)
-    forms = {"two-sided": grid, "one-sided": grid / (1 - grid**2), "joint": shrunk(grid)}
-    for problem, colour in COLOURS.items():
-        curves.plot(grid, forms[problem], color=colour, linewidth=1)
-        values = torch.linalg.svdvals(gaussian.whitened(full[problem].a))[: len(correlations)]
-        curves.plot(correlations, values, "o", color=colour, markersize=5, label=problem)
-        trained = select(rows, problem=problem)
-        ranks = [row["rank"] for row in trained]
-        line(losses.plot, trained, "rank", "least_loss", color=colour, linewidth=1)
-        line(losses.plot, trained, "rank", "loss", "o", color=colour, markersize=5)
-        errors.plot(ranks, [100 * row["error_of_A"] for row in trained], "o-", color=colour, linewidth=1, markersize=5)
-    curves.set(xlabel="canonical correlation", ylabel="singular value of whitened A", ylim=(0, 2.5))
-    curves.legend(frameon=False)
-    losses.set(xlabel="embedding width", ylabel="loss, nats", xticks=ranks)
-    errors.set(xlabel="embedding width", ylabel="relative error of whitened A, %", xticks=ranks, ylim=(0, None))
-    return figure, (
-        "Left, at full width, and middle, at each width: lines are closed forms, points are trained. Right: how far "
-        "the trained A is from the closed form."
-    )
 
 
 @dataclass(frozen=True)
