@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,6 +72,8 @@ class GaussianProcess(AdamStudy):
     def run(self) -> Findings:
         world = ProcessWorld(self.modes, self.places, self.coefficients, self.noise)
         gaussian = world.gaussian()
+        dimensions = world.places, world.coefficients
+        # A = G^T H by width, batch and samples, one for each draw.
         learned: dict[tuple[int, int, int], list[Tensor]] = {}
         rows: list[Row] = []
         for name, values in (("width", self.widths), ("batch", self.batches), ("samples", self.sizes)):
@@ -78,8 +81,16 @@ class GaussianProcess(AdamStudy):
                 setting = {"width": self.width, "batch": self.batch, "samples": self.samples, name: value}
                 width, samples = setting["width"], setting["samples"]
                 key = width, min(setting["batch"], samples), samples
-                if key not in learned:
-                    learned[key] = [self._learn(world, *key, self.seed + draw) for draw in range(self.seeds)]
+                for seed in range(self.seed, self.seed + self.seeds) if key not in learned else ():
+                    u, v = world.draw(samples, seed)
+                    # u in units of the noise suits the learning rate; this invertible map changes neither model.
+                    model = fit(
+                        partial(vectors, *dimensions), partial(InnerProductHead, *dimensions, width, temperature=1.0),
+                        Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=key[1],
+                        rate=self.rate, seed=seed,
+                    )  # fmt: skip
+                    g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
+                    learned.setdefault(key, []).append(g @ h.mT / world.noise)
                 errors = torch.tensor([conditional_errors(gaussian, a) for a in learned[key]]).mean(dim=0)
                 is_narrow = width < self.coefficients
                 least = conditional_errors(gaussian, gaussian.two_sided(width)) if is_narrow else (0.0, 0.0)
@@ -124,19 +135,6 @@ class GaussianProcess(AdamStudy):
             f"{100 * best[V]:.2f} % (v given u) of their square; {Check.count(checks)} and {Claim.count(claims)}."
         )
         return Findings(verdict, checks, claims, {"errors": rows}, self._drawings(world, rows, learned))
-
-    def _learn(self, world: ProcessWorld, width: int, batch: int, samples: int, seed: int) -> Tensor:
-        """Train linear encoders and return A = G^T H in float64."""
-        u, v = world.draw(samples, seed)
-        widths = world.places, world.coefficients
-        # u in units of the noise suits the learning rate; this invertible map changes neither model.
-        model = fit(
-            lambda: vectors(*widths), lambda: InnerProductHead(*widths, width, temperature=1.0),
-            Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=batch, rate=self.rate,
-            seed=seed,
-        )  # fmt: skip
-        g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
-        return g @ h.mT / world.noise
 
     def _drawings(
         self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
