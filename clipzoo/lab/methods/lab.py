@@ -50,7 +50,6 @@ from clipzoo.lab.methods.page import BEST, CLAIM, MANIFEST, METRICS, OUTCOMES, c
 from clipzoo.lab.worlds.scenes import COLOURS, SHAPES, render
 from clipzoo.lab.worlds.world import CaptionSettings, EnumeratedWorld
 from clipzoo.model import Model
-from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import CONFIG, is_finished
 from clipzoo.runs.lock import try_lock
 from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, results
@@ -461,7 +460,11 @@ def train_run(
 ) -> RunRecord:
     """Train a model on the pairs of a world, judge it and write its run directory. Return the record.
 
-    The metrics are those of both splits ("test/accuracy"), and of the scores before the first step ("start/mean").
+    The metrics are those of both splits ("test/accuracy"), and of the logits [b, b] of a batch before the first step:
+    start/mean, start/deviation: of all logits. start/interaction: standard deviation of the logits less the means of
+    their rows and columns, the part that depends on the pair; the loss falls only through it. start/loss: of the
+    objective. start/encoder_gradient, start/head_gradient: norms of its gradient.
+
     evaluation/outcomes.npz has the outcomes of the test samples by task. The record of a training that diverged or was
     stopped says so.
     """
@@ -479,9 +482,20 @@ def train_run(
     tokens = model.encoder.tokenizer(data.world.captions)[data.train.captions]  # [n, L]
     sample = Batch(data.train.images[:batch], tokens[:batch], torch.arange(batch))
     # Copies: the objective has state for each sample, and the weights get gradients.
-    copies = deepcopy(model), deepcopy(objective)
-    copies[1].allocate(data.settings.train)
-    metrics = _named("start", initial_scores(*copies, sample, Progress(0, steps, data.settings.train, batch)))
+    initial, allocated = deepcopy(model).train(), deepcopy(objective)
+    allocated.allocate(data.settings.train)
+    similarity = initial(sample)
+    logits = similarity.image_to_text.dense().detach().double()
+    loss = allocated(similarity, sample, Progress(0, steps, data.settings.train, batch)).total
+    loss.backward()
+    pair_part = logits - logits.mean(0) - logits.mean(1, keepdim=True) + logits.mean()
+    metrics = {
+        "start/mean": float(logits.mean()), "start/deviation": float(logits.std()),
+        "start/interaction": float(pair_part.std()), "start/loss": float(loss.detach()),
+    }  # fmt: skip
+    for name, part in (("encoder", initial.encoder), ("head", initial.head)):
+        squares = [weight.grad.double().square().sum() for weight in part.parameters() if weight.grad is not None]
+        metrics[f"start/{name}_gradient"] = float(torch.stack(squares).sum().sqrt())
     done, evaluating = 0, 0.0
 
     def evaluate(trained: Model) -> Mapping[str, float]:
@@ -537,29 +551,6 @@ def score_factor(plain: Mapping[str, Any]) -> float:
 
 def _named(place: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f"{place}/{name}": value for name, value in values.items()}
-
-
-def initial_scores(model: Model, objective: Objective, batch: Batch, progress: Progress) -> dict[str, float]:
-    """Return statistics of the logits of a batch in training, and of the gradient, at the current weights.
-
-    mean, deviation: of all logits [b, b]. interaction: standard deviation of the logits less the means of their rows
-    and columns, the part that depends on the pair; the loss falls only through it. loss: of the objective.
-    encoder_gradient, head_gradient: norms of its gradient.
-    """
-    model.train()
-    similarity = model(batch)
-    logits = similarity.image_to_text.dense().detach().double()
-    loss = objective(similarity, batch, progress).total
-    loss.backward()
-    pair_part = logits - logits.mean(0) - logits.mean(1, keepdim=True) + logits.mean()
-    values = {
-        "mean": float(logits.mean()), "deviation": float(logits.std()), "interaction": float(pair_part.std()),
-        "loss": float(loss.detach()),
-    }  # fmt: skip
-    for name, part in (("encoder", model.encoder), ("head", model.head)):
-        squares = [weight.grad.double().square().sum() for weight in part.parameters() if weight.grad is not None]
-        values[f"{name}_gradient"] = float(torch.stack(squares).sum().sqrt())
-    return values
 
 
 class WordTokenizer(Part):

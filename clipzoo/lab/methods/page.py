@@ -112,7 +112,30 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         for compared in lab.comparisons:
             yield from _scaling(compared)
     if claims:
-        yield _claims_section(claims)
+        names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
+                 "not measured yet": "not measured yet"}  # fmt: skip
+        counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
+        summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
+        text = (
+            f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's "
+            "test over seeds separates the two methods, after Holm's correction for all claims. The power column says "
+            "how small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of "
+            "each method the measured difference needs if it and the measured spread are the true ones; both at 5 % "
+            "divided by the number of claims, the level at which Holm's method tests the smallest p."
+        )
+        rows: Rows = []
+        for item in claims:
+            claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
+            if measured is not None:
+                numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
+            pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
+            verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
+            facts = [claim["says"], claim["source"], claim["comparison"], pair, *numbers]
+            rows.append([*facts, verdict, item.power])
+        labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here",
+                  "power"]  # fmt: skip
+        table = text_table(labels, rows, left=len(labels), wrap=True)
+        yield Section("Which claims of the papers hold here", [text], [table])
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
     if deltas:
@@ -127,7 +150,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
             "outcomes averaged over the seeds, what another test split would. Detectable: by as many seeds, with 80 % "
             "probability."
         )
-        rows: Rows = [
+        rows = [
             [
                 item.group, item.label, f"{item.interval.estimate:+.1f}", _ends(item.interval), _ends(item.samples),
                 f"{item.p:.2g}", Cell("yes" if item.is_separated else "no", bold=item.is_separated),
@@ -178,31 +201,6 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         ["Trials that are not finished were stopped at a rung, or diverged."],
         [text_table(labels, rows, left=2, wrap=True)],
     )
-
-
-def _claims_section(claims: Sequence[Verdict]) -> Section:
-    names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
-             "not measured yet": "not measured yet"}  # fmt: skip
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
-    summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
-    text = (
-        f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's test "
-        "over seeds separates the two methods, after Holm's correction for all claims. The power column says how "
-        "small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of each "
-        "method the measured difference needs if it and the measured spread are the true ones; both at 5 % divided by "
-        "the number of claims, the level at which Holm's method tests the smallest p."
-    )
-    rows: Rows = []
-    for item in claims:
-        claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
-        if measured is not None:
-            numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
-        verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
-        pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
-        rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
-    labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here", "power"]
-    table = text_table(labels, rows, left=len(labels), wrap=True)
-    return Section("Which claims of the papers hold here", [text], [table])
 
 
 def _scaling(compared: Compared) -> Iterator[Section]:

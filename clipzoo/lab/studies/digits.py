@@ -84,16 +84,41 @@ class Digits(Study):
                 )
                 for name, lambdas in LOSSES.items()
             }  # fmt: skip
-            answers = {name: outputs_of(model, held_out[0]) for name, model in trained.items()}
+            answers, labels = {name: outputs_of(model, held_out[0]) for name, model in trained.items()}, held_out[1]
+            right = functional.one_hot(labels, LABELS).double()
             for name, model in trained.items():
-                offsets = outputs_of(model, train[0]).logsumexp(dim=0)
-                rows.append({"loss": name, **self._measure(answers[name], offsets, held_out[1]), "seed": seed})
+                calibrated = answers[name] - outputs_of(model, train[0]).logsumexp(dim=0)
+                weights, probabilities = answers[name].softmax(dim=0), answers[name].softmax(dim=1)
+                entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
+                generator = torch.Generator().manual_seed(self.seed)
+                drawn = torch.multinomial(weights.mT, self.drawn, replacement=True, generator=generator)
+                rows.append({
+                    "loss": name,
+                    "accuracy": float((answers[name].argmax(dim=1) == labels).double().mean()),
+                    "log_loss": float(functional.cross_entropy(answers[name], labels)),
+                    "label_entropy": float(-(probabilities * probabilities.clamp_min(1e-300).log()).sum(dim=1).mean()),
+                    "accuracy_without_offsets": float((calibrated.argmax(dim=1) == labels).double().mean()),
+                    "log_loss_without_offsets": float(functional.cross_entropy(calibrated, labels)),
+                    # Of a label: e to the entropy of its distribution.
+                    "effective_images": float(entropy.exp().mean()),
+                    "weight_on_right_label": float((weights * right).sum(dim=0).mean()),
+                    "images_of_a_label": float(right.sum(dim=0).mean()),
+                    "different_of_drawn": sum(len(set(row.tolist())) for row in drawn) / LABELS,
+                    "seed": seed,
+                })  # fmt: skip
             if seed == self.seed:
                 test, models, outputs = held_out, trained, answers
-        check = Check(
-            "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
-            *identity(models[TWO], test), self.identity_tolerance,
-        )  # fmt: skip
+        # Both sides of proposition 6.1 on a batch with equally many images of every label.
+        (images, labels), model = test, models[TWO]
+        per_label = int(labels.bincount(minlength=LABELS).min())
+        chosen = torch.cat([(labels == label).nonzero()[:per_label, 0] for label in range(LABELS)])
+        batch = Batch(images[chosen], labels[chosen], chosen)
+        with torch.no_grad():
+            loss = Conditional(*LOSSES[LABEL])(model(batch), batch, Progress(0, 1, len(batch), len(batch))).total
+        cross_entropy = functional.cross_entropy(outputs_of(model, batch.image), batch.text)
+        proposition = "cross-entropy less log 10 is the loss of labels given images, all labels equally often"
+        difference = float(cross_entropy) - math.log(LABELS)
+        check = Check(f"proposition 6.1: {proposition}", float(loss), difference, self.identity_tolerance)
         means = pd.DataFrame(rows).drop(columns="seed").groupby("loss", sort=False).mean()
         by_loss: dict[str, Row] = {str(name): {"loss": name, **row} for name, row in means.to_dict("index").items()}
         claims = list(self._claims(by_loss))
@@ -106,26 +131,6 @@ class Digits(Study):
         )
         tables = {"losses": list(by_loss.values()), "trainings": rows}
         return Findings(verdict, [check], claims, tables, self._drawings(outputs, test))
-
-    def _measure(self, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
-        """Measure a model's outputs [n, 10]. Effective images of a label: e to the entropy of its distribution."""
-        calibrated = outputs - offsets
-        weights, probabilities = outputs.softmax(dim=0), outputs.softmax(dim=1)
-        entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
-        right = functional.one_hot(labels, LABELS).double()
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.multinomial(weights.mT, self.drawn, replacement=True, generator=generator)
-        return {
-            "accuracy": float((outputs.argmax(dim=1) == labels).double().mean()),
-            "log_loss": float(functional.cross_entropy(outputs, labels)),
-            "label_entropy": float(-(probabilities * probabilities.clamp_min(1e-300).log()).sum(dim=1).mean()),
-            "accuracy_without_offsets": float((calibrated.argmax(dim=1) == labels).double().mean()),
-            "log_loss_without_offsets": float(functional.cross_entropy(calibrated, labels)),
-            "effective_images": float(entropy.exp().mean()),
-            "weight_on_right_label": float((weights * right).sum(dim=0).mean()),
-            "images_of_a_label": float(right.sum(dim=0).mean()),
-            "different_of_drawn": sum(len(set(row.tolist())) for row in drawn) / LABELS,
-        }
 
     def _claims(self, rows: Mapping[str, Row]) -> Iterator[Claim]:
         def say(key: str, form: str = ".3f") -> str:
@@ -200,21 +205,6 @@ def outputs_of(model: Model, images: Tensor) -> Tensor:
         labels = model.encode_text(torch.arange(LABELS))
         blocks = [model.similarity(model.encode_image(block), labels) for block in images.split(1000)]
     return torch.cat(blocks).double()
-
-
-def identity(model: Model, test: Split) -> tuple[float, float]:
-    """Both sides of proposition 6.1 on a batch with equally many images of every label.
-
-    Returns the loss of labels given images, and the cross-entropy minus log 10.
-    """
-    images, labels = test
-    per_label = int(labels.bincount(minlength=LABELS).min())
-    chosen = torch.cat([(labels == label).nonzero()[:per_label, 0] for label in range(LABELS)])
-    batch = Batch(images[chosen], labels[chosen], chosen)
-    with torch.no_grad():
-        loss = Conditional(*LOSSES[LABEL])(model(batch), batch, Progress(0, 1, len(batch), len(batch))).total
-    cross_entropy = functional.cross_entropy(outputs_of(model, batch.image), batch.text)
-    return float(loss), float(cross_entropy) - math.log(LABELS)
 
 
 def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split, Split]:

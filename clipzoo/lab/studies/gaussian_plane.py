@@ -75,15 +75,20 @@ class GaussianPlane(AdamStudy):
         densities["normalised"] = _normalised((GRID.sign()[:, None] * GRID.sign()).exp() * product)
         near = product > 1e-12  # elsewhere weights are negligible, and densities underflow
         pmi, weights = (truth / product).log()[near].numpy(), ((truth + product) / 2)[near].numpy()
-        rows: list[Row] = [
-            {
-                "model": name, **_moments(density),
-                "kl_from_truth": float((truth * (truth / density).log()).nansum() * STEP**2),
-                # A model's score is log(model / product of the marginals) and a constant.
-                **pmi_agreement((density / product).log()[near].numpy(), pmi, weights),
-            }
-            for name, density in {"truth": truth, **densities}.items()
-        ]  # fmt: skip
+        rows: list[Row] = []
+        for name, density in {"truth": truth, **densities}.items():
+            # Moments by integration over the grid, valid for non-Gaussian models too.
+            marginals = {"u": density.sum(1), "v": density.sum(0)}
+            row = {f"variance_of_{view}": float((p * STEP**2 * GRID**2).sum()) for view, p in marginals.items()}
+            for view, conditionals in (("u_given_v", density.mT), ("v_given_u", density)):
+                # Conditional mean and variance at conditioning value 1; rows are conditioning values.
+                given = conditionals[ONE] / conditionals[ONE].sum()
+                row[f"slope_of_{view}"] = mean = float((given * GRID).sum())
+                row[f"variance_of_{view}"] = float((given * (GRID - mean) ** 2).sum())
+            row["kl_from_truth"] = float((truth * (truth / density).log()).nansum() * STEP**2)
+            # A model's score is log(model / product of the marginals) and a constant.
+            agreement = pmi_agreement((density / product).log()[near].numpy(), pmi, weights)
+            rows.append({"model": name, **row, **agreement})
         by_model = {row["model"]: row for row in rows}
         checks = list(self._checks(gaussian, learned, by_model))
         claims = list(plane_claims(by_model))
@@ -153,19 +158,6 @@ def normal_density(gaussian: Gaussian) -> Tensor:
 
 def _normalised(density: Tensor) -> Tensor:
     return density / (density.sum() * STEP**2)
-
-
-def _moments(density: Tensor) -> dict[str, float]:
-    """Moments by integration over the grid, valid for non-Gaussian models too."""
-    marginals = {"u": density.sum(1), "v": density.sum(0)}
-    moments = {f"variance_of_{name}": float((row * STEP**2 * GRID**2).sum()) for name, row in marginals.items()}
-    for name, conditionals in (("u_given_v", density.mT), ("v_given_u", density)):
-        # Conditional mean and variance at conditioning value 1; rows are conditioning values.
-        weights = conditionals[ONE] / conditionals[ONE].sum()
-        mean = float((weights * GRID).sum())
-        moments[f"slope_of_{name}"] = mean
-        moments[f"variance_of_{name}"] = float((weights * (GRID - mean) ** 2).sum())
-    return moments
 
 
 def _drawings(product: Tensor, truth: Tensor, densities: Mapping[str, Tensor]) -> dict[str, Drawing]:

@@ -7,8 +7,8 @@ plus noise, v the first coefficients xi. All conditional distributions are Gauss
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class GaussianProcess(AdamStudy):
     def run(self) -> Findings:
         world = ProcessWorld(self.modes, self.places, self.coefficients, self.noise)
         gaussian = world.gaussian()
+        dimensions = world.places, world.coefficients
+        # A = G^T H by width, batch and samples, one for each draw.
         learned: dict[tuple[int, int, int], list[Tensor]] = {}
         rows: list[Row] = []
         for name, values in (("width", self.widths), ("batch", self.batches), ("samples", self.sizes)):
@@ -79,65 +81,60 @@ class GaussianProcess(AdamStudy):
                 setting = {"width": self.width, "batch": self.batch, "samples": self.samples, name: value}
                 width, samples = setting["width"], setting["samples"]
                 key = width, min(setting["batch"], samples), samples
-                if key not in learned:
-                    learned[key] = [self._learn(world, *key, self.seed + draw) for draw in range(self.seeds)]
+                for seed in range(self.seed, self.seed + self.seeds) if key not in learned else ():
+                    u, v = world.draw(samples, seed)
+                    # u in units of the noise suits the learning rate; this invertible map changes neither model.
+                    model = fit(
+                        partial(vectors, *dimensions), partial(InnerProductHead, *dimensions, width, temperature=1.0),
+                        Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=key[1],
+                        rate=self.rate, seed=seed,
+                    )  # fmt: skip
+                    g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
+                    learned.setdefault(key, []).append(g @ h.mT / world.noise)
                 errors = torch.tensor([conditional_errors(gaussian, a) for a in learned[key]]).mean(dim=0)
                 is_narrow = width < self.coefficients
                 least = conditional_errors(gaussian, gaussian.two_sided(width)) if is_narrow else (0.0, 0.0)
                 measured = {U: float(errors[0]), V: float(errors[1]), f"least_{U}": least[0], f"least_{V}": least[1]}
                 rows.append({"varied": name, **setting, **measured})
         by_width = select(rows, varied="width")
+        small = [row for row in by_width if row["width"] <= self.coefficients]
+        full, largest = small[-1], by_width[-1]
         checks = [
             Check(f"width {row['width']}: error of the mean of {mean}", row[key], row[f"least_{key}"], self.tolerance)
             for row in by_width
             for key, mean in MEANS.items()
         ]
-        claims = list(self._claims(rows))
+
+        def said(row: Row) -> str:
+            return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
+
+        claims = [
+            Claim(
+                f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
+                "; ".join(f"{row['width']}: {said(row)}" for row in small),
+                all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
+            ),
+            Claim(
+                "Larger widths do not improve them further.",
+                f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
+                all(largest[key] > 0.8 * full[key] for key in (U, V)),
+            ),
+        ]
+        for name, number in (("batch", 9), ("samples", 10)):
+            first, *_, last = select(rows, varied=name)
+            claims.append(
+                Claim(
+                    f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
+                    f"from {said(first)} at {first[name]} to {said(last)} at {last[name]}",
+                    all(last[key] < 0.5 * first[key] for key in (U, V)),
+                )
+            )
         best = select(by_width, width=self.coefficients)[-1]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
             f"{100 * best[V]:.2f} % (v given u) of their square; {Check.count(checks)} and {Claim.count(claims)}."
         )
         return Findings(verdict, checks, claims, {"errors": rows}, self._drawings(world, rows, learned))
-
-    def _learn(self, world: ProcessWorld, width: int, batch: int, samples: int, seed: int) -> Tensor:
-        """Train linear encoders and return A = G^T H in float64."""
-        u, v = world.draw(samples, seed)
-        widths = world.places, world.coefficients
-        # u in units of the noise suits the learning rate; this invertible map changes neither model.
-        model = fit(
-            lambda: vectors(*widths), lambda: InnerProductHead(*widths, width, temperature=1.0),
-            Conditional(lambda_u=1.0, lambda_v=1.0), u / world.noise, v, steps=self.steps, batch=batch, rate=self.rate,
-            seed=seed,
-        )  # fmt: skip
-        g, h = (model.head.state_dict()[name].double() for name in ("image_projection", "text_projection"))
-        return g @ h.mT / world.noise
-
-    def _claims(self, rows: list[Row]) -> Iterator[Claim]:
-        of = {name: select(rows, varied=name) for name in SWEEPS}
-        small = [row for row in of["width"] if row["width"] <= self.coefficients]
-        full, largest = small[-1], of["width"][-1]
-
-        def said(row: Row) -> str:
-            return f"{100 * row[U]:.2g} and {100 * row[V]:.2g} %"
-
-        yield Claim(
-            f"Increasing the embedding width up to {self.coefficients} improves both conditional means (figure 8).",
-            "; ".join(f"{row['width']}: {said(row)}" for row in small),
-            all(a[key] > b[key] for a, b in zip(small, small[1:], strict=False) for key in (U, V)),
-        )
-        yield Claim(
-            "Larger widths do not improve them further.",
-            f"{said(full)} at {full['width']}, {said(largest)} at {largest['width']}",
-            all(largest[key] > 0.8 * full[key] for key in (U, V)),
-        )
-        for name, number in (("batch", 9), ("samples", 10)):
-            first, last = of[name][0], of[name][-1]
-            yield Claim(
-                f"The errors converge towards zero with the {SWEEPS[name]} (figure {number}).",
-                f"from {said(first)} at {first[name]} to {said(last)} at {last[name]}",
-                all(last[key] < 0.5 * first[key] for key in (U, V)),
-            )
 
     def _drawings(
         self, world: ProcessWorld, rows: list[Row], learned: dict[tuple[int, int, int], list[Tensor]]
@@ -183,8 +180,8 @@ class GaussianProcess(AdamStudy):
             left.plot(world.grid, u_mean, "--", color=BLACK, linewidth=1)
             middle.plot(places, v_mean, "--", color=BLACK, linewidth=1)
             values = [row[name] for row in sweep_rows]
-            for (key, mean), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
-                line(right.plot, sweep_rows, name, key, "o-", color=colour, linewidth=1, markersize=4, label=mean)
+            for (key, text), colour in zip(MEANS.items(), (BLUE, VERMILION), strict=True):
+                line(right.plot, sweep_rows, name, key, "o-", color=colour, linewidth=1, markersize=4, label=text)
                 if name == "width":
                     least = [max(row[f"least_{key}"], 1e-9) for row in sweep_rows]
                     right.plot(values, least, "--", color=colour, linewidth=1)

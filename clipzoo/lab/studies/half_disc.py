@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -73,60 +74,42 @@ class HalfDisc(Study):
 
     def run(self) -> Findings:
         main = self.temperatures[0]
-        rows = [self._errors(tau, n) for tau in self.temperatures for n in self.sizes]
-        popularity, checks = self._popularity(main)
-        for tau in self.temperatures:
-            x, y = draw_pairs(self.risk_samples, tau, self.seed + 10_000)
-            losses = tau * log_partition(x, tau) - (x * y).sum(dim=1)
-            tolerance = self.risk_tolerance * float(losses.std()) / self.risk_samples**0.5
-            name = f"true risk, τ = {tau:g}, from {self.risk_samples} samples"
-            checks.append(Check(name, float(losses.mean()), true_risk(tau), tolerance))
-        claims = list(self._claims(rows, popularity))
-        last = select(rows, temperature=main)[-1]
-        verdict = (
-            f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
-            f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; {Claim.count(claims)}."
-        )
-        return Findings(verdict, checks, claims, {"errors": rows, "popularity": popularity}, self._drawings(rows))
+        # Absolute errors of the risks, and error terms, averaged over the draws.
+        rows: list[Row] = []
+        for tau, samples in product(self.temperatures, self.sizes):
+            truth = true_risk(tau)
+            means = dict.fromkeys(("GCL", "NUCLR", "MLE", "GCL_term", "NUCLR_term", "NUCLR_scaled_by_mean"), 0.0)
+            for draw in range(self.draws):
+                x, y = draw_pairs(samples, tau, self.seed + draw)
+                energies, exact = x @ y.mT, popularity(x, y, tau)
+                raw = estimated_popularity(energies, tau, self.iterations)
+                popularities = {
+                    "GCL": torch.full_like(exact, samples), "NUCLR": raw * exact.max() / raw.max(),
+                    "NUCLR_scaled_by_mean": raw * exact.mean() / raw.mean(),
+                }  # fmt: skip
+                # Empirical risk, eq. 5: the integral over y is a sum over y_j with weights 1 / popularity.
+                inner = {name: (energies / tau - q.log()).logsumexp(dim=1) for name, q in popularities.items()}
+                for name, log_integral in {**inner, "MLE": log_partition(x, tau)}.items():
+                    risk = float((tau * log_integral - energies.diagonal()).mean())
+                    means[name] += abs(risk - truth) / self.draws
+                for name in ("GCL", "NUCLR"):
+                    # The term of theorem 1 that an approximate popularity costs.
+                    difference = (1 / popularities[name] - 1 / exact).abs()
+                    term = (difference * ((energies - 1) / tau).exp()).sum(dim=1).mean()
+                    means[f"{name}_term"] += float(term) / self.draws
+            rows.append({"temperature": tau, "n": samples, **means})
 
-    def _errors(self, temperature: float, samples: int) -> Row:
-        """Mean absolute errors of the risks and mean error terms, averaged over the draws."""
-        truth = true_risk(temperature)
-        means = dict.fromkeys(("GCL", "NUCLR", "MLE", "GCL_term", "NUCLR_term", "NUCLR_scaled_by_mean"), 0.0)
-        for draw in range(self.draws):
-            x, y = draw_pairs(samples, temperature, self.seed + draw)
-            energies, exact = x @ y.mT, popularity(x, y, temperature)
-            raw = estimated_popularity(energies, temperature, self.iterations)
-            popularities = {
-                "GCL": torch.full_like(exact, samples), "NUCLR": raw * exact.max() / raw.max(),
-                "NUCLR_scaled_by_mean": raw * exact.mean() / raw.mean(),
-            }  # fmt: skip
-            # Empirical risk, eq. 5: the integral over y is a sum over y_j with weights 1 / popularity.
-            inner = {name: (energies / temperature - q.log()).logsumexp(dim=1) for name, q in popularities.items()}
-            for name, log_integral in {**inner, "MLE": log_partition(x, temperature)}.items():
-                risk = float((temperature * log_integral - energies.diagonal()).mean())
-                means[name] += abs(risk - truth) / self.draws
-            for name in ("GCL", "NUCLR"):
-                # The term of theorem 1 that an approximate popularity costs.
-                difference = (1 / popularities[name] - 1 / exact).abs()
-                term = (difference * ((energies - 1) / temperature).exp()).sum(dim=1).mean()
-                means[f"{name}_term"] += float(term) / self.draws
-        return {"temperature": temperature, "n": samples, **means}
-
-    def _popularity(self, temperature: float) -> tuple[list[Row], list[Check]]:
-        """Compare the popularity at n = shown by the fixed point, by NUCLR on whole batches and on mini-batches."""
-        x, y = draw_pairs(self.shown, temperature, self.seed)
-        exact = popularity(x, y, temperature).log()
-        fixed = estimated_popularity(x @ y.mT, temperature, self.iterations).log()
-        whole = learned_log_popularity(x, y, temperature, self.shown, self.nuclr_steps, eta=temperature, momentum=1.0)
-        small = learned_log_popularity(
-            x, y, temperature, self.mini_batch, self.mini_steps, eta=self.mini_eta, momentum=0.9
-        )
+        # The popularity at n = shown by the fixed point, by NUCLR on whole batches and on mini-batches.
+        x, y = draw_pairs(self.shown, main, self.seed)
+        exact = popularity(x, y, main).log()
+        fixed = estimated_popularity(x @ y.mT, main, self.iterations).log()
+        whole = learned_log_popularity(x, y, main, self.shown, self.nuclr_steps, eta=main, momentum=1.0)
+        small = learned_log_popularity(x, y, main, self.mini_batch, self.mini_steps, eta=self.mini_eta, momentum=0.9)
         estimates = {
             "problem (8), solved": fixed, "NUCLR, whole batches": whole,
             f"NUCLR, batches of {self.mini_batch}": small,
         }  # fmt: skip
-        rows: list[Row] = [
+        popularity_rows: list[Row] = [
             {
                 "found_by": name,
                 "correlation_of_logs": float(torch.corrcoef(torch.stack([exact, estimate]))[0, 1]),
@@ -135,13 +118,27 @@ class HalfDisc(Study):
             for name, estimate in estimates.items()
         ]
         # The norm of the gradient of problem (8) at zeta.
-        attention = torch.softmax((x @ y.mT - temperature * fixed) / temperature, dim=1)
+        attention = torch.softmax((x @ y.mT - main * fixed) / main, dim=1)
         gradient = float((1 - attention.sum(dim=0)).norm() / self.shown)
         distance = float(((whole - whole.mean()) - (fixed - fixed.mean())).abs().max())
-        return rows, [
+        checks = [
             Check("gradient of problem (8) at the fixed point (9)", gradient, 0.0, self.gradient_tolerance),
             Check("log popularity by NUCLR's own steps, largest error", distance, 0.0, self.zeta_tolerance),
         ]
+        for tau in self.temperatures:
+            x, y = draw_pairs(self.risk_samples, tau, self.seed + 10_000)
+            losses = tau * log_partition(x, tau) - (x * y).sum(dim=1)
+            tolerance = self.risk_tolerance * float(losses.std()) / self.risk_samples**0.5
+            name = f"true risk, τ = {tau:g}, from {self.risk_samples} samples"
+            checks.append(Check(name, float(losses.mean()), true_risk(tau), tolerance))
+        claims = list(self._claims(rows, popularity_rows))
+        last = select(rows, temperature=main)[-1]
+        verdict = (
+            f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
+            f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; {Claim.count(claims)}."
+        )
+        tables = {"errors": rows, "popularity": popularity_rows}
+        return Findings(verdict, checks, claims, tables, self._drawings(rows))
 
     def _claims(self, rows: list[Row], popularity: list[Row]) -> Iterator[Claim]:
         (long, short), first, last = self.temperatures[:2], self.sizes[0], self.sizes[-1]

@@ -7,7 +7,7 @@ vectors; a tracer follows the velocity J grad psi, J = [[0, -1], [1, 0]].
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -120,20 +120,7 @@ class Lagrangian(Study):
             tracers[: self.samples], steps=self.epochs * self.samples // self.batch, batch=self.batch, rate=self.rate,
             seed=self.seed, precision=self.precision, device=self.device, watch=watch,
         )  # fmt: skip
-        last = rows[-1]
-        claims = list(_claims(rows, self.test_samples))
-        verdict = (
-            f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
-            f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
-            f"{100 * last['to_trajectories_at_5']:.1f} % and {100 * last['to_coefficients_at_5']:.1f} %; "
-            f"{Claim.count(claims)}."
-        )
-        scores = scores_of(model, *views["test"]).mT.cpu()
-        drawings = self._drawings(rows, all_coefficients[:2], test, scores)
-        return Findings(verdict, self._checks(test), claims, {"retrieval": rows}, drawings)
-
-    def _checks(self, coefficients: np.ndarray) -> list[Check]:
-        sample = coefficients[: self.compared_flows]
+        sample = test[: self.compared_flows]
         distance = np.abs(self.flows.trajectories(sample)[:, -1] - self.flows.stepped(sample, self.compared_step)).max()
         steady = replace(self.flows, turn=0.0)
         changes = [
@@ -143,10 +130,42 @@ class Lagrangian(Study):
         ]
         solver = f"solver against Runge-Kutta of order 4 with step {self.compared_step:g}: largest distance at the end"
         change = "change of the potential along a path when the flow is steady, in deviations of the potential"
-        return [
+        checks = [
             Check(solver, float(distance), 0.0, self.solver_tolerance),
             Check(change, float(max(changes)), 0.0, self.conserved_tolerance),
         ]
+        first, last, train_first, train_last = rows[1], rows[-1], rows[0], rows[-2]
+        keys = [f"{direction}_at_{depth}" for direction in DIRECTIONS.values() for depth in (1, 5)]
+
+        def said(row: Row, depth: int) -> str:
+            return " and ".join(f"{100 * row[f'{direction}_at_{depth}']:.1f} %" for direction in DIRECTIONS.values())
+
+        claims = [
+            Claim(
+                "Retrieval improves in both directions during training, on training and test data (figure 14).",
+                f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {self.test_samples}",
+                all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
+            ),
+            Claim(
+                "R@5 approaches 100 %.",
+                f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
+                all(last[key] > 0.95 for key in keys if key.endswith("5")),
+            ),
+            Claim(
+                "Accuracy is generally higher for trajectories from potentials than for potentials from trajectories.",
+                f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
+                all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
+            ),
+        ]
+        verdict = (
+            f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
+            f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
+            f"{100 * last['to_trajectories_at_5']:.1f} % and {100 * last['to_coefficients_at_5']:.1f} %; "
+            f"{Claim.count(claims)}."
+        )
+        scores = scores_of(model, *views["test"]).mT.cpu()
+        drawings = self._drawings(rows, all_coefficients[:2], test, scores)
+        return Findings(verdict, checks, claims, {"retrieval": rows}, drawings)
 
     def _drawings(
         self, rows: list[Row], shown: np.ndarray, coefficients: np.ndarray, scores: Tensor
@@ -219,31 +238,6 @@ def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, fl
         for name, matrix in (("to_trajectories", scores), ("to_coefficients", scores.mT))
         for depth in (1, 5)
     }
-
-
-def _claims(rows: list[Row], candidates: int) -> Iterator[Claim]:
-    test = select(rows, split="test")
-    first, last, train_first, train_last = test[0], test[-1], rows[0], rows[-2]
-    keys = [f"{direction}_at_{depth}" for direction in DIRECTIONS.values() for depth in (1, 5)]
-
-    def said(row: Row, depth: int) -> str:
-        return " and ".join(f"{100 * row[f'{direction}_at_{depth}']:.1f} %" for direction in DIRECTIONS.values())
-
-    yield Claim(
-        "Retrieval improves in both directions during training, on training and test data (figure 14).",
-        f"test R@1 from {said(first, 1)} after the first epoch to {said(last, 1)}, among {candidates}",
-        all(last[key] > first[key] and train_last[key] > train_first[key] for key in keys),
-    )
-    yield Claim(
-        "R@5 approaches 100 %.",
-        f"test R@5 {said(last, 5)}, training {said(train_last, 5)}",
-        all(last[key] > 0.95 for key in keys if key.endswith("5")),
-    )
-    yield Claim(
-        "Accuracy is generally higher for trajectories from potentials than for potentials from trajectories.",
-        f"test R@1 {said(last, 1)}, R@5 {said(last, 5)}",
-        all(last[f"to_trajectories_at_{depth}"] > last[f"to_coefficients_at_{depth}"] for depth in (1, 5)),
-    )
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,24 @@ class Mixture(AdamStudy):
     )
 
     def run(self) -> Findings:
-        rows = [self._trained(*setting) for setting in product(self.classes, self.widths, COLOURS)]
+        rows: list[Row] = []
+        for classes, width, kind in product(self.classes, self.widths, COLOURS):
+            world, wide = World(classes), self.item_width
+            head: Callable[[], Head] = partial(KmeHead, wide, wide, width, self.gamma, None, "all")
+            if kind == CLIP:
+                head = partial(ClipHead, wide, wide, width, self.temperature, self.max_scale, True)
+            model = fit(
+                partial(lookup, len(world.pmi), 2 if kind == KME else 1, wide), head,
+                InfoNCE(image_to_text=0.5, text_to_image=0.5), *world.draw(self.samples, self.seed), steps=self.steps,
+                batch=self.batch, rate=self.rate, seed=self.seed,
+            )  # fmt: skip
+            scores = all_scores(model, len(world.pmi))
+            loss, (error, error_of_exp) = population_loss(scores, world), largest_errors(scores, world.pmi)
+            rows.append({
+                "head": kind, "classes": classes, "width": width, "error": error, "error_of_exp": error_of_exp,
+                **agreement_with_pmi(scores, world),
+                "loss": loss, "information": world.information, "gap": loss + world.information,
+            })  # fmt: skip
         built = [self._built(classes) for classes in self.classes]
         most, narrow, widest = max(self.classes), min(self.widths), max(self.widths)
         checks = [
@@ -126,26 +143,6 @@ class Mixture(AdamStudy):
         agreement = "Agreement of the trained scores with the PMI; dotted: the PMI itself."
         drawings = {"errors": self._draw(rows, ERRORS, errors), "agreement": self._draw(rows, AGREEMENT, agreement)}
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
-
-    def _trained(self, classes: int, width: int, kind: str) -> Row:
-        world = World(classes)
-        items, wide = len(world.pmi), self.item_width
-
-        head: Callable[[], Head] = partial(KmeHead, wide, wide, width, self.gamma, None, "all")
-        if kind == CLIP:
-            head = partial(ClipHead, wide, wide, width, self.temperature, self.max_scale, True)
-        model = fit(
-            lambda: lookup(items, 2 if kind == KME else 1, wide), head,
-            InfoNCE(image_to_text=0.5, text_to_image=0.5), *world.draw(self.samples, self.seed), steps=self.steps,
-            batch=self.batch, rate=self.rate, seed=self.seed,
-        )  # fmt: skip
-        scores = all_scores(model, items)
-        loss, (error, error_of_exp) = population_loss(scores, world), largest_errors(scores, world.pmi)
-        return {
-            "head": kind, "classes": classes, "width": width, "error": error, "error_of_exp": error_of_exp,
-            **agreement_with_pmi(scores, world),
-            "loss": loss, "information": world.information, "gap": loss + world.information,
-        }  # fmt: skip
 
     def _built(self, classes: int) -> float:
         """Error of theorem 7's points in two dimensions: v_t on a circle, two points of weight sqrt(r) / 2 per item."""

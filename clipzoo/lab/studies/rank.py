@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -87,7 +87,8 @@ class Rank(Study):
             model.head.resample(0)
             errors = _errors(all_scores(model, self.items), planted)
             rows.append({"head": WPSE, "width": width, "points": points, "numbers": points * (width + 1), **errors})
-        best = min(select(rows, head=WPSE), key=lambda row: row["error"])
+        inner, sets = select(rows, head=INNER), select(rows, head=WPSE)
+        best = min(sets, key=lambda row: row["error"])
 
         # The best WPSE, evaluated with fewer random features.
         model = models[best["width"], best["points"]]
@@ -104,9 +105,33 @@ class Rank(Study):
         checks = [
             Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
                   self.tolerance, relative=True)
-            for row in select(rows, head=INNER)
+            for row in inner
         ]  # fmt: skip
-        claims = list(self._claims(planted, rows))
+        undercut = max(0.0, max(1 - row["error"] / row["bound"] for row in inner))
+        bounds = {row["width"]: row["bound"] for row in inner if row["width"] in self.wpse_widths}
+        nearest = {width: min(row["error"] for row in select(sets, width=width)) for width in self.wpse_widths}
+        # With as many dimensions as items the inner product can represent any matrix.
+        equal = [least_error(planted, min(row["numbers"], self.items)) for row in sets]
+        nearer = [row["error"] < bound for row, bound in zip(sets, equal, strict=True)]
+        claims = [
+            Claim(
+                "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
+                f"largest share of its bound that a trained one undercuts: {undercut:.4f}",
+                all(row["error"] >= 0.999 * row["bound"] for row in inner),
+            ),
+            Claim(
+                "Weighted point sets approximate it better than the inner product of the same dimension can.",
+                ", ".join(f"d = {d}: {nearest[d]:.3f} for {bounds[d]:.3f}" for d in self.wpse_widths if d in bounds),
+                all(nearest[width] < bound for width, bound in bounds.items()),
+            ),
+            Claim(
+                "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
+                f"nearer than the inner product's closed form in {sum(nearer)} of {len(equal)} settings; "
+                f"{best['points']} points, d = {best['width']}, {best['numbers']} numbers: "
+                f"{best['error']:.3f}, closed form {equal[sets.index(best)]:.3g}",
+                all(nearer),
+            ),
+        ]
         least = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= best["error"])
         verdict = (
             f"WPSE with {best['points']} points in {best['width']} dimensions fits the planted matrix to "
@@ -131,34 +156,6 @@ class Rank(Study):
             weights="signed", weight_bound=100.0, reduction="mean", image_points=None, text_points="all",
             temperature=0.07, min_scale=1.0, max_scale=100.0, seed=self.seed,
         )  # fmt: skip
-
-    def _claims(self, planted: Tensor, rows: list[Row]) -> Iterator[Claim]:
-        inner = {row["width"]: row for row in select(rows, head=INNER)}
-        sets = select(rows, head=WPSE)
-        best = {width: min(row["error"] for row in select(sets, width=width)) for width in self.wpse_widths}
-        same_width = [width for width in self.wpse_widths if width in inner]
-        undercut = max(0.0, max(1 - row["error"] / row["bound"] for row in inner.values()))
-        # With as many dimensions as items the inner product can represent any matrix.
-        equal = [(row, least_error(planted, min(row["numbers"], self.items))) for row in sets]
-        nearer = [row["error"] < bound for row, bound in equal]
-        best_set, best_bound = min(equal, key=lambda pair: pair[0]["error"])
-        yield Claim(
-            "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
-            f"largest share of its bound that a trained one undercuts: {undercut:.4f}",
-            all(row["error"] >= 0.999 * row["bound"] for row in inner.values()),
-        )
-        yield Claim(
-            "Weighted point sets approximate it better than the inner product of the same dimension can.",
-            ", ".join(f"d = {width}: {best[width]:.3f} for {inner[width]['bound']:.3f}" for width in same_width),
-            all(best[width] < inner[width]["bound"] for width in same_width),
-        )
-        yield Claim(
-            "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
-            f"nearer than the inner product's closed form in {sum(nearer)} of {len(equal)} settings; "
-            f"{best_set['points']} points, d = {best_set['width']}, {best_set['numbers']} numbers: "
-            f"{best_set['error']:.3f}, closed form {best_bound:.3g}",
-            all(nearer),
-        )
 
     def _draw(self, planted: Tensor, rows: list[Row], by_features: list[Row]) -> Drawing:
         figure, (picture, errors, features) = panels(1, 3, 3.6, 3)

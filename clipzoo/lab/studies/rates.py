@@ -13,7 +13,7 @@ from torch import Tensor
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, Kernel, WpseHead
-from clipzoo.lab.studies.figures import BLACK, CYCLE, Drawing, line, panels, ticks_at
+from clipzoo.lab.studies.figures import BLACK, CYCLE, line, panels, ticks_at
 from clipzoo.lab.studies.framework import Check, Claim, Findings, Row, Study
 from clipzoo.types import Features, PointSet
 
@@ -87,7 +87,22 @@ class Rates(Study):
             f"{Check.count(checks)}."
         )
         tables = {"points": points, "features": [row for rows in features.values() for row in rows]}
-        return Findings(verdict, checks, [claim], tables, {"rates": self._draw(points, features)})
+
+        figure, (left, right) = panels(1, 2, 4, 3)
+        line(left.loglog, points, "M", "error", "o", color=CYCLE[0], label="measured")
+        line(left.loglog, points, "M", "expected", "-", color=BLACK, linewidth=1, label="closed form")
+        left.set(xlabel="points M", ylabel="RKHS error")
+        ticks_at(left, self.points)
+        for (name, rows), colour in zip(features.items(), CYCLE, strict=False):
+            line(right.loglog, rows, "D", "error", "o", color=colour, label=name)
+            line(right.loglog, rows, "D", "expected", "-", color=colour, linewidth=1)
+        right.set(xlabel="random features D", ylabel="error of the kernel")
+        ticks_at(right, self.features, fontsize=8)
+        for axis, ticks in ((left, (0.1, 0.2, 0.5, 1.0)), (right, (0.02, 0.05, 0.1))):
+            axis.legend(frameon=False)
+            axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        caption = "Measured errors (points) and their closed forms (lines): left theorem 5, right WPSE."
+        return Findings(verdict, checks, [claim], tables, {"rates": (figure, caption)})
 
     def _point_errors(self) -> Iterator[Row]:
         """Root mean square of |f - f_M| over the draws, from <f, f'> = exp(score) of the KME head."""
@@ -142,22 +157,6 @@ class Rates(Study):
                     errors.append((left * right).sum(dim=1) - exact)
             error = float(torch.stack(errors).square().mean()) ** 0.5
             yield {"kernel": name, "D": count, "error": error, "expected": (variance / count) ** 0.5}
-
-    def _draw(self, points: list[Row], features: dict[str, list[Row]]) -> Drawing:
-        figure, (left, right) = panels(1, 2, 4, 3)
-        line(left.loglog, points, "M", "error", "o", color=CYCLE[0], label="measured")
-        line(left.loglog, points, "M", "expected", "-", color=BLACK, linewidth=1, label="closed form")
-        left.set(xlabel="points M", ylabel="RKHS error")
-        ticks_at(left, self.points)
-        for (name, rows), colour in zip(features.items(), CYCLE, strict=False):
-            line(right.loglog, rows, "D", "error", "o", color=colour, label=name)
-            line(right.loglog, rows, "D", "expected", "-", color=colour, linewidth=1)
-        right.set(xlabel="random features D", ylabel="error of the kernel")
-        ticks_at(right, self.features, fontsize=8)
-        for axis, ticks in ((left, (0.1, 0.2, 0.5, 1.0)), (right, (0.02, 0.05, 0.1))):
-            axis.legend(frameon=False)
-            axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        return figure, "Measured errors (points) and their closed forms (lines): left theorem 5, right WPSE."
 
 
 def _slope(rows: list[Row], x: str) -> float:

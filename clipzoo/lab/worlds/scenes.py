@@ -383,11 +383,6 @@ def _heart(u: Array, v: Array) -> Array:
     return np.minimum(lower, lobes)
 
 
-def _arrow(u: Array, v: Array) -> Array:
-    head = np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05)
-    return np.minimum(head, _box(u, v - 0.45, 0.27, 0.5))
-
-
 DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
     "circle": lambda u, v: np.hypot(u, v) - 0.9,
     "square": lambda u, v: _box(u, v, 0.76, 0.76),
@@ -398,5 +393,7 @@ DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
     "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.66) - 0.26,
     "crescent": lambda u, v: np.maximum(np.hypot(u + 0.1, v) - 0.92, 0.74 - np.hypot(u - 0.36, v)),
     "diamond": lambda u, v: (np.abs(u) / 0.62 + np.abs(v) - 1) * 0.527,
-    "arrow": _arrow,
+    "arrow": lambda u, v: np.minimum(
+        np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05), _box(u, v - 0.45, 0.27, 0.5)
+    ),
 }
