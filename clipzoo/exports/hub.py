@@ -231,10 +231,8 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
     ]
     if "trainer" in config:
         data = markdown_code(str(masked(config["data"].get("shards", "not stated"))), in_table=True)
-        lines, settings = (
-            ["## Training", "", "| setting | value |", "| --- | --- |", f"| data | {data} |"],
-            flat(config),
-        )
+        settings = flat(config)
+        lines = ["## Training", "", "| setting | value |", "| --- | --- |", f"| data | {data} |"]
         for label, setting in RECIPE.items():
             if (chosen := settings.get(setting)) is not None:
                 text = str(chosen).rpartition(".")[2] if setting.endswith("_target_") else str(chosen)
