@@ -43,7 +43,7 @@ def test_a_label_is_what_tells_a_run_apart(names, labels):
 @pytest.mark.slow
 def test_a_nuclr_run_shows_its_most_and_least_popular_samples(tiny_shards, tmp_path: Path):
     nuclr = ("head=cosine", "objective=nuclr", "objective.frozen_epochs=0")
-    train(tiny_shards, tmp_path, *nuclr, "trainer.steps=4", "trainer.precision=float32")
+    train(tiny_shards, tmp_path, *nuclr, "trainer.steps=4", "trainer.precision=float32", pictures="drawn")
     run = tmp_path / "run"
     summary = json.loads((run / "evaluation" / "samples.json").read_text())["log_popularity_image"]
     assert summary["seen"] == 64
