@@ -40,20 +40,17 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage not in self._known and storage not in self._sizes:
+                size = self._sizes[storage] = [0]
+                weakref.finalize(storage, self._change, size, 0)
+                self._change(size, storage.nbytes())
         return result
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Count a storage at its new size, which no dispatch mode sees."""
         if storage in self._sizes:
             self._change(self._sizes[storage], storage.nbytes())
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage not in self._known and storage not in self._sizes:
-            size = self._sizes[storage] = [0]
-            weakref.finalize(storage, self._change, size, 0)
-            self._change(size, storage.nbytes())
 
     def _change(self, size: list[int], now: int) -> None:
         self.live += now - size[0]
