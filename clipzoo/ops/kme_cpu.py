@@ -32,8 +32,7 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...
     """
     alpha = 2 * LOG2_E * float(gamma)
     (left_logs, left_largest), (right_logs, right_largest) = left.relative_logs(), right.relative_logs()
-    size = len(left.layout), len(right.layout)
-    normaliser = left.points.new_full(size, float("-inf"), dtype=torch.float64)
+    normaliser = left.points.new_full((len(left.layout), len(right.layout)), float("-inf"), dtype=torch.float64)
     column_blocks = list(right.layout.blocks(_TILE))
     first_tile: tuple[Tensor, ...] = ()
     for rows in left.layout.blocks(_TILE):
