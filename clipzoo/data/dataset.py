@@ -233,29 +233,28 @@ class ShardDataset(Part, Dataset):
         joined = self._joined.digest if self._joined else None
         settings = [[source.weight, self._window, joined] for source in self._sources]
         pairs = list(zip(self._indexes, settings, strict=True))
+        order = self._window, joined, weights_digest(self._weights)
         now: dict[str, Any] = {
             "step": 0, "samples": sum(index.samples for index in self._indexes),
-            "fingerprint": fingerprint(
-                self._indexes, self._sources, self._window, joined, weights_digest(self._weights)
-            ),
+            "fingerprint": fingerprint(self._indexes, self._sources, *order),
             "sources": [extent(*pair, len(pair[0].shards), pair[0].samples) for pair in pairs],
         }  # fmt: skip
         self._history = history if self._grow and history else [now]
-        if self._grow and history and (before := history[-1]["sources"]) != now["sources"]:
-            known = list(zip(pairs, before, strict=False))
+        if (before := self._history[-1])["sources"] != now["sources"]:
+            known = list(zip(pairs, before["sources"], strict=False))
             whole = len(pairs) == 1 or all(start[2] in index.starts for (index, _), start in known)
-            if not whole or [extent(*pair, *start[1:3]) for pair, start in known] != before:
+            if not whole or [extent(*pair, *start[1:3]) for pair, start in known] != before["sources"]:
                 raise ConfigError(
-                    f"data.grow=true: the {number_of(history[-1]['samples'], 'sample')} of the run are not the first "
-                    "ones of each source of data.shards: append new shards after all others, and rows only to the last "
-                    "table of a single source, and leave data.caption_table as it is; or pass name=NEW to start "
-                    "another run"
+                    f"data.grow=true: the {number_of(before['samples'], 'sample')} of the run are not the first ones "
+                    "of each source of data.shards: append new shards after all others, and rows only to the last "
+                    "table of a single source, and leave data.caption_table as it is; or pass name=NEW to start another "
+                    "run"
                 )
             say(
-                f"data: {now['samples'] - history[-1]['samples']:,} samples were appended to "
-                f"{history[-1]['samples']:,}; training takes them from the first epoch on that begins after step {step}"
+                f"data: {now['samples'] - before['samples']:,} samples were appended to {before['samples']:,}; "
+                f"training takes them from the first epoch on that begins after step {step}"
             )
-            self._history = [*history, {**now, "step": step}]
+            self._history = [*self._history, {**now, "step": step}]
         if len(set(world.gather_object(self._history[-1]["fingerprint"]))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = self._history[-1]["samples"]
