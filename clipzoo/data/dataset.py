@@ -247,8 +247,8 @@ class ShardDataset(Part, Dataset):
                 raise ConfigError(
                     f"data.grow=true: the {number_of(before['samples'], 'sample')} of the run are not the first ones "
                     "of each source of data.shards: append new shards after all others, and rows only to the last "
-                    "table of a single source, and leave data.caption_table as it is; or pass name=NEW to start another "
-                    "run"
+                    "table of a single source, and leave data.caption_table as it is; or pass name=NEW to start "
+                    "another run"
                 )
             say(
                 f"data: {now['samples'] - before['samples']:,} samples were appended to {before['samples']:,}; "
