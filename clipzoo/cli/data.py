@@ -206,9 +206,9 @@ def make_shards(options: argparse.Namespace) -> None:
     from clipzoo.data import faults, write
     from clipzoo.data.captions import described
     from clipzoo.data.index import check_shards, index_folders, load_or_build
-    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.locations import ShardCache, is_remote, parse_sources
     from clipzoo.data.reader import ShardReader
-    from clipzoo.data.tables.formats import TableRules
+    from clipzoo.data.tables.formats import FORMATS, TableRules, holds_tables
     from clipzoo.data.tar import TarRules
 
     other_files: list[LeftOut] = []
@@ -217,7 +217,17 @@ def make_shards(options: argparse.Namespace) -> None:
         "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
         "a table": ("--image", "--caption", "--keep"), "shards": ("--caption", "--keep"),
     }  # fmt: skip
-    stored, tables = _stored(options.source)
+    # Whether the source is read by its index; images and their tables are packed as files.
+    stored = is_remote(options.source) or glob.has_magic(options.source) or "{" in options.source
+    if source.is_dir():
+        stored = not {".tar", ".parquet", ".arrow"}.isdisjoint(entry.suffix for entry in source.iterdir())
+    elif source.suffix == ".json":
+        stored = False
+        with suppress(ConfigError):
+            stored = bool(parse_sources(options.source))
+    elif source.exists():
+        stored |= source.suffix in {".tar", *FORMATS} - {".csv", ".tsv"}
+    tables = stored and holds_tables(source)
     place = (2 if tables else 3) if stored else 0 if source.is_dir() else 1 if source.suffix == ".json" else 2
     kind = list(kinds)[place]
     for other_kind, names in kinds.items():
@@ -314,25 +324,6 @@ def make_shards(options: argparse.Namespace) -> None:
         print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 
 
-def _stored(source: str) -> tuple[bool, bool]:
-    """Return True if a source of `shards make` is read by its index, and True if it is made of tables, not of tars."""
-    from clipzoo.data.locations import is_remote, parse_sources
-    from clipzoo.data.tables.formats import FORMATS, holds_tables
-
-    path = Path(source)
-    if path.suffix == ".json" and not path.is_dir():
-        with suppress(ConfigError):
-            return bool(parse_sources(source)), False
-        return False, False
-    if path.is_dir():
-        # Images and their tables are packed as files.
-        stored = not {".tar", ".parquet", ".arrow"}.isdisjoint(entry.suffix for entry in path.iterdir())
-    else:
-        several = is_remote(source) or glob.has_magic(source) or "{" in source
-        stored = several or (path.exists() and path.suffix in {".tar", *FORMATS} - {".csv", ".tsv"})
-    return stored, holds_tables(path)
-
-
 def index_shards(options: argparse.Namespace) -> None:
     """Index shards before a run, with many processes, and print the number of samples and the damaged shards.
 
@@ -394,8 +385,7 @@ def balance_shards(options: argparse.Namespace) -> None:
     samples, output = _samples(options)
     work = CaptionEntries(**vars(samples), entries=None)
     if options.words is not None:
-        lines = read_lines(options.words, 256 * MB)
-        entries = list(dict.fromkeys(filter(None, map(normalised, lines))))
+        entries = list(dict.fromkeys(filter(None, map(normalised, read_lines(options.words, 256 * MB)))))
         if not entries:
             raise ConfigError(f"--words {options.words} has no line with a letter or digit")
     else:

@@ -187,7 +187,8 @@ class ShardDataset(Part, Dataset):
     def open(self, cache: Path | None, world: World) -> None:
         """Load the index. The first rank builds it if needed, next to the shards or under `cache`, the run directory.
 
-        Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
+        Raises ConfigError if damaged shards lack too many samples, the ranks see different shards, or the samples of a
+        run that grows are not the first ones of each source. Collective.
         """
         self._run = cache
         for key, file in (("uids", self._selection.uids), ("weights", self._weights)):
@@ -201,10 +202,8 @@ class ShardDataset(Part, Dataset):
         nodes = Nodes(world.nodes(), world.rank) if self._divided else None
         self._nodes = None if nodes is None or nodes.count == 1 else nodes
         self._reader = ShardReader(self._cache, self._rules, self._joined, self._nodes)
-
-        folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
-
         plain = ShardReader(self._cache, self._rules)
+        folders = [index_folders(source.shards, self._index_folder, cache) for source in self._sources]
 
         def load(check: bool) -> tuple[list[ShardIndex], list[Fault]]:
             indexes = [
@@ -230,7 +229,32 @@ class ShardDataset(Part, Dataset):
                 )
         checkpoints = (cache or Path()) / "checkpoints"
         of_run = lambda: (recorded(checkpoints, "data", list), recorded(checkpoints, "step", int))  # noqa: E731
-        self._history = self._grown(*world.run_on_first(of_run))
+        history, step = world.run_on_first(of_run)
+        joined = self._joined.digest if self._joined else None
+        settings = [[source.weight, self._window, joined] for source in self._sources]
+        pairs = list(zip(self._indexes, settings, strict=True))
+        order = self._window, joined, weights_digest(self._weights)
+        now: dict[str, Any] = {
+            "step": 0, "samples": sum(index.samples for index in self._indexes),
+            "fingerprint": fingerprint(self._indexes, self._sources, *order),
+            "sources": [extent(*pair, len(pair[0].shards), pair[0].samples) for pair in pairs],
+        }  # fmt: skip
+        self._history = history if self._grow and history else [now]
+        if (before := self._history[-1])["sources"] != now["sources"]:
+            known = list(zip(pairs, before["sources"], strict=False))
+            whole = len(pairs) == 1 or all(start[2] in index.starts for (index, _), start in known)
+            if not whole or [extent(*pair, *start[1:3]) for pair, start in known] != before["sources"]:
+                raise ConfigError(
+                    f"data.grow=true: the {number_of(before['samples'], 'sample')} of the run are not the first ones "
+                    "of each source of data.shards: append new shards after all others, and rows only to the last "
+                    "table of a single source, and leave data.caption_table as it is; or pass name=NEW to start "
+                    "another run"
+                )
+            say(
+                f"data: {now['samples'] - before['samples']:,} samples were appended to {before['samples']:,}; "
+                f"training takes them from the first epoch on that begins after step {step}"
+            )
+            self._history = [*self._history, {**now, "step": step}]
         if len(set(world.gather_object(self._history[-1]["fingerprint"]))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = self._history[-1]["samples"]
@@ -245,39 +269,6 @@ class ShardDataset(Part, Dataset):
         if world.is_first:
             self._open_fault_log(world)
             self._faults.record(0, faults)
-
-    def _grown(self, history: list[dict[str, Any]] | None, step: int | None) -> list[dict[str, Any]]:
-        """Return the history of the run, with the present samples. history, step: of its newest checkpoint, or None.
-
-        Raises ConfigError if the samples of the run are not the first ones of each source.
-        """
-        joined = self._joined.digest if self._joined else None
-        settings = [[source.weight, self._window, joined] for source in self._sources]
-        pairs = list(zip(self._indexes, settings, strict=True))
-        now: dict[str, Any] = {
-            "step": 0, "samples": sum(index.samples for index in self._indexes),
-            "fingerprint": fingerprint(
-                self._indexes, self._sources, self._window, joined, weights_digest(self._weights)
-            ),
-            "sources": [extent(*pair, len(pair[0].shards), pair[0].samples) for pair in pairs],
-        }  # fmt: skip
-        if not self._grow or not history:
-            return [now]
-        if (before := history[-1]["sources"]) == now["sources"]:
-            return history
-        known = list(zip(pairs, before, strict=False))
-        whole = len(pairs) == 1 or all(start[2] in index.starts for (index, _), start in known)
-        if not whole or [extent(*pair, *start[1:3]) for pair, start in known] != before:
-            raise ConfigError(
-                f"data.grow=true: the {number_of(history[-1]['samples'], 'sample')} of the run are not the first ones "
-                "of each source of data.shards: append new shards after all others, and rows only to the last table of "
-                "a single source, and leave data.caption_table as it is; or pass name=NEW to start another run"
-            )
-        say(
-            f"data: {now['samples'] - history[-1]['samples']:,} samples were appended to {history[-1]['samples']:,}; "
-            f"training takes them from the first epoch on that begins after step {step}"
-        )
-        return [*history, {**now, "step": step}]
 
     @property
     def fingerprint(self) -> str:
@@ -329,9 +320,8 @@ class ShardDataset(Part, Dataset):
         compute = partial(self._rank_batch, plan, partial(self.read, seed), rows, trim_text)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
-        steps = range(start_step, stop_step)
         workers = loader_workers(world.device.type == "cuda", self.workers)
-        items = iterate(compute, steps, workers, self._prefetch, world.timeout, "data.workers")
+        items = iterate(compute, range(start_step, stop_step), workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._reader)
         prefetcher.advance(start_step)

@@ -244,8 +244,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(upper).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, image).convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -146,11 +146,18 @@ def load_or_build(
         scans = map(work.read, range(len(work.shards)), work.files(parts))
         for number, (shard, state) in enumerate(zip(indexed_shards, present_states, strict=True)):
             scan = next(scans) if stale[number] else None
-            if scan is None or (last_index and scan.flaw and _is_start_of(scan, last_index, number)):
+            is_known = scan is None
+            if scan and scan.flaw and last_index and scan.keys == last_index.keys(number)[: len(scan.keys)]:
+                # A damaged shard that holds the first known samples keeps all of them; its last one may lack members.
+                new, old = scan.records, last_index.records_of(number)[: len(scan.records)]
+                last = zip(new[-1], old[-1], strict=True) if len(new) else ()
+                is_known = np.array_equal(new[:-1], old[:-1]) and all(value in (0, known) for value, known in last)
+            if is_known:
                 assert last_index and shard
                 row = replace(shard, state=state or shard.state, flaw=scan.flaw) if scan else shard
                 yield row, last_index.records_of(number), last_index.keys(number)
             else:
+                assert scan
                 row = Shard(names[number], scan.bytes, state or (scan.bytes, 0), scan.flaw)
                 yield row, scan.records, scan.keys
 
@@ -192,17 +199,6 @@ class ShardScans(Map):
             records = np.frombuffer(part.read(count * RECORD.itemsize), RECORD)
             return Scan(flaw, records, part.read().decode().split("\0") if count else [], size)
         return self.scan(item)
-
-
-def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
-    """Return True if the scan holds only the first known samples of this shard; its last one may lack members."""
-    count = len(scan.records)
-    if count > known.shards[number].count or scan.keys != known.keys(number)[:count]:
-        return False
-    old_records = known.records_of(number)[:count]
-    if not np.array_equal(scan.records[:-1], old_records[:-1]):
-        return False
-    return not count or all(new in (0, old) for new, old in zip(scan.records[-1], old_records[-1], strict=True))
 
 
 def _digest(records: bytes, keys: bytes) -> str:

@@ -262,8 +262,7 @@ class ShardCache:
         if not is_remote(location):
             # O_NONBLOCK: opening a named pipe would wait for a writer.
             return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
-        name = copy_name(location, location)
-        return self.copy(name, partial(copy_location, location), lambda found: found == size)
+        return self.copy(copy_name(location, location), partial(copy_location, location), lambda found: found == size)
 
     def copy(self, name: str, write: Callable[[IO[bytes]], None], is_current: Callable[[int], bool]) -> int:
         """Return a file descriptor of the copy with this name, which the caller closes; write the copy if needed.

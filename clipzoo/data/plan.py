@@ -262,8 +262,25 @@ class Stream:
         ids, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         while start < stop:
             epoch, position = self._place(start)
-            end = min(self._of(epoch).samples, position + stop - start)
-            ids.append(self._ids(epoch, position, end))
+            last_n, n = self._of(max(0, epoch - 1)).samples, self._of(epoch).samples
+            end = min(n, position + stop - start)
+            if min(last_n, n) < 2 * self._most:
+                # The order of a small source is computed from the previous order.
+                if self._small is None or self._small[0] > epoch:
+                    self._small = 0, self._shuffled(0, 0, self._of(0).samples)
+                last_epoch, order = self._small
+                for current_epoch in range(last_epoch + 1, epoch + 1):
+                    tail, head = self._boundary(current_epoch)
+                    permutation = self._shuffled(current_epoch, 0, self._of(current_epoch).samples)
+                    order = _without_repeats(permutation, order[len(order) - tail :], head) if tail else permutation
+                self._small = epoch, order
+                ids.append(order[position:end])
+            else:
+                tail, head = self._boundary(epoch)
+                if position < (zone := tail + head):
+                    last = self._shuffled(epoch - 1, last_n - tail, last_n)
+                    ids.append(_without_repeats(self._shuffled(epoch, 0, zone), last, head)[position:end])
+                ids.append(self._shuffled(epoch, max(position, zone), end))
             epochs.append(np.full(end - position, epoch, dtype=np.int64))
             start += end - position
         return Rows(np.concatenate(ids), np.concatenate(epochs))
@@ -277,27 +294,6 @@ class Stream:
         if (window + 1) * self._width >= len(shards):
             upcoming = np.concatenate([upcoming, self._shards(epoch + 1)[0][: self._width]])
         return upcoming.tolist()
-
-    def _ids(self, epoch: int, start: int, stop: int) -> Ids:
-        """Return the sample ids [stop - start] at positions start .. stop - 1 of order(epoch)."""
-        last_n, n = self._of(max(0, epoch - 1)).samples, self._of(epoch).samples
-        if min(last_n, n) < 2 * self._most:
-            # The order of a small source is computed from the previous order.
-            if self._small is None or self._small[0] > epoch:
-                self._small = 0, self._shuffled(0, 0, self._of(0).samples)
-            last_epoch, order = self._small
-            for current_epoch in range(last_epoch + 1, epoch + 1):
-                tail, head = self._boundary(current_epoch)
-                permutation = self._shuffled(current_epoch, 0, self._of(current_epoch).samples)
-                order = _without_repeats(permutation, order[len(order) - tail :], head) if tail else permutation
-            self._small = epoch, order
-            return order[start:stop]
-        tail, head = self._boundary(epoch)
-        zone = tail + head
-        if start >= zone or not tail:
-            return self._shuffled(epoch, start, stop)
-        first = _without_repeats(self._shuffled(epoch, 0, zone), self._shuffled(epoch - 1, last_n - tail, last_n), head)
-        return np.concatenate([first[start:stop], self._shuffled(epoch, zone, max(stop, zone))])
 
     def _boundary(self, epoch: int) -> tuple[int, int]:
         """Return (r, h) of the step that ends the previous epoch and starts this one; (0, 0) if there is none."""

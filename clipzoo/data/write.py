@@ -321,8 +321,7 @@ class ShardWriter:
                     suffix, encoded, facts, is_joined = sample
                     joined += is_joined
                     text = json.dumps(facts, default=str).encode()
-                    members = {suffix: encoded, "txt": facts["caption"].encode(), "json": text}
-                    for extension, content in members.items():
+                    for extension, content in {suffix: encoded, "txt": facts["caption"].encode(), "json": text}.items():
                         entry = tarfile.TarInfo(f"{key:09d}.{extension}")
                         entry.size = len(content)
                         archive.addfile(entry, BytesIO(content))

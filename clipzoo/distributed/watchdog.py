@@ -87,7 +87,16 @@ class Watchdog:
             if self._board is None:
                 on_end(getattr(error, "exit_code", FAILED), str(error) or type(error).__name__)
                 raise
-            self._fail(error, self._board, folder)
+            try:
+                if is_collective_error(error):
+                    self._diagnose(self._board, f"a collective failed ({str(error).strip().splitlines()[0]})")
+                elif not launch.repeats_first_rank(error):
+                    if not isinstance(error, ConfigError | TrainingError):
+                        error = unexpected(error, folder)
+                    self._board.report(error.exit_code, f"clipzoo: {error}")
+                self._exit_with_failure(self._board)
+            except STORE_ERRORS:
+                self._exit_without_store()
         finally:
             self._stopped.set()
             for thread in threads:
@@ -110,19 +119,6 @@ class Watchdog:
         try:
             self._board.report(code, text)
             self._exit_with_failure(self._board)
-        except STORE_ERRORS:
-            self._exit_without_store()
-
-    def _fail(self, error: BaseException, board: MessageBoard, folder: Path | None) -> NoReturn:
-        """End because of an error of this rank, or one that says that another rank is lost."""
-        try:
-            if is_collective_error(error):
-                self._diagnose(board, f"a collective failed ({str(error).strip().splitlines()[0]})")
-            elif not launch.repeats_first_rank(error):
-                if not isinstance(error, ConfigError | TrainingError):
-                    error = unexpected(error, folder)
-                board.report(error.exit_code, f"clipzoo: {error}")
-            self._exit_with_failure(board)
         except STORE_ERRORS:
             self._exit_without_store()
 

@@ -32,19 +32,42 @@ def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...
     """
     alpha = 2 * LOG2_E * float(gamma)
     (left_logs, left_largest), (right_logs, right_largest) = left.relative_logs(), right.relative_logs()
-    size = len(left.layout), len(right.layout)
-    normaliser = left.points.new_full(size, float("-inf"), dtype=torch.float64)
-    block_scores = _plain_scores if alpha <= PLAIN_LIMIT else _shifted_scores
+    normaliser = left.points.new_full((len(left.layout), len(right.layout)), float("-inf"), dtype=torch.float64)
     column_blocks = list(right.layout.blocks(_TILE))
     first_tile: tuple[Tensor, ...] = ()
     for rows in left.layout.blocks(_TILE):
         scaled = alpha * left.points[rows.points]
         for columns in column_blocks:
-            exponent = product(scaled, right.points[columns.points])
-            logs = left_logs[rows.points], right_logs[columns.points]
-            normaliser[rows.samples, columns.samples] = block_scores(exponent, *logs, rows, columns)
-            if alpha <= PLAIN_LIMIT and not first_tile:
-                first_tile = (exponent,)
+            # [p, q] -> log2 of the weighted sums [samples of rows, samples of columns].
+            tile = product(scaled, right.points[columns.points])
+            if alpha <= PLAIN_LIMIT:
+                tile.exp2_()
+                first_tile = first_tile or (tile,)
+                weights = left_logs[rows.points].exp2()
+                if rows.length:
+                    parts = tile.view(rows.count, rows.length, -1)
+                    over_rows = torch.bmm(weights.view(rows.count, 1, -1), parts).squeeze(1)
+                else:
+                    over_rows = tile.new_zeros(rows.count, tile.shape[1])
+                    for sample, points in rows.segments:
+                        over_rows[sample] = weights[points] @ tile[points]
+                over_rows = over_rows * right_logs[columns.points].exp2()
+                sums = tile.new_zeros(rows.count, columns.count).index_add_(1, columns.owner, over_rows)
+                normaliser[rows.samples, columns.samples] = sums.double().log2_()
+            else:
+                tile += left_logs[rows.points, None]
+                over_rows = tile.new_full((rows.count, tile.shape[1]), float("-inf"), dtype=torch.float64)
+                for part, sample_sums in _sections(rows, tile, over_rows):
+                    largest = part.amax(dim=-2, keepdim=True)
+                    part.sub_(largest).exp2_()
+                    sample_sums.copy_(part.sum(dim=-2, keepdim=True).log2_().double().add_(largest))
+                over_rows += right_logs[columns.points]
+                # The bound is for samples without points: -inf minus -inf would be NaN.
+                largest = over_rows.new_full((rows.count, columns.count), torch.finfo(tile.dtype).min)
+                largest.scatter_reduce_(1, columns.owner.expand(rows.count, -1), over_rows, "amax")
+                over_rows = over_rows.sub_(largest.index_select(1, columns.owner)).exp2_()
+                sums = torch.zeros_like(largest).index_add_(1, columns.owner, over_rows)
+                normaliser[rows.samples, columns.samples] = sums.log2_().add_(largest)
     score = (normaliser - alpha) / LOG2_E + left_largest[:, None] + right_largest
     return score.to(left.points.dtype), normaliser, *first_tile
 
@@ -109,35 +132,6 @@ def kme_backward(
     d_right *= 2 * float(gamma) * right_outer
     d_right_weights *= right_outer
     return d_left, d_left_weights, d_right.mT, d_right_weights, torch.full_like(gamma, d_gamma)
-
-
-def _plain_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: Block, columns: Block) -> Tensor:
-    """Exponents [p, q] -> log2 of the weighted sums [samples of rows, samples of columns]."""
-    tile.exp2_()
-    weights = left_logs.exp2()
-    if rows.length:
-        over_rows = torch.bmm(weights.view(rows.count, 1, -1), tile.view(rows.count, rows.length, -1)).squeeze(1)
-    else:
-        over_rows = tile.new_zeros(rows.count, tile.shape[1])
-        for sample, points in rows.segments:
-            over_rows[sample] = weights[points] @ tile[points]
-    sums = tile.new_zeros(rows.count, columns.count)
-    return sums.index_add_(1, columns.owner, over_rows * right_logs.exp2()).double().log2_()
-
-
-def _shifted_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: Block, columns: Block) -> Tensor:
-    """Exponents [p, q] -> log2 of the weighted sums [samples of rows, samples of columns]."""
-    tile += left_logs[:, None]
-    over_rows = tile.new_full((rows.count, tile.shape[1]), float("-inf"), dtype=torch.float64)
-    for part, sample_sums in _sections(rows, tile, over_rows):
-        largest = part.amax(dim=-2, keepdim=True)
-        sample_sums.copy_(part.sub_(largest).exp2_().sum(dim=-2, keepdim=True).log2_().double().add_(largest))
-    over_rows += right_logs
-    # The bound is for samples without points: -inf minus -inf would be NaN.
-    largest = over_rows.new_full((rows.count, columns.count), torch.finfo(tile.dtype).min)
-    largest.scatter_reduce_(1, columns.owner.expand(rows.count, -1), over_rows, "amax")
-    over_rows = over_rows.sub_(largest.index_select(1, columns.owner)).exp2_()
-    return torch.zeros_like(largest).index_add_(1, columns.owner, over_rows).log2_().add_(largest)
 
 
 def _sections(rows: Block, tile: Tensor, *per_sample: Tensor) -> Iterator[tuple[Tensor, ...]]:

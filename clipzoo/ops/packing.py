@@ -82,7 +82,14 @@ def pack(points: Tensor, log_weights: Tensor) -> Packed:
     Identical points of a sample become one with their total weight. NaN is not padding: it must appear in the score.
     """
     present = log_weights.detach() != float("-inf")
-    order, alike = _adjacent(points.detach(), present)
+    # The points of each sample are ordered by a hash of the bits of their first coordinates: equal ones are adjacent.
+    bits = points.detach()[:, :, :8].contiguous().view(torch.int32 if points.element_size() == 4 else torch.int64)
+    factors = torch.arange(1, 2 * bits.shape[2], 2, device=bits.device) * 0x9E3779B97F4A7C1
+    hashes, order = (bits * factors).sum(dim=2).sort(dim=1, stable=True)
+    ordered_present = present.gather(1, order)
+    # Where a point may equal its predecessor in this order.
+    alike = torch.zeros_like(present)
+    alike[:, 1:] = (hashes[:, 1:] == hashes[:, :-1]) & ordered_present[:, 1:] & ordered_present[:, :-1]
     # One synchronisation with the device, for the lengths and the number of points that may be identical.
     *lengths, repeated = torch.cat([present.sum(dim=1), alike.sum()[None]]).tolist()
     if repeated:
@@ -104,20 +111,6 @@ def without_padding(present: Tensor, lengths: list[int], *values: Tensor) -> tup
         index = present.flatten().nonzero().squeeze(1)
         packed = [tensor.index_select(0, index) for tensor in packed]
     return Layout(lengths, list(accumulate(lengths, initial=0)), packed[0]), *packed[1:]
-
-
-def _adjacent(points: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an order of the points of each sample, and where a point may equal its predecessor in that order.
-
-    Points are ordered by a hash of the bits of their first coordinates.
-    """
-    bits = points[:, :, :8].contiguous().view(torch.int32 if points.element_size() == 4 else torch.int64)
-    factors = torch.arange(1, 2 * bits.shape[2], 2, device=bits.device) * 0x9E3779B97F4A7C1
-    hashes, order = (bits * factors).sum(dim=2).sort(dim=1, stable=True)
-    ordered_present = present.gather(1, order)
-    alike = torch.zeros_like(present)
-    alike[:, 1:] = (hashes[:, 1:] == hashes[:, :-1]) & ordered_present[:, 1:] & ordered_present[:, :-1]
-    return order, alike
 
 
 def _without_duplicates(points: Tensor, log_weights: Tensor, order: Tensor, alike: Tensor) -> tuple[Tensor, Tensor]:

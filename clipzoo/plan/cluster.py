@@ -96,11 +96,7 @@ class Setting:
 
 def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Setting]:
     """Return all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
-    shards = [1]
-    if 1 < cluster.per_node < cluster.gpus and cluster.gpus % cluster.per_node == 0:
-        shards.append(cluster.per_node)
-    if cluster.gpus > 1:
-        shards.append(cluster.gpus)
+    shards = [n for n in dict.fromkeys((1, cluster.per_node, cluster.gpus)) if cluster.gpus % n == 0]
     micro_batches = [local]
     while micro_batches[-1] % 2 == 0:
         micro_batches.append(micro_batches[-1] // 2)

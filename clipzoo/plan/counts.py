@@ -40,20 +40,17 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage not in self._known and storage not in self._sizes:
+                size = self._sizes[storage] = [0]
+                weakref.finalize(storage, self._change, size, 0)
+                self._change(size, storage.nbytes())
         return result
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Count a storage at its new size, which no dispatch mode sees."""
         if storage in self._sizes:
             self._change(self._sizes[storage], storage.nbytes())
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage not in self._known and storage not in self._sizes:
-            size = self._sizes[storage] = [0]
-            weakref.finalize(storage, self._change, size, 0)
-            self._change(size, storage.nbytes())
 
     def _change(self, size: list[int], now: int) -> None:
         self.live += now - size[0]
@@ -190,20 +187,10 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         forward_flops=sum(flops),
         step_flops=sum(count * number for count, number in zip(flops, passes, strict=True)),
         sample=batch.image.nbytes + batch.text.nbytes,
-        activations={on: _activations(with_recomputation(plain, on), autocast, trust) for on in (False, True)},
+        activations={on: _activations(plain, on, autocast, trust) for on in (False, True)},
         image_points=points[0],
         text_points=points[1],
     )
-
-
-def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, Any]:
-    """Return the configuration with activation checkpointing off, or on: of all towers unless it is on for some."""
-    changed, switches = copy.deepcopy(dict(plain)), recomputation(plain)
-    if not (recomputed and any(switches.values())):
-        for key in switches:
-            *path, name = key.split(".")
-            reduce(getitem, path, changed)[name] = recomputed
-    return changed
 
 
 def recomputation(plain: Mapping[str, Any]) -> dict[str, bool]:
@@ -225,11 +212,21 @@ def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Bat
     )
 
 
-def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: Collection[str]) -> Activations:
-    """Count the activations kept for two batch sizes, and fit a line through both."""
+def _activations(
+    plain: Mapping[str, Any], recomputed: bool, autocast: torch.dtype | None, trust: Collection[str]
+) -> Activations:
+    """Count the activations kept for two batch sizes, and fit a line through both.
+
+    recomputed: with activation checkpointing, of all towers unless it is on for some; otherwise without it.
+    """
+    changed, switches = copy.deepcopy(dict(plain)), recomputation(plain)
+    if not (recomputed and any(switches.values())):
+        for key in switches:
+            *path, name = key.split(".")
+            reduce(getitem, path, changed)[name] = recomputed
     with torch.device("meta"):
-        parts = build_parts(plain, trust)
-        model = build_model(plain, parts.head, trust)
+        parts = build_parts(changed, trust)
+        model = build_model(changed, parts.head, trust)
         TunedModel(model, parts.objective, parts.tuning, plain["seed"])
     images, kept = [], []
     with FakeTensorMode():

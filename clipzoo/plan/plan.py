@@ -55,13 +55,9 @@ def main(arguments: list[str]) -> None:
         raise ConfigError(f"--gpus {options.gpus} cannot be divided into nodes of --per-node {options.per_node}")
     if options.per_node == 1:
         refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
-    gpu = GPUS[options.gpu]
-    if options.memory:
-        gpu = replace(gpu, memory=options.memory * 1e9)
-    if options.peak:
-        gpu = replace(gpu, bf16=options.peak * 1e12, tf32=options.peak * 5e11)
-    if options.within:
-        gpu = replace(gpu, within_node=options.within * 1e9)
+    facts = [("memory", options.memory, 1e9), ("within_node", options.within, 1e9)]
+    facts += [("bf16", options.peak, 1e12), ("tf32", options.peak, 5e11)]
+    gpu = replace(GPUS[options.gpu], **{name: value * unit for name, value, unit in facts if value})
     cluster = Cluster(gpu, options.gpus, options.per_node, options.between * 1e9, options.reached)
     if (batch := plain["trainer"]["global_batch"]) % cluster.gpus:
         raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")

@@ -135,10 +135,9 @@ def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Sett
     """Return the memory at its largest."""
     shards = setting.shards
     trained = counts.trained_encoder / shards + counts.trained_others
-    samples = min(setting.micro_batch, shape.local)
     cost = counts.head.cost(shape)
     pooled = 2 * FLOAT * shape.local * (shape.image_width + shape.text_width)
-    largest = max(_moments(counts, shape, setting, samples), key=sum)
+    largest = max(_moments(counts, shape, setting, min(setting.micro_batch, shape.local)), key=sum)
     return Memory(
         weights=FLOAT * (counts.encoder / shards + counts.others) + counts.buffers,
         gradients=largest.gradients + FLOAT * counts.trained_others,

@@ -267,8 +267,7 @@ class TableRules:
                 names, keys = find_names(self, header, location), caption_keys(self.caption_key)
                 types = {name: pa.string() for name in (names.image, names.caption, names.uid, *keys) if name}
                 options = csv.ConvertOptions(column_types=types, include_columns=names.kept)
-                table = csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, options)
-                yield from table.to_batches(_ROWS)
+                yield from csv.read_csv(file, csv.ReadOptions(use_threads=False), rows, options).to_batches(_ROWS)
 
 
 def _mapped(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
