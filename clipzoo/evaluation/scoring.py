@@ -145,9 +145,9 @@ def calibration(log_confidence: Tensor, margin: Tensor, right: Tensor) -> dict[s
         losses = (margin[half, None] / torch.tensor(TEMPERATURES) - confidence[half]).mean(dim=0).tolist()
         place, step = losses.index(min(losses)), 0.0
         if 0 < place < len(losses) - 1:
-            left, lowest, right = losses[place - 1 : place + 2]
-            bend = left - 2 * lowest + right
-            step = (left - right) / (8 * bend) if bend > 0 else 0.0
+            before, lowest, after = losses[place - 1 : place + 2]
+            bend = before - 2 * lowest + after
+            step = (before - after) / (8 * bend) if bend > 0 else 0.0
         temperatures.append(TEMPERATURES[place] * 2**step)
     of_odd, of_even = temperatures
     fitted = torch.where(even, _at_temperature(confidence, of_odd), _at_temperature(confidence, of_even))
