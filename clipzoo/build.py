@@ -155,8 +155,7 @@ def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Ob
 def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
     """Build encoder and head with initial weights of `seed`, also on `torch.device("meta")`. head: None builds it."""
     plain = filled(plain, found_in_model(plain, trust))
-    encoder = _seeded(plain, "encoder", trust, Encoder)
-    return Model(encoder, head or build_head(plain, trust))
+    return Model(_seeded(plain, "encoder", trust, Encoder), head or build_head(plain, trust))
 
 
 def build_trained(

@@ -168,7 +168,15 @@ class InitialWeights(Part):
                         sources[shared].used[tensor] = value
             source = sources[shared]
             if tower is not None:
-                _require_same_settings(part, source.config, config, place)
+                # `from_model:NAME` equals every value.
+                before, now = (flat(with_plain_towers(of["encoder"])) for of in (source.config or config, config))
+                changed = differing(before, now)
+                for setting in SAME[part]:
+                    if setting in changed and before.get(setting) is not None and now.get(setting) is not None:
+                        raise ConfigError(
+                            f"{place} was trained with encoder.{setting}={before[setting]}, this run has "
+                            f"{now[setting]}: give encoder.{setting}={before[setting]}"
+                        )
                 text = with_plain_towers(config["encoder"])["text_tower"]
                 vocabulary = text.get("vocabulary") if isinstance(text, Mapping) else None
                 rows = fill_tower(part, tower, source.used, place, vocabulary)  # type: ignore[arg-type]
@@ -177,34 +185,25 @@ class InitialWeights(Part):
                 rows += [] if objective is None else fill_objective(objective, source.used)
             source.filled[part] = rows
         rows = [row for source in sources.values() for rows in source.filled.values() for row in rows]
+        loaded = {row.source for row in rows}
         if unused := [name for source in sources.values() for name in _unused(source, model)]:
-            patterns = ",".join(_patterns(unused, {row.source for row in rows}))
+            # The shortest patterns that match all unused tensors and no used one.
+            patterns: dict[str, None] = {}
+            for name in unused:
+                stems = (name[: place + 1] for place, letter in enumerate(name) if letter == ".")
+                free = (f"{stem}*" for stem in stems if not any(used.startswith(stem) for used in loaded))
+                patterns[next(free, name)] = None
             arguments = " ".join(f"{key}={name}" for key, name in dict.fromkeys(self._sources.values()))
             raise ConfigError(
                 f"{arguments} has tensors that this model does not use: {first_names(unused)}. Choose the encoder, "
-                f"head or objective that has them, or give 'init.leave_out=[{patterns}]'"
+                f"head or objective that has them, or give 'init.leave_out=[{','.join(patterns)}]'"
             )
-        loaded = {row.source for row in rows}
         return rows + [
             Row("", "left out", source=name, source_shape=tuple(value.shape))
             for source in sources.values()
             for name, value in source.state.items()
             if name not in loaded
         ]
-
-
-def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
-    """Raise ConfigError if weights were trained with other settings. `from_model:NAME` equals every value."""
-    if source is None:
-        return
-    before, now = (flat(with_plain_towers(nodes["encoder"])) for nodes in (source, config))
-    changed = differing(before, now)
-    for key in SAME[part]:
-        if key in changed and before.get(key) is not None and now.get(key) is not None:
-            raise ConfigError(
-                f"{place} was trained with encoder.{key}={before[key]}, this run has {now[key]}: give "
-                f"encoder.{key}={before[key]}"
-            )
 
 
 def _unused(source: Source, model: Model) -> Iterator[str]:
@@ -222,24 +221,11 @@ def _unused(source: Source, model: Model) -> Iterator[str]:
     for name, value in source.used.items():
         if name in used or not value.is_floating_point() or ignored & {*name.split(".")}:
             continue
-        if is_of_clipzoo:
-            is_of_head = name.startswith(("head.", "objective."))
-        else:
-            is_of_head = any(name in names for names in COUNTERPARTS.values())
+        in_clip = any(name in names for names in COUNTERPARTS.values())
+        is_of_head = name.startswith(("head.", "objective.")) if is_of_clipzoo else in_clip
         is_of_tower = len(filled) == 3 or (name.startswith(prefixes) and not any(hint in name for hint in other_hints))
         if (is_of_head and "head" in filled) or (not is_of_head and is_of_tower):
             yield name
-
-
-def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
-    """Return the shortest patterns of names that match all unused tensors and no used one."""
-    patterns: dict[str, None] = {}
-    for name in unused:
-        parts = name.split(".")
-        prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
-        inner = next((one for one in prefixes if not any(other.startswith(f"{one}.") for other in used)), None)
-        patterns[name if inner is None else f"{inner}.*"] = None
-    return list(patterns)
 
 
 # Read the weights of a source; tensors have the names of its library.
@@ -416,7 +402,22 @@ def copy_checkpoint(
         raise ConfigError(
             f"{place}: the steps of this objective depend on the length of the training: train from the first step"
         )
-    equal = equal_steps(stored, plain, parts, trust)
+    # Steps from the start with equal learning rates in the two runs, below the new run's length.
+    samples, batch = parts.dataset.epoch_rows, plain["trainer"]["global_batch"]
+    recipes: list[Optimizer] = [build_part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]
+    # A schedule sets its rate on an optimizer.
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    totals = [_length(config).total_steps(samples) for config in (stored, plain)]
+
+    def same(step: int) -> bool:
+        before, now = (Progress(step, total, samples, batch) for total in totals)
+        rates = [recipe.set_rate(optimizer, at) for recipe, at in zip(recipes, (before, now), strict=True)]
+        after = [replace(at, step=step + 1) for at in (before, now)]
+        averaging_weights = [parts.averaging(at) for at in after] if parts.averaging else [0.0, 0.0]
+        return rates[0] == rates[1] and averaging_weights[0] == averaging_weights[1]
+
+    last = min(totals[0], totals[1] - 1)
+    equal = next((step for step in range(last) if not same(step)), last)
     if chosen_step is not None and chosen_step > equal:
         raise ConfigError(
             f"{place}: the learning rates of the two runs differ after step {equal}: give the run, or a checkpoint "
@@ -444,26 +445,6 @@ def copy_checkpoint(
             else:
                 _link(file, target)
     say(f"{folder} continues from step {files.step_of(path)} of {run}")
-
-
-def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
-    """Return the number of steps from the start with equal learning rates in two runs, below the new run's length."""
-    samples = parts.dataset.epoch_rows
-    recipes: list[Optimizer] = [build_part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]
-    # A schedule sets its rate on an optimizer.
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    totals = [_length(config).total_steps(samples) for config in (stored, plain)]
-    batch = plain["trainer"]["global_batch"]
-
-    def same(step: int) -> bool:
-        before, now = (Progress(step, total, samples, batch) for total in totals)
-        rates = [recipe.set_rate(optimizer, at) for recipe, at in zip(recipes, (before, now), strict=True)]
-        after = [replace(at, step=step + 1) for at in (before, now)]
-        averaging_weights = [parts.averaging(at) for at in after] if parts.averaging else [0.0, 0.0]
-        return rates[0] == rates[1] and averaging_weights[0] == averaging_weights[1]
-
-    last = min(totals[0], totals[1] - 1)
-    return next((step for step in range(last) if not same(step)), last)
 
 
 def run_and_step(source: str) -> tuple[Path, int | None]:

@@ -150,9 +150,8 @@ class TextTower(Tower):
 
 def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -> list[nn.Module]:
     """Return the longest list of modules of one class in a tower, mostly its blocks. kinds: classes of lists."""
-    lists = [list(module) for module in tower.modules() if isinstance(module, kinds)]
-    uniform_lists = [modules for modules in lists if len({type(module) for module in modules}) == 1]
-    return max(uniform_lists, key=len, default=[])
+    lists = ([*module] for module in tower.modules() if isinstance(module, kinds))
+    return max((modules for modules in lists if len({*map(type, modules)}) == 1), key=len, default=[])
 
 
 def recompute_blocks(blocks: Sequence[nn.Module], every: int) -> None:

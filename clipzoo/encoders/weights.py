@@ -130,8 +130,7 @@ def resized(name: str, value: Tensor, target: Tensor, is_image: bool, vocabulary
     *leading, before, width = value.shape
     after = target.shape[-2]
     if not POSITIONAL.search(name):
-        if TOKENS.search(name) and vocabulary is not None and min(len(value), len(target)) >= vocabulary:
-            rows = min(len(value), len(target))
+        if TOKENS.search(name) and vocabulary is not None and (rows := min(len(value), len(target))) >= vocabulary:
             return torch.cat([value[:rows].to(target), target[rows:]])
         return None
     if not is_image:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -114,18 +113,17 @@ def gathered_batches(
 
     Batches do not depend on the number of ranks: on one kind of device, results are the same to the last bit.
     """
+
+    def padded(rows: Tensor) -> Tensor:
+        return functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, size - len(rows)))
+
     rows_done = 0
     for batch in _local_batches(count, size, world):
         rows = min(size * world.size, count - rows_done)
-        padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
-        gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
+        results = [map_embedding(padded, result) for result in compute(batch)]
+        gathered = [gather_embedding(result, world) for result in results]  # type: ignore[type-var]
         yield [result[:rows] for result in gathered]
         rows_done += rows
-
-
-def _padded(tensor: Tensor, size: int) -> Tensor:
-    missing = size - len(tensor)
-    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
 
 
 def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:

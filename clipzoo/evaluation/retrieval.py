@@ -77,8 +77,7 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
         return self._paired, self._held_out and self._held_out.key
 
     def check(self, dataset: EvaluationDataset) -> None:
-        dataset = require_kind(RetrievalDataset, self.name, dataset)
-        scoring.check_captions(dataset, self._paired)
+        scoring.check_captions(require_kind(RetrievalDataset, self.name, dataset), self._paired)
 
     def columns(self, evaluation: Evaluation, dataset: RetrievalDataset) -> Mapping[str, Column]:
         return evaluation.image_columns()
@@ -106,9 +105,8 @@ class ImageTextRetrieval(Task[RetrievalDataset]):
         return replace(results[0], metrics=metrics)
 
     def key(self, dataset: RetrievalDataset, protocol: str, metric: str) -> MetricKey:
-        if protocol == VALIDATION:
-            return replace(VALIDATION_LOSS, metric=metric)
-        return super().key(dataset, protocol, metric)
+        is_loss = protocol == VALIDATION
+        return replace(VALIDATION_LOSS, metric=metric) if is_loss else super().key(dataset, protocol, metric)
 
 
 def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
@@ -142,7 +140,16 @@ def _one_draw(
         columns = torch.arange(first, first + len(scores), device=scores.device)
         position = torch.cat([scoring.positions(scores[:, gallery], columns) for gallery in galleries.mT])
         metrics["paired_image_to_text"] = scoring.recall(position, CUTOFFS, world)
-    return Retrieval(metrics, of_captions.cpu(), _best_images(scores, first, world).cpu(), world.sum(of_images).cpu())
+
+    # [k, <= 10]: indices of the best images of all ranks, merged from each rank's best.
+    order, count = scores.sort(dim=0, descending=True, stable=True), min(RETRIEVED, len(scores))
+    padded = scores.new_full((RETRIEVED, scores.shape[1]), -math.inf)
+    index = torch.full(padded.shape, -1, device=padded.device)
+    padded[:count], index[:count] = order.values[:count], order.indices[:count] + first
+    values, candidates = world.gather(padded), world.gather(index)
+    best = candidates.gather(0, values.sort(dim=0, descending=True, stable=True).indices[:RETRIEVED])
+    retrieved = best[(best >= 0).all(dim=1)].mT
+    return Retrieval(metrics, of_captions.cpu(), retrieved.cpu(), world.sum(of_images).cpu())
 
 
 def answer_positions(scores: Tensor, caption_image: Tensor, first: int, world: World) -> tuple[Tensor, Tensor]:
@@ -171,16 +178,3 @@ def answer_positions(scores: Tensor, caption_image: Tensor, first: int, world: W
     for part, image in zip(scores.split(ROWS_AT_ONCE), images.split(ROWS_AT_ONCE), strict=True):
         before += ((part > all_pair_scores) | ((part == all_pair_scores) & (image < caption_image))).sum(dim=0)
     return of_images, world.sum(before)
-
-
-def _best_images(scores: Tensor, first: int, world: World) -> Tensor:
-    """[k, <= 10]: indices of the best images of all ranks, merged from each rank's best. Collective."""
-    count = min(RETRIEVED, len(scores))
-    padded = scores.new_full((RETRIEVED, scores.shape[1]), -math.inf)
-    index = torch.full(padded.shape, -1, device=padded.device)
-    if count:
-        order = scores.sort(dim=0, descending=True, stable=True)
-        padded[:count], index[:count] = order.values[:count], order.indices[:count] + first
-    values, candidates = world.gather(padded), world.gather(index)
-    best = candidates.gather(0, values.sort(dim=0, descending=True, stable=True).indices[:RETRIEVED])
-    return best[(best >= 0).all(dim=1)].mT

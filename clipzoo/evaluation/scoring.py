@@ -78,9 +78,8 @@ def accuracy(position: Tensor, labels: Tensor, classes: int, world: World) -> di
     samples, *hits = world.sum(torch.stack([torch.bincount(labels, minlength=classes), *counts]))
     present = samples > 0
     per_class = hits[0][present].double() / samples[present]
-    top1, *other_accuracies = (100 * int(row.sum()) / int(samples.sum()) for row in hits)
-    top5 = {f"top{cutoff}": value for cutoff, value in zip(cutoffs[1:], other_accuracies, strict=True)}
-    return {"top1": top1, "mean_per_class": 100 * per_class.mean().item(), **top5}
+    tops = {f"top{k}": 100 * int(row.sum()) / int(samples.sum()) for k, row in zip(cutoffs, hits, strict=True)}
+    return {"top1": tops["top1"], "mean_per_class": 100 * per_class.mean().item(), **tops}
 
 
 def recall(position: Tensor, cutoffs: Sequence[int], world: World) -> dict[str, float]:
@@ -140,24 +139,23 @@ def calibration(log_confidence: Tensor, margin: Tensor, right: Tensor) -> dict[s
     """
     confidence, margin = log_confidence.double(), margin.double()
     even = torch.arange(len(margin)) % 2 == 0
-    of_odd, of_even = (_fitted_temperature(confidence[half], margin[half]) for half in (~even, even))
+    temperatures = []
+    for half in (~even, even):
+        # The lowest mean negative log-likelihood: a parabola through three losses in log T.
+        losses = (margin[half, None] / torch.tensor(TEMPERATURES) - confidence[half]).mean(dim=0).tolist()
+        place, step = losses.index(min(losses)), 0.0
+        if 0 < place < len(losses) - 1:
+            before, lowest, after = losses[place - 1 : place + 2]
+            bend = before - 2 * lowest + after
+            step = (before - after) / (8 * bend) if bend > 0 else 0.0
+        temperatures.append(TEMPERATURES[place] * 2**step)
+    of_odd, of_even = temperatures
     fitted = torch.where(even, _at_temperature(confidence, of_odd), _at_temperature(confidence, of_even))
     return {
         "ece": _calibration_error(confidence[:, TEMPERATURES.index(1)], right),
         "fitted_ece": _calibration_error(fitted, right),
         "temperature": math.sqrt(of_odd * of_even),
     }
-
-
-def _fitted_temperature(log_confidence: Tensor, margin: Tensor) -> float:
-    """Return the temperature of the lowest mean negative log-likelihood: a parabola through three losses in log T."""
-    losses = (margin[:, None] / torch.tensor(TEMPERATURES) - log_confidence).mean(dim=0).tolist()
-    place = losses.index(min(losses))
-    if place in (0, len(losses) - 1):
-        return TEMPERATURES[place]
-    left, lowest, right = losses[place - 1 : place + 2]
-    bend = left - 2 * lowest + right
-    return TEMPERATURES[place] * 2 ** ((left - right) / (8 * bend) if bend > 0 else 0)
 
 
 def _at_temperature(log_confidence: Tensor, temperature: float) -> Tensor:
@@ -203,15 +201,11 @@ def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str, complete: bool = False) -> None:
     """Raise ConfigError unless labels have class names; `complete`: two or more classes, all with samples."""
-    unnamed = labels[(labels < 0) | (labels >= len(class_names))]
-    if len(unnamed):
+    if len(unnamed := labels[(labels < 0) | (labels >= len(class_names))]):
         raise ConfigError(f"{where}: label {int(unnamed[0])}, but its classes are 0 to {len(class_names) - 1}")
-    if not complete:
-        return
-    if len(class_names) < 2:
+    if complete and len(class_names) < 2:
         raise ConfigError(f"{where}: {len(class_names)} class, nothing can be classified")
-    empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()
-    if empty:
+    if complete and (empty := (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()):
         shown, count = ", ".join(repr(class_names[index]) for index in empty[:5]), len(class_names)
         raise ConfigError(f"{where}: {len(empty)} of {number_of(count, 'class', 'es')} have no sample ({shown})")
 

@@ -189,10 +189,9 @@ class Suite(Part):
         measured = [MetricKey(task.name, dataset.name, "", "") for task, dataset in self._measurements(None)]
         places = [str(place) for place in measured if place.is_ranked]
         places += [f"mteb/{task.metadata.name}" for task in self._mteb_tasks]
-        is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
-        is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in places)
-        if not is_loss and not is_known:
-            loss = [] if self.validation is None else [str(VALIDATION_LOSS)]
+        loss = [] if self.validation is None else [str(VALIDATION_LOSS)]
+        starts = tuple(f"{place}{ending}" for place in places for ending in ("/", "_paired/"))
+        if metric is not None and metric not in loss and not metric.startswith(starts):
             choices = ", ".join([*(f"{place}/..." for place in places), *loss]) or "none: eval has no datasets"
             raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={metric} (there are: {choices})")
 
@@ -373,8 +372,8 @@ def _solve(jobs: Sequence[Job], world: World) -> None:
     """Run the jobs without a stored value, the longest first, each on the rank that is free next. Collective."""
     damage = io.DamageLog()
     done = world.run_on_first(lambda: [damage.read(job.stored, None) is not None for job in jobs])
-    open_jobs = (job for job, is_done in zip(jobs, done, strict=True) if not is_done)
-    todo = sorted(open_jobs, key=lambda job: -job.solve.cost)
+    todo = [job for job, is_done in zip(jobs, done, strict=True) if not is_done]
+    todo.sort(key=lambda job: -job.solve.cost)
     costs = [job.solve.cost for job in todo]
     begin = printed = time.perf_counter()
 

@@ -274,24 +274,20 @@ def store(
             path, held = todo.pop(0), held - cut
 
             def write(path: Path = path, cut: int = cut) -> None:
+                from safetensors.torch import save
+
                 whole = [concatenate(parts) for parts in zip(*pending, strict=True)]
-                _write(path, {name: part[:cut] for name, part in zip(columns, whole, strict=True)})
+                tensors: dict[str, Tensor] = {}
+                for name, part in zip(columns, whole, strict=True):
+                    values = vars(part[:cut]) if isinstance(part, PointSet) else {"": part[:cut]}
+                    tensors |= {f"{name}/{key}".rstrip("/"): tensor.contiguous() for key, tensor in values.items()}
+                with io.whole(path) as file:
+                    file.write(save(tensors))
                 pending[:] = [[part[cut:] for part in whole]]
 
             world.run_on_first(write)
         clock.encoded(count, f"{dataset.name}, {view.split}")
     return StoredColumns(columns, files)
-
-
-def _write(path: Path, columns: Mapping[str, Embedding]) -> None:
-    from safetensors.torch import save
-
-    tensors: dict[str, Tensor] = {}
-    for name, values in columns.items():
-        parts = vars(values) if isinstance(values, PointSet) else {"": values}
-        tensors |= {f"{name}/{part}".rstrip("/"): tensor.contiguous() for part, tensor in parts.items()}
-    with io.whole(path) as file:
-        file.write(save(tensors))
 
 
 def _read(path: Path, rows: int, name: str) -> Embedding:

@@ -162,10 +162,9 @@ def _result(pair_scale: float, dataset: ClassificationDataset, rows: Embedding) 
     for draw in rows.unbind(dim=1):
         position, predictions, margins = draw[:, 0], draw[:, 1].long(), draw[:, 2]
         labels, group_top1 = torch.tensor(test.labels), None
-        if test.all_labels is not None:
-            labels = torch.where(position == 0, predictions, labels)
         metrics = scoring.accuracy(position, labels, classes, World())
         if test.all_labels is not None:
+            labels = torch.where(position == 0, predictions, labels)
             del metrics["mean_per_class"]
         if dataset.metric == "macro_f1":
             metrics["macro_f1"] = scoring.macro_f1(predictions, labels, classes)

@@ -337,8 +337,7 @@ def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
     if "val" not in present and "val" in expected:
         # Some copies have train and validation in one split.
         expected["train"] += expected.pop("val")
-    wrong = {split: size for split, size in expected.items() if present.get(split) != size}
-    if wrong:
+    if wrong := {split: size for split, size in expected.items() if present.get(split) != size}:
         differences = ", ".join(f"{split} {present.get(split, 0)} (not {size})" for split, size in wrong.items())
         raise ConfigError(f"{name} has the wrong number of samples: {differences}")
 

@@ -43,8 +43,7 @@ class Source:
         """Return True for the extension of an image; leave other files out."""
         is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
         if not is_image:
-            reason = f"files of type {path.suffix or 'none'} are not read"
-            self.left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
+            self.left_out.append(LeftOut(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read"))
         return is_image
 
     def add_captions(self, path: Path, texts: Collection[str]) -> None:

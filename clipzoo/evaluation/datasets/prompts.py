@@ -133,11 +133,10 @@ def write_class_prompts(
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} has files already: choose another folder")
     images = dataset.splits[split]
-    order = np.random.default_rng(seed).permutation(len(images)).tolist()
     with new_folder(folder) as new, ShardWriter(f"{new}/%05d.tar", maxcount=samples_a_shard, verbose=0, mtime=0) as tar:
-        for index in order:
+        for index in np.random.default_rng(seed).permutation(len(images)).tolist():
             image, label = images[index]
             prompts = [template.replace("{c}", dataset.class_names[label]) for template in dataset.templates]
             content = json.dumps({CAPTION_KEY: prompts}).encode()
             tar.write({"__key__": f"{index:08d}", "png": png(image), "json": content})
-    return len(order)
+    return len(images)

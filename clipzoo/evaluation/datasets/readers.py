@@ -138,13 +138,10 @@ def rows(folder: Path, facts: Benchmark) -> tuple[*ClassificationSource, Sequenc
     order = {str(name): label for label, name in enumerate(names)}
     parts = {split: [row for row in part if _value(row, facts["label"]) in order] for split, part in parts.items()}
     groups = sorted({name for part in parts.values() for name in column(part, "group")})
-    splits = {}
+    splits = dict[str, LabelledSplit]()
     for split, part in parts.items():
-        splits[split] = _files(
-            [existing(folder, path) for path in column(part, "image")],
-            [order[name] for name in column(part, "label")],
-            groups=[groups.index(name) for name in column(part, "group")],
-        )
+        labels, numbers = [order[name] for name in column(part, "label")], map(groups.index, column(part, "group"))
+        splits[split] = _files([existing(folder, path) for path in column(part, "image")], labels, groups=[*numbers])
     return list(names.values()), splits, groups
 
 
