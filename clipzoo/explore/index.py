@@ -209,10 +209,7 @@ def build_index(
     remove an index of other images or another model, which raises ConfigError otherwise. Blocks that exist are kept.
     """
     folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
-    facts = {
-        "model": source, "images": gallery.source, "count": len(gallery.names), "block": BLOCK,
-        "key": model_key(model, ()), "names": _digest(gallery.names),
-    }  # fmt: skip
+    facts = facts_of(model, source, gallery.source, gallery.names)
 
     def claim() -> None:
         before = _facts(folder) if (folder / FILE).exists() else None
@@ -233,15 +230,25 @@ def build_index(
         rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
         pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
         with torch.no_grad(), exact_products():
-            embedding = model.encode_image(pixels)
-        tensors = vars(embedding) if isinstance(embedding, PointSet) else {"embedding": embedding}
-        save_weights(tensors, _block(folder, number))
+            write_block(folder, number, model.encode_image(pixels))
         report(f"{done} of {len(missing)} blocks of {number_of(BLOCK, 'image')}")
     world.barrier()
     return SearchIndex(folder, model) if world.is_first else None
 
 
 # Files of an index.
+
+
+def facts_of(model: LoadedModel, source: str, images: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the content of index.json. source, images: origins of the model and of the images."""
+    sizes = {"count": len(names), "block": BLOCK}
+    return {"model": source, "images": images, **sizes, "key": model_key(model, ()), "names": _digest(names)}
+
+
+def write_block(folder: Path, number: int, embedding: Embedding) -> None:
+    """Write the embeddings of the images from `number * BLOCK` on."""
+    tensors = vars(embedding) if isinstance(embedding, PointSet) else {"embedding": embedding}
+    save_weights(tensors, _block(folder, number))
 
 
 def _block(folder: Path, number: int) -> Path:
