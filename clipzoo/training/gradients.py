@@ -127,9 +127,8 @@ class GradientCache:
             view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
             for view, view_features in zip(trained, features, strict=True)
         }
-        head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
-        similarity, loss = self._score(head_inputs, scope, teacher, batch, progress)
+        similarity, loss = self._score({**constant, **leaves}, scope, teacher, batch, progress)
         if diagnose:
             with torch.no_grad():
                 assert similarity.image is not None and similarity.text is not None
