@@ -93,7 +93,19 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         datasets = {(task, name) for task in TASKS for name in plain["eval"].get(task, ())}
         if plain["expect"] and not datasets & {(key.task, key.dataset) for key in numbers}:
             raise ConfigError(NO_NUMBERS)
-        folder = _output_folder(plain)
+        if plain["output"] is not None:
+            # The evaluation of a run belongs in its directory.
+            if plain["output"] != plain["run"] and (fault := output_fault(plain["output"])):
+                raise ConfigError(f"output={fault}")
+            folder = Path(plain["output"])
+        elif plain["run"] is not None:
+            path = Path(plain["run"])
+            # The results of one checkpoint are not the results of the run.
+            folder = run_of(path) / path.stem if is_checkpoint(path) else path
+        else:
+            parts = [plain["model"], pretrained and Path(pretrained).stem]
+            slug = "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part).strip("-.")
+            folder = Path("runs") / folder_name(slug, "model")
         if is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
     from clipzoo.build import build_part
@@ -159,21 +171,6 @@ def _require_agreement(compared: Mapping[str, Any]) -> None:
         )
 
 
-def _output_folder(plain: Mapping[str, Any]) -> Path:
-    if plain["output"] is not None:
-        # The evaluation of a run belongs in its directory.
-        if plain["output"] != plain["run"] and (fault := output_fault(plain["output"])):
-            raise ConfigError(f"output={fault}")
-        return Path(plain["output"])
-    if plain["run"] is not None:
-        path = Path(plain["run"])
-        # The results of one checkpoint are not the results of the run.
-        return run_of(path) / path.stem if is_checkpoint(path) else path
-    parts = [plain["model"], plain["pretrained"] and Path(plain["pretrained"]).stem]
-    name = "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part).strip("-.")
-    return Path("runs") / folder_name(name, "model")
-
-
 def _write(
     folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float], compared: dict[str, Any]
 ) -> None:
@@ -209,8 +206,7 @@ def evaluate_mixes(
     output = folder / "mix"
     results: dict[float, dict[str, float]] = {}
     for mix in mixes:
-        model = interpolate(first, second, mix).to(world.device)
-        results[mix] = suite.run(model, output / f"{mix:g}", world)
+        results[mix] = suite.run(interpolate(first, second, mix).to(world.device), output / f"{mix:g}", world)
 
     def write() -> None:
         # A row for each mix; the best value of a metric is bold.

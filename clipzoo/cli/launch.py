@@ -85,8 +85,7 @@ def main(arguments: list[str]) -> None:
                 raise ConfigError(f"--point {options.point}: the sweep has points 0 to {len(points) - 1}")
             # The training replaces this process.
             os.environ["CLIPZOO_SWEEP"] = sweep.sweep_name(options.overrides)
-            train = [sys.executable, "-m", "clipzoo.cli", "train", *points[options.point].overrides]
-            os.execv(sys.executable, train)
+            os.execv(sys.executable, [sys.executable, "-m", "clipzoo.cli", "train", *points[options.point].overrides])
         elif options.table:
             from clipzoo.report.pages import write_sweep
 
@@ -153,8 +152,7 @@ def recipe(options: argparse.Namespace) -> str:
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"json": json.dumps, "shell": shlex.join}
-    template = environment.from_string(next(TEMPLATES.glob(f"{options.to}.*")).read_text())
-    return template.render(
+    return environment.from_string(next(TEMPLATES.glob(f"{options.to}.*")).read_text()).render(
         vars(options), name=name, nodes=nodes, min_nodes=min_nodes, node_range=node_range, gpus=gpus, train=train,
         arguments=arguments, on_cpu=plain["trainer"]["device"] == "cpu",
     )  # fmt: skip
@@ -166,8 +164,7 @@ def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str,
         plain = [compose(line) for line in search[1].corner_lines()]
         return "search", f"0-{(at_once or 1) - 1}", plain[0]["trainer"]["device"]
     plain = [compose(point.overrides) for point in sweep.points(overrides)]
-    limit = f"%{at_once}" if at_once else ""
-    return "sweep", f"0-{len(plain) - 1}{limit}", plain[0]["trainer"]["device"]
+    return "sweep", f"0-{len(plain) - 1}{f'%{at_once}' if at_once else ''}", plain[0]["trainer"]["device"]
 
 
 def submit(options: argparse.Namespace) -> None:

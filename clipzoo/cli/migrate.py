@@ -384,5 +384,4 @@ def evaluation(given: Given) -> None:
         if not pretrained:
             raise ConfigError(f"--pretrained_model {model} is a collection or a file: give MODEL,PRETRAINED")
         weights = [] if ":" in model else [f"pretrained={in_hydra(pretrained)}"]
-        words = [f"model={in_hydra(model)}", *weights, "eval=none"]
-        given.commands.append(given.command("evaluate", *words))
+        given.commands.append(given.command("evaluate", f"model={in_hydra(model)}", *weights, "eval=none"))

@@ -56,8 +56,7 @@ def options(group: str) -> list[str]:
 
 def option_file(group: str, option: str) -> Path | None:
     """Return the file of an option, None if there is none."""
-    places = [folder / group / f"{option}.yaml" for folder in _folders()]
-    return next((path for path in places if path.exists()), None)
+    return next((path for folder in _folders() if (path := folder / group / f"{option}.yaml").exists()), None)
 
 
 def _folders() -> list[Path]:
@@ -93,8 +92,7 @@ def hide_internal_options() -> None:
     class Listed(FileConfigSource):
         def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
             names = super().list(config_path, results_filter)
-            hidden = () if config_path else COMMANDS
-            return [name for name in names if not name.startswith("_") and name not in hidden]
+            return [name for name in names if not name.startswith("_") and (config_path or name not in COMMANDS)]
 
     Plugins.instance()  # fills the registry
     SourcesRegistry.instance().types[Listed.scheme()] = Listed
@@ -102,8 +100,7 @@ def hide_internal_options() -> None:
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
-    names = FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS
-    suggestion = names.get(key.rsplit(".", 1)[-1])
+    suggestion = (FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS).get(key.rsplit(".", 1)[-1])
     return f"there is no key {key}" + (f"; did you mean {suggestion}?" if suggestion else nearest(key, known))
 
 

@@ -102,8 +102,7 @@ def _section(group: str, place: str, target: str, found: Sequence[tuple[_Option,
     text = next(_paragraphs(next(docstrings(target))), "")
     parts = (text[: end.start()] for end in re.finditer(r"(?<! )\.(?= |$)", text))
     summary = next((part for part in parts if part.count("(") == part.count(")")), text)
-    names = tuple(name for (name, _, _), _ in found if name)
-    return Section(group, names, target, summary, tuple(entries), prefix)
+    return Section(group, tuple(name for (name, _, _), _ in found if name), target, summary, tuple(entries), prefix)
 
 
 def _shown(value: Any) -> str:

@@ -454,15 +454,13 @@ def _bases(node: ast.ClassDef, module: str) -> list[str]:
     for base in node.bases:
         first, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(".")
         source = _names(module).get(first)
-        parts = (source, rest) if isinstance(source, str) else (module, first, rest)
-        targets.append(".".join(filter(None, parts)))
+        targets.append(".".join(filter(None, (source, rest) if isinstance(source, str) else (module, first, rest))))
     return [target for target in targets if target.rpartition(".")[2] not in _WITHOUT_ARGUMENTS]
 
 
 def _signature(arguments: ast.arguments, module: str) -> dict[str, Argument]:
     positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
-    defaults = [*[None] * required, *arguments.defaults, *arguments.kw_defaults]
+    defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
     signature = {
         argument.arg: _argument(argument.annotation, default, module)
         for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True)

@@ -97,8 +97,7 @@ class RemoteRuns(Runs):
             if staging.is_symlink() or staging.stat().st_uid != os.getuid():
                 raise ConfigError(f"{staging} belongs to another user: set {VARIABLE} to a folder of yours")
         words = re.sub(r"[^A-Za-z0-9.-]+", "-", self.store.url)[-60:].strip("-.")
-        digest = hashlib.sha256(self.store.url.encode()).hexdigest()[:8]
-        super().__init__(io.below(staging, f"{words}-{digest}"))
+        super().__init__(io.below(staging, f"{words}-{hashlib.sha256(self.store.url.encode()).hexdigest()[:8]}"))
         self._patience, self._every = patience, every
 
     def run(self, name: str) -> RemoteRun:

@@ -441,8 +441,7 @@ def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
     for name in names:
         matching = [value for key, value in values.items() if key == name or fnmatchcase(key, name)]
         if not matching:
-            known = ", ".join(sorted(values)[:MOST_NAMES])
-            raise ConfigError(f"there is no metric {name} (there are: {known})")
+            raise ConfigError(f"there is no metric {name} (there are: {', '.join(sorted(values)[:MOST_NAMES])})")
         results.append(statistics.fmean(matching))
     return results
 
@@ -532,12 +531,10 @@ class Study:
             # A resumed run reaches its last rung again: the first value counts.
             value = trials[number].rungs.get(rung, value)
             storage.set_trial_intermediate_value(key, rung, value)
-            maximize = self.search.directions[0] == "maximize"
-            continues = passes(rung, value, trials, number, maximize, self.search.keep)
-            if trials[number].pruned_at == rung or not continues:
+            continues = passes(rung, value, trials, number, self.search.directions[0] == "maximize", self.search.keep)
+            if is_pruned := trials[number].pruned_at == rung or not continues:
                 storage.set_trial_user_attr(key, PRUNED, rung)
-                return False
-            return True
+            return not is_pruned
 
     def release(self) -> None:
         if self._lock is not None:

@@ -67,26 +67,23 @@ def statuses(place: str) -> list[Status]:
     The trainings of a lab are listed for its own folder only. Raises ConfigError without the folder or the store.
     """
     if is_url(place):
-        return list(_in_store(place))
+        # The local copies of a store's runs, by the locks in the store.
+        from clipzoo.runs.remote import HEARTBEAT_TIMEOUT_SECONDS, PROTOCOLS_WITHOUT_HEARTBEAT, local_copy, writer
+        from clipzoo.runs.store import Store
+
+        folder = local_copy(place, "FOLDER", weights=False)
+        found = statuses(str(folder))
+        for number, status in enumerate(found):
+            store = Store("/".join([place, *status.folder.relative_to(folder).parts]), "FOLDER")
+            if status.state not in ("finished", "damaged") and (last := store.require(lambda: writer(store))):  # noqa: B023
+                age, owner = time.time() - last.get("time", 0.0), f"{last.get('owner')}"
+                is_alive = age < HEARTBEAT_TIMEOUT_SECONDS or store.protocol in PROTOCOLS_WITHOUT_HEARTBEAT
+                state = "stopped" if last.get("released") else "running" if is_alive else "failed"
+                found[number] = replace(status, state=state, why=f"{owner}, last heartbeat {age:.0f} s ago")
+        return found
     if not Path(place).is_dir():
         raise ConfigError(f"there is no folder {place}: give the folder of the runs, clipzoo ls FOLDER")
     return sorted(_walk(Path(place), 0), key=lambda status: status.changed)
-
-
-def _in_store(url: str) -> Iterator[Status]:
-    """Yield the states of the local copies of a store's runs, by the locks in the store."""
-    from clipzoo.runs.remote import HEARTBEAT_TIMEOUT_SECONDS, PROTOCOLS_WITHOUT_HEARTBEAT, local_copy, writer
-    from clipzoo.runs.store import Store
-
-    folder = local_copy(url, "FOLDER", weights=False)
-    for status in statuses(str(folder)):
-        store = Store("/".join([url, *status.folder.relative_to(folder).parts]), "FOLDER")
-        if status.state not in ("finished", "damaged") and (last := store.require(lambda: writer(store))):  # noqa: B023
-            age, owner = time.time() - last.get("time", 0.0), f"{last.get('owner')}"
-            is_alive = age < HEARTBEAT_TIMEOUT_SECONDS or store.protocol in PROTOCOLS_WITHOUT_HEARTBEAT
-            state = "stopped" if last.get("released") else "running" if is_alive else "failed"
-            status = replace(status, state=state, why=f"{owner}, last heartbeat {age:.0f} s ago")
-        yield status
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Status]:

@@ -138,8 +138,7 @@ def save_sharded(
         with io.explained(path):
             _remove(path)
         io.publish_folder(temporary, path)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        io.write_json(mark_of(path), {**facts, "bytes": len(text), "sha256": digest})
+        io.write_json(mark_of(path), {**facts, "bytes": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()})
         _remove_old(path, keep)
 
     _on_all_ranks(publish if rank == 0 else lambda: None, group)
@@ -417,8 +416,7 @@ def _write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Seq
     # A chunk that several ranks hold is written by the rank with the fewest bytes so far.
     totals, writers = [0] * len(held), {}
     for chunk, size in {chunk: size for chunks in held for chunk, size in chunks.items()}.items():
-        holders = (holder for holder, chunks in enumerate(held) if chunk in chunks)
-        writers[chunk] = min(holders, key=totals.__getitem__)
+        writers[chunk] = min((holder for holder, chunks in enumerate(held) if chunk in chunks), key=totals.__getitem__)
         totals[writers[chunk]] += size or 1
     names = [name for name, (_, place) in pieces.items() if writers.get((name, place.offsets)) == rank]
     if not names:
@@ -461,8 +459,7 @@ def _read_sharded(folder: Path, layout: Layout | None, without: Collection[str])
         place = Place.everything(shape) if layout is None else layout(path, shape)
         part = torch.zeros(place.sizes, dtype=dtype)
         for chunk, file in chunks:
-            starts = map(max, chunk.offsets, place.offsets)
-            common = list(map(range, starts, map(min, chunk.ends, place.ends)))
+            common = list(map(range, map(max, chunk.offsets, place.offsets), map(min, chunk.ends, place.ends)))
             if all(common):
                 source, target = (
                     tuple(slice(one.start - at, one.stop - at) for one, at in zip(common, box.offsets, strict=True))
@@ -503,8 +500,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, StoredTensor
         for name, facts in files.items():
             # A name with a path could lead out of the folder.
             _require(SHARD.fullmatch(name) is not None, f"{shortened(name)} is not the name of a shard")
-            is_described = _is_count(facts["bytes"]) and isinstance(facts["sha256"], str)
-            _require(is_described, f"{name} has no size and digest")
+            _require(_is_count(facts["bytes"]) and isinstance(facts["sha256"], str), f"{name} has no size and digest")
             shard = io.below(folder, name)
             if not shard.is_file():
                 raise io.DamagedFileError(shard, "is missing", REMEDY)

@@ -73,8 +73,7 @@ def summarise_samples(objective: Objective, extremes: int, world: World = World(
         if low == high:
             # A histogram of one value needs a width.
             low, high = low - 0.5, high + 0.5
-        bars = torch.histc(values.float(), BINS, float(low), float(high))
-        counts = torch.stack(world.gather_object(bars)).sum(dim=0)
+        counts = torch.stack(world.gather_object(torch.histc(values.float(), BINS, float(low), float(high)))).sum(dim=0)
         mean, std = values.mean(), values.std(correction=0)
         if world.size > 1:
             mean = torch.stack(world.gather_object(values.double().sum())).sum() / count

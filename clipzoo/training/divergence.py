@@ -164,8 +164,7 @@ class Spikes(Hook):
         deviation = (self._values - median).abs().quantile(0.5, dim=0, interpolation="lower")
         deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
         limits = median + self._threshold * deviation
-        shifted = torch.cat([self._values[1:], values[None]])
-        self._values = torch.where(values.isfinite().all(), shifted, self._values)
+        self._values = torch.where(values.isfinite().all(), torch.cat([self._values[1:], values[None]]), self._values)
         return (values > limits).any(), limits
 
     def settle(self, step: int, is_spike: bool, sample_id: Tensor, values: Sequence[Tensor], limits: Tensor) -> None:
@@ -303,5 +302,4 @@ def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
 def _largest(tensors: Iterable[Tensor]) -> Tensor:
     """Return the largest magnitude of all floating-point tensors, 0-d; NaN if one of them holds NaN."""
     parts = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
-    values = [part for part in parts if part.numel()]
-    return nn.utils.get_total_norm(values, math.inf)
+    return nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)

@@ -99,8 +99,7 @@ class GradientCache:
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
-        same_caption = self.objective.same_caption
-        scope = Scope(self.world, self.tile, batch.views, batch_pairing(batch, self.world, same_caption))
+        scope = Scope(self.world, self.tile, batch.views, batch_pairing(batch, self.world, self.objective.same_caption))
         with torch.no_grad():
             constant = {
                 view: encode_view(self.encoder, view, micro_batches, self._caches.get(view))
@@ -128,16 +127,14 @@ class GradientCache:
             view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
             for view, view_features in zip(trained, features, strict=True)
         }
-        head_inputs = {**constant, **leaves}
         self._mark(OWN_PASSES)
-        similarity, loss = self._score(head_inputs, scope, teacher, batch, progress)
+        similarity, loss = self._score({**constant, **leaves}, scope, teacher, batch, progress)
         if diagnose:
             with torch.no_grad():
                 assert similarity.image is not None and similarity.text is not None
                 firsts = similarity.image[:: batch.views.images], similarity.text[:: batch.views.texts]
                 of_pairs = diagnostics.embedding_diagnostics(*firsts)
-            logs = {**diagnostics.similarity_diagnostics(similarity), **of_pairs}
-            loss = Loss(loss.total, {**loss.logs, **logs})
+            loss = Loss(loss.total, {**loss.logs, **diagnostics.similarity_diagnostics(similarity), **of_pairs})
         self._mark("forward")
         with step_part("backward"):
             (loss.total * scale).backward()
@@ -154,7 +151,22 @@ class GradientCache:
             if trained and whole:
                 _backward(features, gradients)
             elif trained:
-                self._replay(micro_batches, trained, random_states, gradients)
+                # Encode each micro-batch again, with the random numbers of its first pass, and add its gradient.
+                device = micro_batches[0].image.device
+                buffers = [(buffer, buffer.clone()) for buffer in self.encoder.buffers()]
+                # A sample may have several rows.
+                samples = sum(map(len, micro_batches))
+                split = [gradient.split(len(gradient) // samples * len(micro_batches[0])) for gradient in gradients]
+                with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+                    states = enumerate(zip(micro_batches, random_states, strict=True))
+                    for index, (micro_batch, (on_cpu, on_gpu)) in states:
+                        torch.set_rng_state(on_cpu)
+                        if on_gpu is not None:
+                            torch.cuda.set_rng_state(on_gpu, device)
+                        with self.parallel.accumulating(last=index == len(micro_batches) - 1):
+                            _backward(encode(self._shared, micro_batch, trained), [parts[index] for parts in split])
+                for buffer, value in buffers:
+                    buffer.copy_(value)
             self.parallel.end_step()
         self._mark("backward")
         return loss
@@ -182,29 +194,6 @@ class GradientCache:
                 logs = {f"term_{name}": term.value.detach() for name, term in terms.items()}
                 loss = Loss(total, {**loss.logs, **logs})
         return similarity, loss
-
-    def _replay(
-        self,
-        micro_batches: Sequence[Batch],
-        views: Sequence[View],
-        states: Sequence[tuple[Tensor, Tensor | None]],
-        gradients: Sequence[Tensor],
-    ) -> None:
-        """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
-        device = micro_batches[0].image.device
-        buffers = [(buffer, buffer.clone()) for buffer in self.encoder.buffers()]
-        # A sample may have several rows.
-        samples = sum(map(len, micro_batches))
-        split = [gradient.split(len(gradient) // samples * len(micro_batches[0])) for gradient in gradients]
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
-            for index, (micro_batch, (on_cpu, on_gpu)) in enumerate(zip(micro_batches, states, strict=True)):
-                torch.set_rng_state(on_cpu)
-                if on_gpu is not None:
-                    torch.cuda.set_rng_state(on_gpu, device)
-                with self.parallel.accumulating(last=index == len(micro_batches) - 1):
-                    _backward(encode(self._shared, micro_batch, views), [parts[index] for parts in split])
-        for buffer, value in buffers:
-            buffer.copy_(value)
 
 
 def encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:

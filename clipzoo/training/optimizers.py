@@ -57,9 +57,8 @@ class GroupedOptimizer(Part):
 
     def require_constructible(self, key: str) -> None:
         """Raise ConfigError, with the library's reason, if it cannot construct the optimizer. key: for the message."""
-        parameter = nn.Parameter(torch.zeros(2, 2))
         try:
-            self.construct([{"params": [parameter], "weight_decay": self.weight_decay}])
+            self.construct([{"params": [nn.Parameter(torch.zeros(2, 2))], "weight_decay": self.weight_decay}])
         except ConfigError:
             raise
         except Exception as error:

@@ -62,32 +62,11 @@ class Profile(Hook):
 
     def after(self, step: Step) -> None:
         self._step.close()
-        if step.number == self._last and self._profile is not None:
-            self._stop()
-        self._begin_step(step.number + 1)
-
-    def end(self) -> None:
-        self._step.close()
-        if self._profile is not None:
-            self._profile.stop()
-
-    def _begin_step(self, number: int) -> None:
-        if number == self._first <= self._last:
-            # Without it, the profiler warns that there is no GPU.
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-            activities = [ProfilerActivity.CPU]
-            if self._world.device.type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-                torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
-            self._profile = profile(activities=activities, profile_memory=True)
-            self._profile.start()
-        if self._profile is not None:
-            self._step.enter_context(record_function(STEP))
-
-    def _stop(self) -> None:
-        """Write the trace, the memory and the summary, and report the largest parts."""
+        if step.number != self._last or self._profile is None:
+            self._begin_step(step.number + 1)
+            return
+        # Write the trace, the memory and the summary, and report the largest parts.
         finished, self._profile = self._profile, None
-        assert finished is not None
         is_cuda = self._world.device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(self._world.device)
@@ -128,6 +107,24 @@ class Profile(Hook):
             f"profile of steps {self._first} to {self._last}: {total:.1f} ms a step: {shares} ({self._folder}; "
             f"clipzoo report {self._folder.parent} writes its page)"
         )
+
+    def end(self) -> None:
+        self._step.close()
+        if self._profile is not None:
+            self._profile.stop()
+
+    def _begin_step(self, number: int) -> None:
+        if number == self._first <= self._last:
+            # Without it, the profiler warns that there is no GPU.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+            activities = [ProfilerActivity.CPU]
+            if self._world.device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+                torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
+            self._profile = profile(activities=activities, profile_memory=True)
+            self._profile.start()
+        if self._profile is not None:
+            self._step.enter_context(record_function(STEP))
 
 
 class PartTimes(NamedTuple):

@@ -350,8 +350,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 def _count(encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
     """Return the operations of a step on `rows` samples like those of `view`, and the view's features."""
     formulas = {operator: _of_step(formula) for operator, formula in flop_registry.items()}
-    counting = FlopCounterMode(display=False, custom_mapping=formulas)
-    with counting as counter, torch.compiler.set_stance("force_eager"):
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter, torch.compiler.set_stance("force_eager"):
         features = encode(view)
     return counter.get_total_flops() * rows / len(view), features
 

@@ -107,8 +107,7 @@ def train(
         prepare_cublas()
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
-    checkpoints = CheckpointSettings(save_every)
-    settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=checkpoints, **groups)
+    settings = Settings(batch, epochs, steps, log_every=log_every, checkpoints=CheckpointSettings(save_every), **groups)
     logger = HistoryLogger()
     parts = Parts(
         settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
@@ -182,8 +181,7 @@ def fit(
         spikes = Spikes(settings.spikes, world, folder, dataset.names, parts.logger.log)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
     if settings.patience is not None:
-        metric = MetricKey.parse(str(settings.checkpoints.best_metric))
-        early_stopping = EarlyStopping(metric, settings.patience, world)
+        early_stopping = EarlyStopping(MetricKey.parse(str(settings.checkpoints.best_metric)), settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
     saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler, **({AVERAGE: average} if average else {})}
     state = TrainingState(parts, model, tuned, saved, history, throughput, parallel)
@@ -360,8 +358,7 @@ class HistoryLogger(Logger):
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         if values.keys() != {"event"}:  # an evaluation without metrics
-            rows = self.events if "event" in values else self.history
-            rows.append({"step": step, **values})
+            (self.events if "event" in values else self.history).append({"step": step, **values})
         super().log(step, values)
 
 

@@ -197,10 +197,36 @@ class FeatureCache:
         missing = (~is_stored).to(view.device)
         computed = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
         if self._is_open is None:
-            self._is_open = self._open(computed)
+            # Map files for rows of this form, if they fit.
+            parts = {name: value for name in PARTS if (value := getattr(computed, name)) is not None}
+            forms: dict[str, list[Any]] = {
+                name: [str(value.dtype).removeprefix("torch."), *value.shape[1:]] for name, value in parts.items()
+            }
+            for name in forms.keys() - {"pooled"}:
+                forms[name][1] = self._length or forms[name][1]
+            row_bytes = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
+            io.make_folder(self._folder)
+            needed, free = self._dataset.samples * row_bytes, shutil.disk_usage(self._folder).free
+            fits = needed <= min(self._gigabytes * 1e9, 0.9 * free)
+            if fits:
+                io.write_json(self._form_file, forms)
+                self._map(forms)
+            else:
+                self._report(
+                    f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
+                    f"{self._key}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
+                )
+            self._is_open = fits
         if self._is_open:
             empty = stored[~is_stored] == 0
-            self._store(ids[~is_stored][empty], keys[~is_stored][empty], computed, empty)
+            rows = ids[~is_stored][empty]
+            for name in self._files.keys() & set(PARTS):
+                value, file = getattr(computed, name).cpu()[empty], self._files[name]
+                file[rows] = 0
+                file[rows, : value.shape[1]] = value
+            # Last: they make the rows valid.
+            self._files["sums"][rows] = self._sums(rows)
+            self._files["keys"][rows] = keys[~is_stored][empty]
         if missing.all():
             return computed
         features = self._read(ids, view)
@@ -237,27 +263,6 @@ class FeatureCache:
         image[black] = torch.stack(images).to(image.device)
         return replace(batch, image=image)
 
-    def _open(self, features: Features) -> bool:
-        """Map files for rows of this form; False if they do not fit."""
-        parts = {name: value for name in PARTS if (value := getattr(features, name)) is not None}
-        forms: dict[str, list[Any]] = {
-            name: [str(value.dtype).removeprefix("torch."), *value.shape[1:]] for name, value in parts.items()
-        }
-        for name in forms.keys() - {"pooled"}:
-            forms[name][1] = self._length or forms[name][1]
-        row_bytes = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
-        io.make_folder(self._folder)
-        needed, free = self._dataset.samples * row_bytes, shutil.disk_usage(self._folder).free
-        if needed > self._gigabytes * 1e9 or needed > 0.9 * free:
-            self._report(
-                f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
-                f"{self._key}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
-            )
-            return False
-        io.write_json(self._form_file, forms)
-        self._map(forms)
-        return True
-
     def _map(self, forms: Mapping[str, list[Any]]) -> None:
         """Map the files. forms: part -> type and shape of a row. Raises DamagedFileError."""
         if "pooled" not in forms or not forms.keys() <= {*PARTS, *COLUMNS} or not all(map(_is_form, forms.values())):
@@ -271,16 +276,6 @@ class FeatureCache:
                     pass
             mapped = torch.from_file(str(path), shared=True, size=size.numel(), dtype=TYPES[dtype])
             self._files[name] = mapped.view(size)
-
-    def _store(self, ids: Tensor, keys: Tensor, features: Features, rows: Tensor) -> None:
-        """Store the chosen rows of the features. rows: [b] bool, True for as many rows as `ids` has."""
-        for name in self._files.keys() & set(PARTS):
-            value, file = getattr(features, name).cpu()[rows], self._files[name]
-            file[ids] = 0
-            file[ids, : value.shape[1]] = value
-        # Last: they make the rows valid.
-        self._files["sums"][ids] = self._sums(ids)
-        self._files["keys"][ids] = keys
 
     def _read(self, ids: Tensor, view: Tensor) -> Features:
         tokens, mask = self._files.get("tokens"), self._files.get("mask")

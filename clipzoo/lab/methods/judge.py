@@ -102,8 +102,7 @@ def pair_weights(joint: ArrayLike) -> np.ndarray:
     These are the pairs that contrastive training compares: matched ones and independent ones.
     """
     probability = np.asarray(joint, dtype=np.float64)
-    product = probability.sum(1, keepdims=True) * probability.sum(0, keepdims=True)
-    return (probability + product) / 2
+    return (probability + probability.sum(1, keepdims=True) * probability.sum(0, keepdims=True)) / 2
 
 
 def _line(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:

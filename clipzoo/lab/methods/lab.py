@@ -189,8 +189,7 @@ class LabSettings:
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
         """Return the lab with only these methods and comparisons; empty lists keep all. Raises ConfigError."""
-        known = dict.fromkeys(name for part in self.comparisons for name in part.methods)
-        _require_known("method", methods, known)
+        _require_known("method", methods, dict.fromkeys(name for part in self.comparisons for name in part.methods))
         _require_known("comparison", comparisons, [part.name for part in self.comparisons])
         parts = []
         for part in self.comparisons:
@@ -288,8 +287,7 @@ class LabData:
             scene, caption = self.world.draw(random, wanted)
             images.append(render(self.world.picture(scene, random), self.settings.image_size, random))
             pairs.append((scene, caption))
-        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-        return Split(pixels, *np.array(pairs).T)
+        return Split(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), *np.array(pairs).T)
 
 
 def run_lab(lab: LabSettings, root: Path) -> None:

@@ -130,8 +130,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
                 numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
             pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
             verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
-            facts = [claim["says"], claim["source"], claim["comparison"], pair, *numbers]
-            rows.append([*facts, verdict, item.power])
+            rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
         labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here",
                   "power"]  # fmt: skip
         table = text_table(labels, rows, left=len(labels), wrap=True)
