@@ -16,7 +16,7 @@ from torch.nn import functional
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.amorlip import AmorLIP, FittedObjective, layers
 from clipzoo.objectives.neuclip import NeuCLIP
-from clipzoo.types import Similarity
+from clipzoo.types import World
 from tests.golden_next.test_reweighted import close, in_tiles, read, scores_of
 from tests.support.objectives import batch, progress
 
@@ -94,8 +94,8 @@ def test_the_fit_takes_adams_steps():
         optimizer.zero_grad()
         loss(weights).backward()
         optimizer.step()
-    objective.fit(loss, Similarity.world)
-    objective.fit(loss, Similarity.world)
+    objective.fit(loss, World())
+    objective.fit(loss, World())
     torch.testing.assert_close(objective.network, weights.detach(), rtol=1e-12, atol=1e-12)
 
 

@@ -163,7 +163,7 @@ TRUSTED = {
     ("io/files.py", "folder / record"): RECIPES,
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
     ("runs/store.py", "Path(place, name)"): "a file that os.walk found",
-    ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
+    ("report/pages.py", "swept[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
     ("training/checkpoint_files.py", "folder / file"): RECIPES,
     ("training/tuned.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
     ("lab/worlds/emoji.py", "folder / f'{train}.csv'"): RECIPES,
