@@ -304,6 +304,7 @@ def _built(name: str, options: dict[str, Any]) -> tuple[Any, nn.Module]:
         )
         with from_hub(name, unknown):
             config = stored_configuration(stored_folder(name, ["config.json"]))
+        getattr(config, "text_config", config).name_or_path = name  # for init.text=huggingface
     config = getattr(config, "text_config", config)
     allowed = _own_settings(config)
     for key, value in options.items():
