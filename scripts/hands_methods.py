@@ -73,17 +73,13 @@ def main() -> None:
             if (folder / "results.json").exists():
                 continue
             plain = compose([f"experiment=hands/{name}", f"seed={seed}", *SMALL, *options.set])
-            size, tokenizer = (
-                plain["encoder"]["image_size"],
-                build_part(plain["encoder"]["tokenizer"], kind=ClipTokenizer),
-            )
+            size = plain["encoder"]["image_size"]
+            tokenizer = build_part(plain["encoder"]["tokenizer"], kind=ClipTokenizer)
             for split, part in splits.items() if not cached else ():
                 cached[split] = pictures(part, options.root, LARGE if split == "train" else size)
             model, started = build_model(plain), time.process_time()
-            dataset, batch = (
-                Drawings(cached["train"], splits["train"], size, tokenizer),
-                plain["trainer"]["global_batch"],
-            )
+            dataset = Drawings(cached["train"], splits["train"], size, tokenizer)
+            batch = plain["trainer"]["global_batch"]
             if options.open_clip:
                 model, loss = train_in_open_clip(model, plain, dataset, batch, options.steps)
             else:

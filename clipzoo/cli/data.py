@@ -217,7 +217,7 @@ def make_shards(options: argparse.Namespace) -> None:
         "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
         "a table": ("--image", "--caption", "--keep"), "shards": ("--caption", "--keep"),
     }  # fmt: skip
-    # Whether the source is read by its index; images and their tables are packed as files.
+    # Shards and tables are read through their index; images and lists of images are packed as files.
     stored = is_remote(options.source) or glob.has_magic(options.source) or "{" in options.source
     if source.is_dir():
         stored = not {".tar", ".parquet", ".arrow"}.isdisjoint(entry.suffix for entry in source.iterdir())

@@ -36,7 +36,7 @@ SAMPLED_ROWS = 1 << 16
 ROUNDING = 1e-6
 """Relative rounding error of an objective in float32."""
 TOLERANCE, SEARCH_TOLERANCE = 1e-9, 1e-7
-"""Of a fit that is used, and of one whose C is tried: see `LogisticRegression.solve`."""
+"""Tolerances of the final fit and of fits during the search for C: see `LogisticRegression.solve`."""
 
 
 class LogisticRegression:

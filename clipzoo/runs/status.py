@@ -72,15 +72,15 @@ def statuses(place: str) -> list[Status]:
         from clipzoo.runs.store import Store
 
         folder = local_copy(place, "FOLDER", weights=False)
-        found = statuses(str(folder))
-        for number, status in enumerate(found):
+        copies = statuses(str(folder))
+        for number, status in enumerate(copies):
             store = Store("/".join([place, *status.folder.relative_to(folder).parts]), "FOLDER")
             if status.state not in ("finished", "damaged") and (last := store.require(lambda: writer(store))):  # noqa: B023
                 age, owner = time.time() - last.get("time", 0.0), f"{last.get('owner')}"
                 is_alive = age < HEARTBEAT_TIMEOUT_SECONDS or store.protocol in PROTOCOLS_WITHOUT_HEARTBEAT
                 state = "stopped" if last.get("released") else "running" if is_alive else "failed"
-                found[number] = replace(status, state=state, why=f"{owner}, last heartbeat {age:.0f} s ago")
-        return found
+                copies[number] = replace(status, state=state, why=f"{owner}, last heartbeat {age:.0f} s ago")
+        return copies
     if not Path(place).is_dir():
         raise ConfigError(f"there is no folder {place}: give the folder of the runs, clipzoo ls FOLDER")
     return sorted(_walk(Path(place), 0), key=lambda status: status.changed)

@@ -99,7 +99,7 @@ class Digits(Study):
                     "label_entropy": float(-(probabilities * probabilities.clamp_min(1e-300).log()).sum(dim=1).mean()),
                     "accuracy_without_offsets": float((calibrated.argmax(dim=1) == labels).double().mean()),
                     "log_loss_without_offsets": float(functional.cross_entropy(calibrated, labels)),
-                    # Of a label: e to the entropy of its distribution.
+                    # Perplexity of a label's distribution over images.
                     "effective_images": float(entropy.exp().mean()),
                     "weight_on_right_label": float((weights * right).sum(dim=0).mean()),
                     "images_of_a_label": float(right.sum(dim=0).mean()),

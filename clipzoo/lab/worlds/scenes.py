@@ -96,7 +96,7 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
         # One to five things that differ only in place and tilt; at least two if the count is not fixed.
         count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
         radius = random.uniform(*GROUP_RADIUS)
-        # Centres at least 2.1 radii apart; start again when there is no room for the next one.
+        # Centres at least 2.1 radii apart; start again if the next position does not fit.
         centres: list[tuple[float, float]] = []
         while len(centres) < count:
             centres = []
