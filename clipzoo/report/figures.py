@@ -21,7 +21,7 @@ from clipzoo.config.schema import class_constant
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.robustness import BASELINES, expected
 from clipzoo.io.text import shorten, wrap
-from clipzoo.report.frame import TASK_KEYS, Comparison, FilledTable
+from clipzoo.report.frame import TASK_KEYS, Comparison
 from clipzoo.report.published import DIRECTIONS
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
@@ -445,45 +445,6 @@ def _legend(figure: Figure) -> None:
     figure.legend(
         handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9
     )
-
-
-def table_figures(filled: FilledTable) -> Iterator[Picture]:
-    """Yield the figures of a paper's table with several columns of accuracies, one per task.
-
-    A panel per pretraining dataset with runs: published numbers as outlines, ours filled, one colour per model.
-    """
-    table, every_column = filled.table, [column for column in filled.table.columns if not column.is_cost]
-    if not table.numbers or len(every_column) < 2:
-        return
-    has_value = {column: any(filled.measured(row, column) is not None for row in table.rows) for column in every_column}
-    visible_rows = [row for row in table.rows if len(filled.ours(row))] or table.rows
-    datasets = list(dict.fromkeys(row.pretrain for row in visible_rows))
-    for task in dict.fromkeys(column.heading for column in every_column):
-        columns = [column for column in every_column if column.heading == task]
-        # Once there are runs, a task without measured values has no figure.
-        if any(has_value.values()) and not any(has_value[column] for column in columns):
-            continue
-        width = max(6.5, 0.62 * len(columns) * max(1, len(table.rows) / len(datasets)) + 1.5)
-        figure, axes = panels(min(width, 15), 2.7 * len(datasets) + 0.4, len(datasets))
-        for panel, dataset in zip(axes, datasets, strict=True):
-            rows = [row for row in table.rows if row.pretrain == dataset]
-            width = 0.82 / len(rows)
-            for number, row in enumerate(rows):
-                left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
-                printed = [table.numbers.get((row, column)) for column in columns]
-                measured = [filled.measured(row, column) for column in columns]
-                published = [math.nan if number is None else number.value for number in printed]
-                ours = [math.nan if value is None else value["mean"] for value in measured]
-                panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
-                panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
-            names = [column.label for column in columns]
-            panel.set_xticks(range(len(columns)), names, rotation=30, ha="right", fontsize=8)
-            title = f"{capitalised(task)} after {dataset}: published (outline), ours (filled)"
-            label(panel, title, y="%", grid="y")
-            panel.margins(x=0.01)
-            panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
-            panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
-        yield Picture(f"bars, {task}", figure)
 
 
 def profile_figure(summary: Mapping[str, Any]) -> Figure:

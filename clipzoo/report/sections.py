@@ -16,7 +16,7 @@ import yaml
 from clipzoo.config.groups import CONF
 from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import frame as frames, published
-from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
+from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure
 from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, differences_of, disagreements
@@ -226,18 +226,19 @@ def settings_table(frame: pd.DataFrame) -> Table:
 
 
 def table_sections(filled: frames.FilledTable) -> list[Section]:
-    """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
-    table, tables = filled.table, paper_tables(filled)
-    turned = [
-        replace(part, title=table.heading + (f" ({part.title})" if part.title else ""), rotate=True) for part in tables
-    ]
+    """A paper's table, one for each task if it has over nine columns, and its rows without runs."""
+    table, columns = filled.table, filled.table.columns
+    tasks = dict.fromkeys(column.heading for column in columns)
+    tables = [_paper_table(filled, columns)]
+    if len(tasks) > 1 and len(columns) > 9:
+        tables = [_paper_table(filled, [part for part in columns if part.heading == task], task) for task in tasks]
+    titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
+    titled = [replace(part, title=title, rotate=True) for part, title in zip(tables, titles, strict=True)]
+    anchor = table.name.replace("/", "-")
     sections = [
-        Section(
-            table.heading, (), tables, list(table_figures(filled)), notes=remarks(filled),
-            anchor=table.name.replace("/", "-"), short_title=table.short_heading,
-        ),
-        Section(tables=turned, formats=["tex"]),
-    ]  # fmt: skip
+        Section(table.heading, (), tables, notes=remarks(filled), anchor=anchor, short_title=table.short_heading),
+        Section(tables=titled, formats=["tex"]),
+    ]
     # Rows without runs, with command and cost, and rows whose runs have no value in any column.
     missing: list[list[str | Cell]] = []
     for row in table.rows:
@@ -256,17 +257,8 @@ def table_sections(filled: frames.FilledTable) -> list[Section]:
     return sections
 
 
-def paper_tables(filled: frames.FilledTable) -> list[Table]:
-    """Tables of published numbers, ours, their difference and variants; one a task for over nine columns."""
-    columns = filled.table.columns
-    tasks = dict.fromkeys(column.heading for column in columns)
-    if len(tasks) > 1 and len(columns) > 9:
-        return [_paper_table(filled, [column for column in columns if column.heading == task], task) for task in tasks]
-    return [_paper_table(filled, columns)]
-
-
 def _paper_table(filled: frames.FilledTable, columns: Sequence[PaperColumn], title: str = "") -> Table:
-    """title: task of all columns; without one, columns of several tasks name theirs."""
+    """Published numbers, ours, their difference and variants. title: task of all columns; empty: columns name it."""
     table, rows = filled.table, []
     several = len({column.heading for column in columns}) > 1
     labels = [f"{column.heading}: {column.label}" if several else column.label for column in columns]
