@@ -93,8 +93,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
 
     # Results.
     if published := parts.published_tables(metrics, missing, record.row):
-        with_row = f" with {record.row}" if record.row else ""
-        content.append(Section(f"All datasets{with_row}, %", tables=published))
+        content.append(Section(f"Compared with {record.row}, %", tables=published))
     for metric_values, heading in ((metrics, "{}"), (split(metrics)[1], "Averaged weights: {}")):
         for result_table in parts.result_tables(metric_values):
             title = result_table.title if metric_values is metrics else result_table.title.lower()

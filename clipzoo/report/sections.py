@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from clipzoo.config.groups import CONF
 from clipzoo.io import MB, DamageLog, read_json, require_fields
 from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure
-from clipzoo.report.published import DIRECTIONS, Metrics, PaperColumn, PaperNumber
+from clipzoo.report.published import Metrics, PaperColumn, PaperNumber
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table, turned
 from clipzoo.report.statistics import SIGNIFICANT, Difference, differences_of, disagreements
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, PAPER_TASKS, VALIDATION, WALL_PHASES, MetricKey, TrainingLog
+from clipzoo.runs.record import AVERAGE, DEVIATION, PAIRED, VALIDATION, WALL_PHASES, MetricKey, TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
@@ -384,59 +384,25 @@ def _measurement(metrics: Metrics, key: MetricKey) -> str:
 
 
 def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
-    """A titled table per task: the metric that papers report on each dataset, the published number, the difference.
+    """A titled table per task: ours, the numbers that papers print for a row, the difference; tasks with ours only.
 
-    metrics: in percent. missing: reasons why datasets were not evaluated, by name. row: None to leave the published
-    numbers out. Returns no table if no dataset belongs to a paper, as on the generated world.
+    metrics: in percent. missing: reasons why datasets were not evaluated, by name.
     """
-    from clipzoo.evaluation.datasets.dataset import catalogue
-
-    metrics = {key: value for key, value in metrics.items() if key.task in PAPER_TASKS}
-    if not missing and not {key.dataset for key in metrics} & set(catalogue()):
-        return []
-    # Column -> published number and its table.
-    lines: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
-    for name in published.table_names() if row else ():
+    lines: dict[PaperColumn, tuple[PaperNumber, str]] = {}
+    for name in published.table_names():
         for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
                 lines.setdefault(column, (printed, name))
-    # For each dataset the metric that papers report; top-1 and recalls for a dataset that no paper uses.
-    shown_keys = {key for column in lines if len(column.groups) == 1 for key in column.keys}
-    # A missing dataset with a published number has its line already.
-    absent_datasets = {name for name in missing if any(name in column.datasets for column in lines)}
-    datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
-    for name, paired in datasets:
-        facts = catalogue().get(name, {})
-        dataset, metric = facts.get("title", name.replace("_", " ")), facts.get("metric", "top1")
-        prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
-        keys = [("zero-shot", dataset, MetricKey("zero_shot", name, "", metric))]
-        for side in ("before", "after"):
-            keys.append((f"linear probe {side} projection", dataset, MetricKey("linear_probe", name, side, metric)))
-        for way, cut in product(DIRECTIONS, (1, 5, 10)):
-            key = MetricKey("retrieval", name, f"{prefix}{way}", f"recall_at_{cut}")
-            keys.append((way.replace("_", " "), f"{dataset} @{cut}, {protocol}", key))
-        for heading, label, key in keys:
-            is_known = key in metrics or name in missing and ("metric", "captions")[key.task == "retrieval"] in facts
-            if is_known and key not in shown_keys and name not in absent_datasets:
-                lines.setdefault(PaperColumn(heading, label, ((key,),)), (None, ""))
-    tables = []
-    for heading in dict.fromkeys(published.layout()["headings"].values()):
-        part = {column: line for column, line in lines.items() if column.heading == heading}
-        labels = ["dataset", "ours"]
-        if any(number for number, _ in part.values()):
-            labels += ["paper", "difference", "table"]
-        rows = []
-        for column, (number, source) in part.items():
-            value = column.value(metrics)
-            if value is None:
-                ours = "missing" if len(column.datasets) == 1 and column.datasets <= set(missing) else ""
-            else:
-                ours = _measurement(metrics, column.keys[0]) if len(column.keys) == 1 else f"{value:.2f}"
-            difference = f"{value - number.value:+.2f}" if number and value is not None else ""
-            rows.append([column.label, ours, number.text("g") if number else "", difference, source][: len(labels)])
-        if rows:
-            tables.append(text_table(labels, rows, left=1, title=capitalised(heading)))
-    return tables
+    rows: dict[str, list[list[str]]] = {}
+    for column, (number, source) in lines.items():
+        ours, difference = "missing" if len(column.datasets) == 1 and column.datasets <= set(missing) else "", ""
+        if (value := column.value(metrics)) is not None:
+            ours = _measurement(metrics, column.keys[0]) if len(column.keys) == 1 else f"{value:.2f}"
+            difference = f"{value - number.value:+.2f}"
+        rows.setdefault(column.heading, []).append([column.label, ours, number.text("g"), difference, source])
+    heads = ["dataset", "ours", "paper", "difference", "table"]
+    measured = {heading: part for heading, part in rows.items() if any(ours for _, ours, *_ in part)}
+    return [text_table(heads, part, left=1, title=capitalised(heading)) for heading, part in measured.items()]
 
 
 def agreement_table(published: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -104,7 +104,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     results = json.loads((output / "results.json").read_text())
     assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == metrics
     page = (output / "report.md").read_text()
-    assert "All datasets with wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
+    assert "Compared with wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
     assert "clipzoo evaluate " in page
 
 

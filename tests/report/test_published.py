@@ -100,20 +100,21 @@ def test_each_dataset_has_the_papers_number_in_the_papers_metric():
     # Mean per class, as the paper has it; no mean over fewer datasets.
     assert {
         "| ImageNet | 20.00 ± 0.25 | 19.94 | +0.06 | wpse/1 |", "| Pets | 10.00 | 14.62 | -4.62 | wpse/1 |",
-        "| CIFAR-10 |  | 59.25 |  | wpse/1 |", "| shapes | 3.00 |  |  |  |", "| average of 13 |  | 25.03 |  | wpse/1 |",
+        "| CIFAR-10 |  | 59.25 |  | wpse/1 |", "| average of 13 |  | 25.03 |  | wpse/1 |",
     } <= {*lines}  # fmt: skip
     # Paired recall is not standard recall.
     lines = tables(METRICS, {}, "kme/CC3M/KME-CLIP")["Image to text"]
-    assert {"| MSCOCO @1 | 4.00 | 14.14 | -10.14 | kme/1 |", "| MSCOCO @1, standard | 5.00 |  |  |  |"} <= {*lines}
-    # Missing datasets are named with and without a published number.
+    assert "| MSCOCO @1 | 4.00 | 14.14 | -10.14 | kme/1 |" in lines
+    # Missing datasets are named.
     lines = tables(METRICS, {"dtd": "get it", "gtsrb": "get it"}, "wpse/CC3M/CLIP")["Zero-shot"]
-    assert {"| DTD | missing | 13.56 |  | wpse/1 |", "| GTSRB | missing |  |  |  |"} <= {*lines}
+    assert "| DTD | missing | 13.56 |  | wpse/1 |" in lines
 
 
-def test_published_numbers_need_a_row_and_tables_a_papers_dataset_and_rows_are_as_wide_as_their_heads():
-    lines = tables(METRICS, {}, None)["Zero-shot"]
-    assert "paper" not in lines[0] and "| ImageNet | 20.00 ± 0.25 |" in lines
-    assert not tables({"zero_shot/shapes/top1": 3.0, "step": 5}, {}, None) and not tables({}, {}, "wpse/CC3M/CLIP")
-    for row in ("kme/CC3M/KME-CLIP", "cloob/CC3M/CLOOB RN50 (31 epochs)", "nuclr/CC3M/NUCLR", None):
-        for lines in tables(METRICS, {"flickr30k": "x"}, row).values():
+def test_published_numbers_need_a_row_and_a_measured_task_and_rows_are_as_wide_as_their_heads():
+    scenes = {"zero_shot/shapes/top1": 3.0, "step": 5}
+    assert not tables(METRICS, {}, None) and not tables(scenes, {}, "wpse/CC3M/CLIP")
+    for row in ("kme/CC3M/KME-CLIP", "cloob/CC3M/CLOOB RN50 (31 epochs)", "nuclr/CC3M/NUCLR"):
+        found = tables(METRICS, {"flickr30k": "x"}, row)
+        assert found
+        for lines in found.values():
             assert len(lines) > 2 and len({line.count("|") for line in lines}) == 1
