@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import shlex
 import subprocess
 import time
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -398,28 +396,15 @@ def read_arrays(path: Path, names: Iterable[str] = (), most: int = 512 * io.MB) 
     DamagedFileError if the file or an array is missing, damaged or too large.
     """
     import numpy as np
-    from numpy.lib import format as npy
 
-    arrays: dict[str, np.ndarray] = {}
     with io.readable(path, most, ARRAYS_REMEDY) as file:
         try:
-            archive = zipfile.ZipFile(file)
-            total = sum(entry.file_size for entry in archive.infolist())
-            if total > most:
-                raise ValueError(f"{total:,} bytes of arrays, more than {most:,}")
-            file.seek(0)
             with np.load(file) as content:
-                for name in names or content.files:
-                    entry = archive.getinfo(name if name in archive.NameToInfo else f"{name}.npy")
-                    # No header may state more bytes than the file has for the array.
-                    with content.zip.open(entry) as header:
-                        is_first = npy.read_magic(header) == (1, 0)
-                        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-                        shape, _, dtype = read(header)
-                    if dtype.itemsize * math.prod(shape) > entry.file_size:
-                        raise ValueError(f"{name} is cut off")
-                    arrays[name] = content[name]
-        # Damaged bytes raise OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
+                total = sum(entry.file_size for entry in content.zip.infolist())
+                if total > most:
+                    raise ValueError(f"{total:,} bytes of arrays, more than {most:,}")
+                return {name: content[name] for name in names or content.files}
+        # Damaged bytes raise OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more. The
+        # memory for an array that states more bytes than its file has is never written to.
         except Exception as error:
             raise io.DamagedFileError(path, f"is not an intact .npz file ({error})", ARRAYS_REMEDY) from None
-    return arrays
