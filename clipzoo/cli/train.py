@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from clipzoo.runs.remote import RemoteRun
     from clipzoo.runs.search import Search, Space
 
-INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-
 
 class CommandLine(NamedTuple):
     """A checked command line of `clipzoo train`.
@@ -106,15 +104,10 @@ def main(arguments: list[str]) -> None:
 def read_command_line(arguments: list[str]) -> CommandLine:
     """Parse, compose and check a command line. Raises ConfigError, for any point of a sweep."""
     parser = Parser("clipzoo train", add_help=False)
-    for option in ("-h/--help", "--hydra-help", "--version", "--resolve", "-r/--run", "-m/--multirun",
-                   "-sc/--shell-completion"):  # fmt: skip
+    for option in ("-h/--help", "--resolve", "-m/--multirun", "-sc/--shell-completion", "--dry-run"):
         parser.add_argument(*option.split("/"), action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    for option in ("-p/--package", "-cp/--config-path", "-cn/--config-name", "--experimental-rerun"):
-        parser.add_argument(*option.split("/"))
-    parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFORMATION)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--dry-run", action="store_true")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
@@ -128,13 +121,9 @@ def read_command_line(arguments: list[str]) -> CommandLine:
         from clipzoo.runs.sweep import sweep_name
 
         os.environ.setdefault("CLIPZOO_SWEEP", sweep_name(lines))
-    for option in ("config_path", "config_name", "experimental_rerun"):
-        if getattr(options, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} is not an option of clipzoo: choose groups and keys "
-                              "with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
-    if (options.resolve or options.package is not None) and not options.cfg:
-        raise ConfigError("--resolve and --package go with --cfg job")
-    if options.version or options.shell_completion:
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve goes with --cfg job")
+    if options.shell_completion:
         return CommandLine(arguments, options, lines, None, [])
     parsed = [overrides.read(line) for line in lines]
     is_sweep, search = options.multirun and not shows(options), None
@@ -163,7 +152,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
 
 def shows(options: Namespace) -> bool:
     """Return True if Hydra prints information instead of training."""
-    return any((options.cfg, options.help, options.hydra_help, options.info, options.version, options.shell_completion))
+    return bool(options.cfg or options.help or options.shell_completion)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
