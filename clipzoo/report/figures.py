@@ -203,6 +203,21 @@ def evaluation_figure(evaluations: Sequence[Line]) -> Figure:
     return figure
 
 
+def runs_figure(runs: Mapping[str, Sequence[Curve]]) -> Figure:
+    """A panel per title of curves, a line for each run that has one."""
+    units = {curve.title: curve.unit for curves in runs.values() for curve in curves}
+    figure, axes = tiles(len(units), 3, 3.7, 2.6)
+    for panel, (title, unit) in zip(axes, units.items(), strict=True):
+        for number, (name, curves) in enumerate(runs.items()):
+            for curve in (curve for curve in curves if curve.title == title):
+                marker = "o" if len(curve.steps) == 1 else ""  # a line through one point is invisible
+                panel.plot(curve.steps, curve.values, color=colour(number), marker=marker, linewidth=1.4, label=name)
+        _ticks(panel)
+        label(panel, title, "step", unit)
+    _legend(figure)
+    return figure
+
+
 def confusion_matrix(arrays: Arrays) -> Figure:
     """Fractions of each true class (a row) by predicted class."""
     counts, names = arrays["confusion"], [str(name) for name in arrays["class_names"]]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from clipzoo.report.figures import _curves
+from clipzoo.report.figures import Curve, _curves, runs_figure
 from clipzoo.report.statistics import short_run_names
 from tests.support.runs import train
 
@@ -28,6 +28,19 @@ def test_several_seeds_are_drawn_as_their_mean_with_a_band_of_one_deviation_and_
         if bands:
             ends = panel.collections[0].get_paths()[0].vertices[:, 1]
             assert ends.min() == pytest.approx(3 - np.sqrt(2)) and ends.max() == pytest.approx(6 + np.sqrt(8))
+
+
+def test_curves_of_one_title_share_a_panel_and_each_run_has_a_colour():
+    steps, values = (1.0, 2.0, 3.0), (2.0, float("nan"), 1.0)
+    runs = {
+        "a": [Curve("loss", "loss", "nats", steps, values), Curve("lr", "learning rate", "", steps[:1], values[:1])],
+        "b": [Curve("loss", "loss", "nats", steps, values)],
+    }
+    loss, rate = runs_figure(runs).axes
+    assert (loss.get_title(loc="left"), loss.get_ylabel()) == ("loss", "nats")
+    assert [line.get_label() for line in loss.lines] == ["a", "b"]
+    assert [line.get_marker() for line in rate.lines] == ["o"]
+    assert loss.lines[0].get_color() == rate.lines[0].get_color() != loss.lines[1].get_color()
 
 
 @pytest.mark.parametrize(("names", "labels"), [
