@@ -215,13 +215,11 @@ def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iter
             yield Section("Zero-shot errors")
         top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
         text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
-        confusions, matrix = parts.confusions(content), []
+        confusions, matrix = parts.confusions(content), list[Picture]()
         if len(content["class_names"]) <= MOST_IN_MATRIX:
             figure = figures.confusion_matrix(content)
             matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", figure)]
         yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
-        if not matrix:
-            yield Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])
         if len(content["images"]):
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
             figure = figures.mistakes(content)

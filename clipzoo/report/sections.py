@@ -473,17 +473,3 @@ def confusions(arrays: Arrays) -> Table:
         if (count := int(counts[true, chosen]))
     ]
     return text_table(["class", "predicted as", "images"], rows, left=1)
-
-
-def worst_classes(arrays: Arrays) -> Table:
-    """The classes with the lowest accuracy, ties by size, and the class that each is mistaken for most often."""
-    counts, names = arrays["confusion"], arrays["class_names"]
-    sizes, correct = counts.sum(axis=1), counts.diagonal()
-    accuracy = correct / np.maximum(sizes, 1)
-    rows = []
-    for index in [index for index in np.lexsort((-sizes, accuracy)) if sizes[index]][:MOST_CONFUSIONS]:
-        other_counts = counts[index].copy()
-        other_counts[index] = -1
-        taken_for = str(names[other_counts.argmax()]) if other_counts.max() > 0 else ""
-        rows.append([str(names[index]), f"{int(correct[index])} of {int(sizes[index])}", taken_for])
-    return text_table(["class", "right", "mostly predicted as"], rows, left=1)
