@@ -254,8 +254,8 @@ def parallel_coordinates(shown: Trials) -> Figure:
 
 
 def progress(shown: Trials) -> Figure:
-    """The best result so far over minutes of training; with rungs also each trial's results during its training."""
-    figure, (panel, *rung_panels) = panels(11 if shown.rungs else 7, 3.6, columns=2 if shown.rungs else 1)
+    """The best result so far over minutes of training."""
+    figure, (panel,) = panels(7, 3.6)
     spent = np.cumsum([shown.minutes[trial.number] for trial in shown.trials])
     results = pd.Series([trial.results[0] if trial.results else np.nan for trial in shown.trials], dtype=float)
     best = (results.cummax() if shown.directions[0] == "maximize" else results.cummin()).ffill()
@@ -267,18 +267,4 @@ def progress(shown: Trials) -> Figure:
     panel.legend(frameon=False, fontsize=8)
     panel.set_xlim(0, None)
     label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0], grid="y")
-    if not rung_panels:
-        return figure
-    (panel,) = rung_panels
-    for trial in shown.trials:
-        points = [(shown.rungs[rung], value) for rung, value in sorted(trial.rungs.items())]
-        points += [(1.0, trial.results[0])] if trial.results else []
-        if points:
-            is_best = trial in shown.best
-            ink = RIGHT if is_best else INK if trial.results else MUTED
-            x, y = zip(*points, strict=True)
-            panel.plot(x, y, marker="o", markersize=3, color=ink, linewidth=2 if is_best else 1)
-    for rung in shown.rungs:
-        panel.axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
-    label(panel, "results at the rungs", "share of the training", shown.metrics[0], grid="y")
     return figure
