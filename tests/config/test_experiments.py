@@ -30,6 +30,7 @@ from clipzoo.report.published import (
 )
 from clipzoo.runs.identity import flat
 from tests.support.experiments import EXPERIMENTS, composed
+from tests.support.paths import ROOT
 
 WITH_TEACHER = ("clip_kd", "datacomp_dr", "distill_open_clip", "drrho")
 FOLDERS = ("wpse", "kme", "cloob", "nuclr")
@@ -254,7 +255,7 @@ def test_a_row_changes_the_keys_that_its_paper_states(name, changed):
 )
 def test_settings_among_the_published_numbers_are_those_of_the_rows(file, rows):
     paper = file.split("_")[0]
-    for cell in read_numbers(file):
+    for cell in read_numbers(file, ROOT / "tests" / "report" / "papers"):
         if cell["metric"] in {"training_pairs", "seeds"}:
             continue
         for pretrain, model in product(cell["pretrain_data"].split("+"), rows):

@@ -259,9 +259,9 @@ def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp
     assert "WPSE, table 3" in text and "No published numbers" in text
 
 
-def test_every_published_number_is_in_a_table_or_is_no_result():
+def test_every_published_number_is_in_a_table():
     files = {name: layout()["tables"][name].get("numbers", []) for name in table_names()}
     listed = {file for part in files.values() for file in part}
-    assert listed | set(layout()["not_results"]) == {path.name for path in FOLDER.glob("*.csv")}
+    assert listed == {path.name for path in FOLDER.glob("*.csv")}
     for name, part in files.items():
         assert len(table(name).numbers) == sum(len(read_numbers(file)) for file in part), name

@@ -26,7 +26,7 @@ from clipzoo.runs.record import TWO_LISTS
 from tests.support.distributed_datasets import RETRIEVAL, WRITERS, place_of
 from tests.support.paths import ROOT
 
-TABLES = ROOT / "clipzoo" / "report" / "papers"
+TABLES = ROOT / "tests" / "report" / "papers"
 CLASSIFICATION = list(WRITERS)
 
 
