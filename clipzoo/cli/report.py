@@ -89,12 +89,10 @@ def _add_output(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
+    from clipzoo.report.frame import run_folders
+
     folders = [local_copy(location, "FOLDER", weights=False) for location in options.folders]
-    runs = []
-    for folder in folders:
-        if not is_run(folder) and not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}")
-        runs += [folder] if is_run(folder) else [path.parent for path in sorted(folder.rglob("config.yaml"))]
+    runs = run_folders(folders)
     if len(runs) < 2:
         counted = f"{' '.join(options.folders)} holds {number_of(len(runs), 'run')}"
         raise ConfigError(f"{counted}: give two or more, clipzoo compare runs/a runs/b")

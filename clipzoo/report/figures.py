@@ -190,17 +190,11 @@ def training_figure(
 
 def evaluation_figure(evaluations: Sequence[Line]) -> Figure:
     """Zero-shot top-1 and recall@1 during training, a line per dataset."""
-    figure, axes = panels(9, 3.2, columns=2)
-    for panel, title in zip(axes, METRICS.values(), strict=True):
-        for curve in evaluation_curves(evaluations):
-            metric, dataset = curve.title.split(", ", 1)
-            if metric == title:
-                panel.plot(curve.steps, curve.values, marker="o", markersize=3, label=dataset)
-        _ticks(panel)
-        label(panel, title, "step", "%")
-        if panel.lines:
-            panel.legend(frameon=False, fontsize=7)
-    return figure
+    by_dataset: dict[str, list[Curve]] = {}
+    for curve in evaluation_curves(evaluations):
+        title, dataset = curve.title.split(", ", 1)
+        by_dataset.setdefault(dataset, []).append(replace(curve, title=title))
+    return runs_figure(by_dataset)
 
 
 def runs_figure(runs: Mapping[str, Sequence[Curve]]) -> Figure:

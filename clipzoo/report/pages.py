@@ -120,7 +120,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     content += damage.read(partial(_profile_sections, run), list[Section]())
     if (spikes := parts.spike_table(run, damage)).rows:
         content.append(Section("Spikes", tables=[spikes], level=3))
-    if len(log.evaluations) > 1:
+    if len(log.evaluations) > 1 and figures.evaluation_curves(log.evaluations):
         figure = figures.evaluation_figure(log.evaluations)
         content.append(Section(figures=[_picture("evaluations during training", "evaluations", figure)]))
 

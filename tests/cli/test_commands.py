@@ -120,7 +120,7 @@ def test_runs_or_folders_are_compared_beside_the_runs_of_one_folder_and_else_in_
 
 def test_one_run_a_missing_folder_and_a_run_given_by_two_names_are_one_clear_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "metrics.jsonl").touch()
+    (tmp_path / "a" / "config.yaml").touch()
     (tmp_path / "link").symlink_to("a")
     for given, message in {
         ("a",): "holds 1 run: give two or more",
