@@ -282,11 +282,11 @@ class Explorer:
             return {"runs": [model.name for model in self.models], "collections": self.overview(CHOICES)}
         if name == "curves":
             states, curves = zip(*(model.curves() for model in self.models), strict=True)
-            image, png = "", io.BytesIO()
+            address, png = "", io.BytesIO()
             if any(curves):
                 draw(runs_figure(dict(zip((model.name for model in self.models), curves, strict=True))), png)
-                image = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
-            return {"runs": states, "image": image}
+                address = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+            return {"runs": states, "image": address}
         collection = _number(query, "collection", len(self.collections))
         pictures = self.collections[collection]
         if name == "maps":
