@@ -19,7 +19,6 @@ from clipzoo.errors import ConfigError, TrainingError, first_names, masked
 from clipzoo.io import digest_of, folder_name
 from clipzoo.io.weights import is_of_other_program, run_of, weights_digest
 from clipzoo.runs.identity import (
-    DATASET_FILE,
     HARMLESS,
     LOCATIONS,
     Fingerprint,
@@ -70,9 +69,7 @@ def find_run(plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fi
     """
     folder = run_folder(plain, overrides)
     if not plain["name"] and not folder.exists():
-        runs = runs_of(plain)
-        runs.refresh_file(DATASET_FILE)
-        folder = runs.refresh(run_on_moved_dataset(folder, plain, fingerprint).name)
+        folder = runs_of(plain).refresh(run_on_moved_dataset(folder, plain, fingerprint).name)
     check_configuration(folder, plain, fingerprint)
     return folder
 

@@ -17,7 +17,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from clipzoo import io
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io.stores import is_url
 from clipzoo.runs.lock import RunLock, locked, this_process
-from clipzoo.runs.store import THREADS, Mirror, Record, Store, Tree, fetch_group, fetch_newest, local_files, refresh
+from clipzoo.runs.store import Mirror, Record, Store, Tree, fetch_group, fetch_newest, local_files, refresh
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +68,6 @@ class Runs:
         """Return the run directory of a name, which need not exist, with the newest small files of the run."""
         return io.below(self.folder, name, links=True)
 
-    def refresh_file(self, file: str) -> None:
-        """Bring one small file of every run up to date."""
-
     def run(self, name: str) -> RemoteRun | None:
         """Return the run of a name in the store; None for a local folder."""
         return None
@@ -112,18 +108,6 @@ class RemoteRuns(Runs):
         with alone(self.folder):
             store.require(lambda: refresh(store, folder, writer(store).get("id")))
         return folder
-
-    def refresh_file(self, file: str) -> None:
-        """Fetch one small file of every run without a local copy of it."""
-
-        def fetch(name: str) -> None:
-            path = io.below(self.folder, f"{name}/{file}")
-            content = None if path.exists() else (self.store / name).read(file)
-            if content is not None:
-                io.write_whole(path, content.decode())
-
-        with alone(self.folder), ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(fetch, self.names()))
 
     def hydra_overrides(self) -> list[str]:
         return [f"hydra.sweep.dir='{self.folder / 'multirun'}'"]
