@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl, quote
 
 import torch
 from PIL.Image import Image
+from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Subset
 
@@ -38,10 +39,9 @@ from clipzoo.evaluation.suite import dataset_key
 from clipzoo.explore.index import Gallery, SearchIndex, build_index, read_gallery
 from clipzoo.exports.hub import load
 from clipzoo.io import below, write_whole
-from clipzoo.io.text import draw
 from clipzoo.io.weights import checkpoints_in, mark_of, step_of
 from clipzoo.loading import LoadedModel
-from clipzoo.report.figures import FIRST, Curve, evaluation_curves, objective_constant, runs_figure, training_curves
+from clipzoo.report.figures import FIRST, Curve, evaluation_curves, objective_constant, training_curves
 from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import TrainingLog
@@ -69,8 +69,8 @@ MOST_CONNECTIONS, MOST_REQUEST_BYTES = 512, 16384
 MATCHES, NEIGHBOURS, EXPLAINED = 12, 8, 4
 """Pictures per caption, neighbours per picture, and pictures per caption that a static page explains by parts."""
 CHOICES = 1000
-MOST_LETTERS = 500
-"""Letters of a caption."""
+MOST_LETTERS, MOST_VALUES = 500, 400
+"""Letters of a caption, and values of a curve."""
 
 
 def run(options: argparse.Namespace, steps: Sequence[int | None]) -> None:
@@ -231,14 +231,15 @@ class ExploredModel:
         matches = _matches(index, index.images[row : row + 1], count + 1)
         return {"model": self.name, "matches": [match for match in matches if match["row"] != row][:count]}
 
-    def curves(self) -> tuple[Answer, list[Curve]]:
-        """The state of the model's run in words, and the main curves of its log."""
+    def curves(self) -> Answer:
+        """Curves of the model's run, and the run's state in words."""
         folder = self.model.folder
         if folder is None:
-            return {"name": self.name, "is_training": False, "state": "no run"}, []
+            return {"name": self.name, "is_training": False, "state": "no run", "curves": []}
         log = TrainingLog.read(folder)
         training = training_curves(log.training, objective_constant(self.model.config, "loss_unit"))
-        curves = [*(curve for curve in training if curve.name in FIRST), *evaluation_curves(log.evaluations)]
+        curves = [thinned(curve, curve.name in FIRST) for curve in training]
+        curves += [thinned(curve, True) for curve in evaluation_curves(log.evaluations)]
         step, finished = f"{self.step:,}" if self.step is not None else "unknown", is_finished(folder)
         state = f"finished, checkpoint of step {step}"
         if not finished:
@@ -248,17 +249,20 @@ class ExploredModel:
             state = f"not finished, step {logged:,} is logged; pictures are ranked by the checkpoint of step {step}"
             if newer > (self.step or 0):
                 state += f"; run clipzoo explore again for the checkpoint of step {newer:,}"
-        return {"name": self.name, "is_training": not finished, "state": state}, curves
+        return {"name": self.name, "is_training": not finished, "state": state, "curves": curves}
 
     def _map(self, collection: int) -> Answer:
         """The first two principal components of the pictures' embeddings, and their shares of the variance."""
         images = self.index(collection).images
-        vectors = unit_vectors(images[_spaced(len(images), MOST_POINTS)]).float()
-        left, lengths, _ = torch.linalg.svd(vectors - vectors.mean(dim=0), full_matrices=False)
+        vectors = unit_vectors(images[_mapped(len(images))]).float()
+        # A low-rank method, with 12 iterations of width 8: only two components are needed.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            left, lengths, _ = torch.pca_lowrank(vectors, min(8, *vectors.shape), niter=12)
         # One picture has one component.
         left, lengths = pad(left, (0, 1)), pad(lengths, (0, 1))
         points = left[:, :2] * lengths[:2]
-        share = lengths[:2].square() / lengths.square().sum().clamp(min=1e-30)
+        share = lengths[:2].square() / (vectors - vectors.mean(dim=0)).square().sum().clamp(min=1e-30)
         scale = points.abs().max().clamp(min=1e-30)
         return {
             "model": self.name,
@@ -281,16 +285,11 @@ class Explorer:
         if name == "overview":
             return {"runs": [model.name for model in self.models], "collections": self.overview(CHOICES)}
         if name == "curves":
-            states, curves = zip(*(model.curves() for model in self.models), strict=True)
-            address, png = "", io.BytesIO()
-            if any(curves):
-                draw(runs_figure(dict(zip((model.name for model in self.models), curves, strict=True))), png)
-                address = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
-            return {"runs": states, "image": address}
+            return [model.curves() for model in self.models]
         collection = _number(query, "collection", len(self.collections))
         pictures = self.collections[collection]
         if name == "maps":
-            rows = _spaced(len(pictures), MOST_POINTS)
+            rows = _mapped(len(pictures)).tolist()
             labels = [pictures.labels[row] for row in rows] if pictures.labels else []
             return {"rows": rows, "labels": labels, "models": [model.map(collection) for model in self.models]}
         if name == "search":
@@ -385,6 +384,11 @@ def _matches(index: SearchIndex, query: Embedding, count: int) -> list[dict[str,
     return [{"row": row, "score": round(score, 4)} for row, score in index.nearest(query, count, CANDIDATES)]
 
 
+def _mapped(count: int) -> Tensor:
+    """Rows of a map, evenly spaced."""
+    return torch.linspace(0, count - 1, min(count, MOST_POINTS)).round().long()
+
+
 @torch.no_grad()
 def explanation(model: LoadedModel, image: Image, caption: str) -> dict[str, Any] | None:
     """Return the terms of a score by patch and word; None for a head that compares one vector per sample.
@@ -428,6 +432,15 @@ def grid(tokens: int) -> tuple[int, int]:
     side = math.isqrt(tokens)
     prefix = tokens - side * side  # CLS and registers, at most eight
     return (prefix, side) if prefix <= min(8, side) else (0, 0)
+
+
+def thinned(curve: Curve, main: bool) -> dict[str, Any]:
+    """At most MOST_VALUES finite values of a curve, the last one included. main: the page shows it at once."""
+    points = [point for point in zip(curve.steps, curve.values, strict=True) if abs(point[1]) < float("inf")]
+    stride = -(-len(points) // MOST_VALUES) or 1
+    points = points[::-stride][::-1]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return {"title": curve.title, "unit": curve.unit, "main": main, "steps": steps, "values": values}
 
 
 def escaped(text: str) -> str:

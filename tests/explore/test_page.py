@@ -20,7 +20,8 @@ import pytest
 from clipzoo.cli.models import _checkpoint_step
 from clipzoo.errors import ConfigError
 from clipzoo.explore import app
-from clipzoo.explore.app import Explorer, escaped, names_of
+from clipzoo.explore.app import Explorer, escaped, names_of, thinned
+from clipzoo.report.figures import Curve
 from clipzoo.report.pages import explorer_page
 from tests.support.explored import explorer_of
 from tests.support.legible import faults
@@ -188,6 +189,13 @@ def test_captions_are_escaped_in_an_export_as_a_browser_escapes_them():
     """encodeURIComponent leaves A-Z a-z 0-9 - _ . ! ~ * ' ( ) alone."""
     assert escaped("it's (a) *red* ~ naïve/?&=#%") == "it's%20(a)%20*red*%20~%20na%C3%AFve%2F%3F%26%3D%23%25"
     assert quote("é") == escaped("é")
+
+
+def test_a_long_curve_keeps_its_last_value_and_no_value_that_json_cannot_write():
+    values = tuple(float(step) for step in range(1001))
+    curve = thinned(Curve("loss", "loss", "nats", values, (float("nan"), *values[1:])), main=True)
+    assert len(curve["values"]) <= 400 and curve["values"][-1] == 1000.0
+    assert json.loads(json.dumps(curve, allow_nan=False))["unit"] == "nats"
 
 
 def test_runs_of_one_name_are_told_apart():

@@ -220,13 +220,45 @@ async function showMaps() {
   mark();
 }
 
+const tick = (value) => Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+
+function chart(title, unit, lines) {
+  const steps = lines.flatMap((line) => line.steps), values = lines.flatMap((line) => line.values);
+  const [low, high, last] = [Math.min(...values), Math.max(...values), Math.max(...steps, 1)];
+  const x = (step) => 58 + 232 * step / last, y = (value) => 128 - 100 * (high > low ? (value - low) / (high - low) : .5);
+  const heading = unit ? `${title} (${unit})` : title;
+  const newest = lines.map((line) => `${line.run} ${tick(line.values[line.values.length - 1])}`).join(", ");
+  const svg = drawn("svg", { viewBox: "0 0 300 156", role: "img", "aria-label": `${heading} by step; last values: ${newest}` });
+  for (const value of high > low ? [low, (low + high) / 2, high] : [low]) {
+    svg.append(drawn("line", { x1: 58, x2: 290, y1: y(value), y2: y(value), stroke: "var(--line)" }));
+    svg.append(drawn("text", { x: 54, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
+  }
+  for (const line of lines) {
+    const points = line.steps.map((step, index) => `${x(step).toFixed(1)},${y(line.values[index]).toFixed(1)}`).join(" ");
+    svg.append(drawn("polyline", { points, fill: "none", stroke: line.colour, "stroke-width": 1.6 }));
+    if (line.steps.length === 1) svg.append(drawn("circle", { cx: x(line.steps[0]), cy: y(line.values[0]), r: 3, fill: line.colour }));
+  }
+  svg.append(drawn("text", { x: 58, y: 148 }, "0"), drawn("text", { x: 290, y: 148, "text-anchor": "end" }, `step ${last}`));
+  return element("div", { class: "card" }, element("h3", {}, heading), svg);
+}
+
 async function showCurves() {
-  const { runs, image } = await ask("curves");
-  const states = element("ul", {}, ...runs.map((run) => element("li", {}, `${run.name}: ${run.state}`)));
-  const shown = image ? element("img", { src: image, alt: `curves of ${runs.map((run) => run.name).join(", ")}` })
-    : element("p", { class: "note" }, "These models have no training log.");
-  byId("curves").replaceChildren(states, shown);
-  if (!stored && runs.some((run) => run.is_training)) setTimeout(() => guarded(showCurves), 30000);
+  const runs = await ask("curves");
+  const titles = new Map();
+  runs.forEach((run, number) => run.curves.forEach((curve) => {
+    if (!curve.values.length) return;
+    const lines = titles.get(curve.title) || { unit: curve.unit, main: curve.main, lines: [] };
+    lines.lines.push({ run: run.name, colour: PALETTE[number % PALETTE.length], steps: curve.steps, values: curve.values });
+    titles.set(curve.title, lines);
+  }));
+  const legend = element("ul", { class: "legend" }, ...runs.map((run, number) =>
+    element("li", {}, element("span", { style: `background: ${PALETTE[number % PALETTE.length]}` }), `${run.name}: ${run.state}`)));
+  const charts = (main) => [...titles].filter(([, curve]) => curve.main === main).map(([title, { unit, lines }]) => chart(title, unit, lines));
+  const more = element("details", {}, element("summary", {}, "More curves"), element("div", { class: "charts" }, ...charts(false)));
+  more.open = Boolean(document.querySelector("#curves details[open]"));
+  const shown = titles.size ? [element("div", { class: "charts" }, ...charts(true)), more] : [element("p", { class: "note" }, "These models have no training log.")];
+  byId("curves").replaceChildren(legend, ...shown);
+  if (!stored && runs.some((run) => run.is_training)) setTimeout(() => guarded(showCurves), 5000);
 }
 
 async function chooseCollection(number) {
