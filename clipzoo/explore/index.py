@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ class SearchIndex:
 
 
 class Candidates:
-    """Images by the inner products of `Head.search_factors`."""
+    """Images by the inner products of `Head.search_factors`, computed by faiss if it is installed."""
 
     def __init__(self, head: Head, images: Embedding) -> None:
         with torch.no_grad(), exact_products():
@@ -153,12 +154,21 @@ class Candidates:
             blocks = torch.arange(len(images)).split(BLOCK)
             vectors = [self._factors(images[block], images[:1])[0].float() for block in blocks]
         self._vectors = torch.cat(vectors)  # [n, f]
+        self._faiss: Any = None
+        if find_spec("faiss") is not None:
+            import faiss
+
+            self._faiss = faiss.IndexFlatIP(self._vectors.shape[1])
+            self._faiss.add(self._vectors.numpy())
 
     def best(self, text: Embedding, count: int) -> Tensor:
         """Return the rows of the `count` best images of one caption, best first."""
         with torch.no_grad(), exact_products():
-            products = self._vectors @ self._factors(text[:0], text)[1][0].float()
-        return products.topk(count).indices
+            query = self._factors(text[:0], text)[1].float()
+            if self._faiss is not None:
+                return torch.from_numpy(self._faiss.search(query.numpy(), count)[1][0])
+            products = self._vectors @ query[0]
+        return products.sort(descending=True, stable=True).indices[:count]
 
 
 def read_gallery(source: str) -> Gallery:

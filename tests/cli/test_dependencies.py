@@ -15,7 +15,7 @@ from clipzoo.errors import installation
 from tests.support.paths import ROOT
 
 MODULES = {
-    "hydra-core": "hydra", "pillow": "PIL", "pyyaml": "yaml", "open_clip_torch": "open_clip",
+    "hydra-core": "hydra", "pillow": "PIL", "faiss-cpu": "faiss", "pyyaml": "yaml", "open_clip_torch": "open_clip",
     "scikit-learn": "sklearn", "hydra-submitit-launcher": "hydra_plugins",
     "mlflow-skinny": "mlflow", "mkdocs-material": "material", "umap-learn": "umap",
 }  # fmt: skip

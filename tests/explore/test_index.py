@@ -56,8 +56,13 @@ def whole(gallery, published, tmp_path_factory, small_blocks) -> clipzoo.SearchI
     return clipzoo.build_index(clipzoo.load(source), source, str(gallery), tmp_path_factory.mktemp("index") / "whole")
 
 
+@pytest.mark.parametrize("faiss", [True, False])
 @pytest.mark.parametrize("head", ["clip", pytest.param("distance", marks=pytest.mark.slow)])
-def test_inner_products_find_the_images_with_the_highest_logits(head, gallery, published, tmp_path):
+def test_inner_products_find_the_images_with_the_highest_logits(head, faiss, gallery, published, tmp_path, monkeypatch):
+    if faiss:
+        pytest.importorskip("faiss")
+    else:
+        monkeypatch.setattr("clipzoo.explore.index.find_spec", lambda name: None)
     model = clipzoo.load(published / head)
     index = clipzoo.build_index(model, str(published / head), str(gallery), tmp_path / "index")
     images = [Image.open(gallery / name) for name in index.names]
