@@ -46,13 +46,15 @@ NUMBER = "Annotated[float, Range(at_least=-1e15, at_most=1e15)]"
 COST = "Annotated[float, Range(at_least=0, at_most=1e30)]"
 PERCENT = "Annotated[float, Range(at_least=0, at_most=100)]"
 FACTS = {"title": "str", "baseline": "str", "seeds": "Count", "trials": "Count", "comparisons": "list[dict]",
-         "claims": "list[dict[str, str]]"}  # fmt: skip
+         "claims": "list[dict]"}  # fmt: skip
 """Annotations of the values in lab.json, and of those of a comparison and of a method in it."""
-COMPARISON = {"name": "str", "world": "str", "tower": "str", "methods": "list[dict]", "scenes": "Count",
+COMPARISON = {"name": "str", "world": "str", "tower": "str", "budget": "Count", "steps": "Count",
+              "methods": "list[dict]", "scenes": "Count",
               "captions": "Count", "information": NUMBER, "chance": NUMBER,
               "oracle": f"dict[str, {NUMBER}]"}  # fmt: skip
 METHOD = {"name": "str", "folder": "str", "points": "list[dict]"}
 CLAIM = dict.fromkeys(("says", "source", "better", "than", "comparison", "metric"), "str")
+CLAIM["warmup"] = "NonNegativeCount"
 LONGEST_NAME = 200
 """Maximum length in letters of the name of a method or a comparison, which figures show."""
 PLANNED = (3, 5, 10, 20)
