@@ -78,6 +78,18 @@ def one_cell(lab: LabSettings, root: Path) -> Cell:
     return cell
 
 
+def test_a_budget_multiplies_the_steps_of_the_methods_that_claims_name(tmp_path):
+    found = {part.name: part for part in read_settings("default").comparisons}
+    assert [*found["one-vit"].methods] == ["CLIP", "WPSE Gaussian", "KME-CLIP"]
+    assert [*found["one-vit-x10"].methods] == ["CLIP", "KME-CLIP"], "no claim is about WPSE there"
+    steps = {name: [line for line in part.methods["CLIP"] if "steps=" in line] for name, part in found.items()}
+    assert steps["one-vit-x3"] == ["trainer.steps=600", f"{WARMUP}=10,40,100"] and found["one-vit-x3"].budget == 3
+    path = tmp_path / "mine.yaml"
+    path.write_text(DEFAULT.replace("trainer.steps=200", "trainer.steps=100,200"))
+    with pytest.raises(ConfigError, match=r"budgets multiply trainer.steps, and CLIP has 100,200"):
+        read_settings(str(path))
+
+
 @pytest.mark.medium
 def test_a_lab_whose_process_changes_after_every_training_has_the_trainings_of_one_process(lab, tmp_path):
     cell = one_cell(lab, tmp_path / "one")
