@@ -180,9 +180,10 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     labels = ["comparison", "method", "finished", "best, validation %", "seeds", "chosen"]
     yield Section(
         "What the searches chose",
-        ["Trials that are not finished were stopped at a rung, or diverged."],
+        ["Trials that are not finished were stopped at a rung, or diverged. Comparisons without trials have the "
+         "settings that the search with fewer steps chose."],
         [text_table(labels, rows, left=2, wrap=True)],
-    )
+    )  # fmt: skip
 
 
 def _claims(claims: Sequence[Verdict]) -> Section:

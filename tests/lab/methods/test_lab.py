@@ -88,6 +88,25 @@ def test_a_budget_multiplies_the_steps_of_the_methods_that_claims_name(tmp_path)
     path.write_text(DEFAULT.replace("trainer.steps=200", "trainer.steps=100,200"))
     with pytest.raises(ConfigError, match=r"budgets multiply trainer.steps, and CLIP has 100,200"):
         read_settings(str(path))
+    path.write_text(DEFAULT.replace("3: 3, 10: 3", "3: 1, 10: 3"))
+    with pytest.raises(ConfigError, match="budgets.10=3, which must be a budget with its own search"):
+        read_settings(str(path))
+
+
+def test_a_budget_without_a_search_trains_the_winner_of_another(lab, tmp_path):
+    (part,) = lab.comparisons
+    lines = tuple(line.replace("trainer.steps=4", "trainer.steps=8") for line in part.methods["CLIP"])
+    longer = replace(part, name="longer", searched=part.name, methods={"CLIP": lines}, budget=2)
+    first, second = cells(replace(lab, comparisons=(part, longer), evaluations=1), tmp_path)
+    assert not second.work() and not second.is_done(), "its search is another cell's, which has not run"
+    while first.work():
+        pass
+    assert second.work() and second.is_done() and not second.work()
+    assert [path.name for path in second.folder.iterdir()] == ["seed-1"]
+    before, after = (config_of(cell.seeds[1]) for cell in (first, second))
+    assert before["optim"] == after["optim"] and (before["trainer"]["steps"], after["trainer"]["steps"]) == (4, 8)
+    with pytest.raises(ConfigError, match="--comparisons longer needs the searches of mixed-vit"):
+        replace(lab, comparisons=(part, longer)).chosen([], ["longer"], None)
 
 
 @pytest.mark.medium
