@@ -132,7 +132,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
             "outcomes averaged over the seeds, what another test split would. Detectable: by as many seeds, with 80 % "
             "probability."
         )
-        rows = [
+        rows: Rows = [
             [
                 item.group, item.label, f"{item.interval.estimate:+.1f}", _ends(item.interval), _ends(item.samples),
                 f"{item.p:.2g}", Cell("yes" if item.is_separated else "no", bold=item.is_separated),
