@@ -5,8 +5,8 @@ python scripts/hands_methods.py cloob --set head.hopfield_start=200 --label cloo
 python scripts/hands_methods.py clip --set encoder=tiny optim.schedule.start=null --label vit_open_clip --open-clip
 python scripts/hands_tables.py runs/hands_methods/*               their rows
 
-Objectives, optimizers and schedules are those of the experiments hands/NAME; towers and batches are half as large
-(SMALL). Reading and decoding cost as much as such small models, so pictures are decoded once, at LARGE pixels, and each
+Towers, objectives, optimizers and schedules are those of the experiments hands/NAME, with smaller batches and half of
+the learning rate (SMALL). Reading and decoding cost as much as such small models, so pictures are decoded once, at LARGE pixels, and each
 step takes random squares of 32 pixels and one of the captions of each sample. --open-clip trains CLIP, of a vision
 transformer, with open_clip's `train_one_epoch`, loss and schedule instead, from the same weights on the same batches.
 Finished runs are kept: <output>/LABEL_seedN has predictions and results.json.
@@ -46,7 +46,7 @@ from clipzoo.training.train import train
 from clipzoo.types import Batch, World
 
 TESTS = ("hands", "things", "both")
-SMALL = ("encoder.image_width=64", "trainer.global_batch=128")
+SMALL = ("trainer.global_batch=128", "optim.schedule.peak=2.0e-3")
 LARGE = 36
 """Side of a picture in pixels, from which a square of the model's size is cut: at 32, four fifths of the area."""
 BLOCK = 64

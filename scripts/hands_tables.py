@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,19 @@ from PIL import Image, ImageDraw, ImageFont
 
 from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.io import below, read_yaml
+from clipzoo.lab.methods.lab import read_settings
+from clipzoo.lab.methods.page import Verdict
 from clipzoo.lab.worlds import hands
 from clipzoo.lab.worlds.hands import Drawing, normalised, read_drawings, split_drawings
 from clipzoo.lab.worlds.packages import SOURCES, packages
-from clipzoo.report.statistics import over_samples, over_seeds
+from clipzoo.report.statistics import adjusted, over_samples, over_seeds, seeds_difference
 from clipzoo.runs.record import RunRecord
 
 TESTS = ("hands", "things", "both")
+METHODS = {"CLIP": "clip", "KME-CLIP": "kme", "WPSE Gaussian": "wpse", "CLOOB": "cloob", "InfoLOOB": "infoloob",
+           "SogCLR": "sogclr", "NUCLR": "nuclr", "SigLIP": "siglip",
+           "CLOOB, Hopfield from step 50": "cloob_start_200"}  # fmt: skip
+"""Runs of scripts/hands_methods.py by the lab's name of the method."""
 SHOWN = ("house", "cat", "rocket", "umbrella", "banana", "key", "anchor", "snail")
 BINS, SIDE = 4, 16
 BLOCK = 256
@@ -48,6 +55,7 @@ def main() -> None:
     _print([["method", *(f"names, {name}" for name in TESTS)], *baseline_rows(splits, options.root)])
     if options.runs:
         _print([["runs", "seeds", *(f"names, {name}" for name in TESTS), "revision"], *run_rows(options.runs)])
+        _print(claim_rows(options.runs))
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
@@ -156,25 +164,60 @@ def _picture(root: Path, drawing: Drawing) -> Image.Image:
         return picture.convert("RGB")
 
 
-def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
-    """Yield a row for the runs NAME_seedN of each name: mean top-1 accuracies, with intervals over things (of answers
-    averaged over the seeds) and, of several runs, Student's t intervals over seeds."""
+def by_name(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return runs NAME_seedN by NAME."""
     runs = defaultdict[str, list[Path]](list)
     for folder in folders:
         runs[re.sub(r"_seed\d+$", "", folder.name)].append(folder)
-    for name, seeds in runs.items():
+    return runs
+
+
+def outcomes(seeds: Sequence[Path], test: str) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the labels [n] of a test, and 100 for each right answer and 0 for others, [n] for each run."""
+    arrays = [np.load(next(folder.rglob(f"zero_shot/names_{test}.npz"))) for folder in seeds]
+    return arrays[0]["all_labels"], [100.0 * (one["all_labels"] == one["all_predictions"]) for one in arrays]
+
+
+def mean_accuracy(folder: Path) -> float:
+    """Return the mean of a run's three top-1 accuracies, in percent."""
+    return float(np.mean([outcomes([folder], test)[1][0].mean() for test in TESTS]))
+
+
+def run_rows(folders: Sequence[Path]) -> Iterator[list[str]]:
+    """Yield a row for the runs NAME_seedN of each name: mean top-1 accuracies, with intervals over things (of answers
+    averaged over the seeds) and, of several runs, Student's t intervals over seeds."""
+    for name, seeds in by_name(folders).items():
         records, cells = [RunRecord.read(folder) for folder in seeds], []
         for test in TESTS:
-            files = [next(folder.rglob(f"zero_shot/names_{test}.npz")) for folder in seeds]
-            arrays = [np.load(file) for file in files]
-            right = [100.0 * (one["all_labels"] == one["all_predictions"]) for one in arrays]
-            cell = interval(np.mean(right, axis=0), arrays[0]["all_labels"])
+            labels, right = outcomes(seeds, test)
+            cell = interval(np.mean(right, axis=0), labels)
             if len(seeds) > 1:
                 value = over_seeds([float(values.mean()) for values in right])
                 cell += f"; seeds {value.low:.2f} to {value.high:.2f}"
             cells.append(cell)
         revisions = ", ".join(sorted({str(record.revision)[:8] for record in records}))
         yield [f"`{name}`", str(len(seeds)), *cells, revisions]
+
+
+def claim_rows(folders: Sequence[Path]) -> list[list[str]]:
+    """Return the lab's claims about accuracy that these runs can judge, with their verdicts."""
+    runs, found = by_name(folders), dict[tuple[str, str], Verdict]()
+    for claim in read_settings("default").claims:
+        pair = claim["than"], claim["better"]
+        seeds = [runs.get(METHODS.get(method, ""), []) for method in pair]
+        # The lab has several claims about some pairs, on several worlds: here the first one is judged.
+        if claim["metric"] == "accuracy" and pair not in found and min(map(len, seeds)) > 1:
+            before, after = ([mean_accuracy(folder) for folder in side] for side in seeds)
+            steps = int(RunRecord.read(seeds[0][0]).training["steps"])
+            found[pair] = Verdict(claim, steps, seeds_difference("accuracy", "hands", pair[1], before, after))
+    titles = "claim, source, compared, steps, seeds, difference and interval, p (Holm), here, what it takes"
+    rows = [titles.split(", ")]
+    measured = adjusted([item.measured for item in found.values() if item.measured])
+    for (than, better), item, difference in zip(found, found.values(), measured, strict=True):
+        verdict, value = replace(item, measured=difference), difference.interval.text("+.2f")
+        cells = f"{better} - {than}", f"{item.steps:,}", difference.basis, value, f"{difference.p:.2g}"
+        rows.append([item.claim["says"], item.claim["source"], *cells, verdict.verdict, verdict.power])
+    return rows
 
 
 def montage(drawings: Sequence[Drawing], facts: Mapping[str, Mapping], root: Path, path: Path) -> None:

@@ -193,7 +193,7 @@ def own_errors(options: argparse.Namespace) -> Iterator[None]:
     ]
     paths = [Path(text).absolute() for _, text in texts]
     for name in OUTPUTS & vars(options).keys():
-        inputs = [text for key, text in texts if key not in OUTPUTS]
+        inputs = [text for key, text in texts if key not in OUTPUTS and os.path.exists(text)]
         output = getattr(options, name)
         if output is not None and any(os.path.realpath(output) == os.path.realpath(text) for text in inputs):
             raise ConfigError(f"{output} is read by this command: give another --{name}")

@@ -116,6 +116,10 @@ def test_results_never_go_onto_an_input(line, folders, monkeypatch, capsys):
     assert "is read by this command" in _message(line.split(), monkeypatch, capsys)
 
 
+def test_a_word_that_names_no_file_is_not_an_input(folders, monkeypatch, capsys):
+    assert "runs/none" in _message("export runs/none --to hub --output hub".split(), monkeypatch, capsys)
+
+
 def _message(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr(sys, "argv", ["clipzoo", *command])
     with pytest.raises(SystemExit):

@@ -19,14 +19,14 @@ def write_records(folder: Path) -> None:
     names = [*ACCURACIES, "untrained"]
     claims = [
         {"says": f"{name} is better", "source": "a paper", "better": name, "than": "CLIP", "comparison": "one",
-         "metric": metric}
+         "metric": metric, "warmup": 0}
         for name, metric in [*((name, "accuracy") for name in names[1:]), ("better", "error")]
     ]  # fmt: skip
     oracle = dict.fromkeys((*TASKS, LOSS), 100.0)
     point = {"optim.schedule.peak": 0.00123}
     methods = [{"name": name, "folder": name, "points": [{"optim.schedule.peak": 0.1}, point]} for name in names]
-    described = {"name": "one", "world": "mixed", "tower": "vit", "methods": methods, "oracle": oracle, "chance": 8.0,
-                 "scenes": 10, "captions": 20, "information": 1.0}  # fmt: skip
+    described = {"name": "one", "world": "mixed", "tower": "vit", "budget": 1, "steps": 2, "methods": methods,
+                 "oracle": oracle, "chance": 8.0, "scenes": 10, "captions": 20, "information": 1.0}  # fmt: skip
     manifest = {"name": "x", "title": "A <lab>", "baseline": "CLIP", "seeds": 5, "trials": 2, "claims": claims,
                 "comparisons": [described]}  # fmt: skip
     (folder / "lab.json").write_text(json.dumps(manifest))

@@ -60,15 +60,17 @@ from clipzoo.training.throughput import flops_per_step
 from clipzoo.training.train import train
 from clipzoo.types import Batch, Part, Progress, as_captions, checked
 
-SCALES = "scales"
-"""Optional key of a lab: overrides by name; every method is trained with each of them."""
+SCALES, BUDGETS = "scales", "budgets"
+"""Optional keys of a lab. scales: overrides by name; every method is trained with each of them. budgets: factors of
+trainer.steps, beyond 1 for the methods of the claims; the value names the budget whose search chooses the settings."""
 KINDS = {
     "title": "str", "baseline": "str", "seeds": "Count", "evaluations": "Count", "search": "dict",
     "training": "list[str]", "ranges": "list[str]", "worlds": "dict[str, dict]", "towers": "dict[str, list[str]]",
     "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]",
-    SCALES: "dict[str, list[str]]",
+    SCALES: "dict[str, list[str]]", BUDGETS: "dict[Count, Count]",
 }  # fmt: skip
 """Type annotations by key of a lab's YAML file."""
+STEPS = "trainer.steps"
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds follow it."""
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
@@ -149,12 +151,18 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods that are compared on one world with one pair of towers. methods: their overrides by name."""
+    """Methods that are compared on one world with one pair of towers, at one budget.
+
+    methods: their overrides by name. budget: factor of their steps. searched: name of the comparison, this or one of
+    fewer steps, whose searches choose their settings.
+    """
 
     name: str
     world_name: str
     tower: str
     world: WorldSettings
+    budget: int
+    searched: str
     methods: Mapping[str, tuple[str, ...]]
 
 
@@ -196,6 +204,9 @@ class LabSettings:
             kept = {name: lines for name, lines in part.methods.items() if not methods or name in methods}
             if kept and (not comparisons or part.name in comparisons):
                 parts.append(replace(part, methods=kept))
+        for part in parts:
+            if not any(other.name == part.searched for other in parts):
+                raise ConfigError(f"--comparisons {part.name} needs the searches of {part.searched}: give both")
         return replace(self, comparisons=tuple(parts), seeds=seeds or self.seeds)
 
 
@@ -205,31 +216,44 @@ def read_settings(name: str) -> LabSettings:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in (CONF / "lab").glob("*.yaml")))
         raise ConfigError(f"there is no lab {name}: give a YAML file, or one of {known}")
-    content: dict[str, Any] = {SCALES: {}, **io.read_yaml(path)}
+    content: dict[str, Any] = {SCALES: {}, BUDGETS: {1: 1}, **io.read_yaml(path)}
     io.require_fields(path, content, kinds_of(KINDS))
     if unknown := [key for key in content if key not in KINDS]:
         raise ConfigError(f"{path} has the unknown key {unknown[0]}; its keys are {', '.join(KINDS)}")
     parts: list[Comparison] = []
-    for node in content["comparisons"]:
+    for (budget, searched), node in itertools.product(content[BUDGETS].items(), content["comparisons"]):
         io.require_fields(path, node, {"world": str, "tower": str, **({"methods": list} if "methods" in node else {})})
         for kind in ("world", "tower"):
             _require_known(kind, [node[kind]], content[f"{kind}s"])
         names = node.get("methods") or list(content["methods"])
         _require_known("method", names, content["methods"])
+        name = f"{node['world']}-{node['tower']}"
+        if content[BUDGETS].get(searched) != searched:
+            raise ConfigError(f"{path}: budgets.{budget}={searched}, which must be a budget with its own search")
+        if budget > 1:
+            claimed = [claim for claim in content["claims"] if claim.get("comparison") == name]
+            names = [method for method in names if any(method in claim.values() for claim in claimed)]
         shared = [*content["towers"][node["tower"]], *content["training"], *content["ranges"]]
         methods: dict[str, tuple[str, ...]] = {}
-        for name, (scale, scale_overrides) in itertools.product(names, (content[SCALES] or {"": []}).items()):
+        for method, (scale, scale_overrides) in itertools.product(names, (content[SCALES] or {"": []}).items()):
             # Later lines replace earlier ones of the same key.
             merged: dict[str, str] = {}
-            for line in (*shared, *content["methods"][name], *scale_overrides):
+            for line in (*shared, *content["methods"][method], *scale_overrides):
                 merged.pop(key := line.partition("=")[0], None)
                 merged[key] = line
-            methods[f"{name}, {scale}" if scale else name] = tuple(merged.values())
+            if budget > 1:
+                steps = merged.get(STEPS, "").partition("=")[2]
+                if not steps.isdigit():
+                    raise ConfigError(f"{path}: {BUDGETS} multiply {STEPS}, and {method} has {steps or 'none'}")
+                merged[STEPS] = f"{STEPS}={budget * int(steps)}"
+            methods[f"{method}, {scale}" if scale else method] = tuple(merged.values())
         world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
-        parts.append(Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods))
+        if methods:
+            by_budget = [f"{name}-x{factor}" if factor > 1 else name for factor in (budget, searched)]
+            parts.append(Comparison(by_budget[0], node["world"], node["tower"], world, budget, by_budget[1], methods))
     by_name = {part.name: part for part in parts}
     for claim in content["claims"]:
-        io.require_fields(path, claim, dict.fromkeys(CLAIM, str))
+        io.require_fields(path, claim, kinds_of(CLAIM))
         _require_known("comparison", [claim["comparison"]], by_name)
         _require_known("method", [claim["better"], claim["than"]], by_name[claim["comparison"]].methods)
         _require_known("metric", [claim["metric"]], METRICS)
@@ -307,7 +331,11 @@ def run_lab(lab: LabSettings, root: Path) -> None:
         methods = [
             {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points} for cell in group
         ]
-        facts = {"name": part.name, "world": part.world_name, "tower": part.tower, "methods": methods}
+        steps = settings_of(group[0].space.corner_lines()[0], lab.trust)["trainer"]["steps"]
+        facts = {
+            "name": part.name, "world": part.world_name, "tower": part.tower, "budget": part.budget, "steps": steps,
+            "methods": methods,
+        }  # fmt: skip
         comparisons.append({**facts, **oracle(group[0].data)})
     manifest = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
     io.write_json(root / MANIFEST, {**manifest, **lab.said})
@@ -381,9 +409,11 @@ class Cell:
             drawn.append(Trial(len(drawn), values, "running", ()))
         return [dict(trial.values) for trial in drawn]
 
-    @property
+    @cached_property
     def trials(self) -> list[Path]:
-        return [self.folder / f"trial-{number}" for number in range(len(self.points))]
+        part = next(part for part in self.lab.comparisons if part.name == self.comparison.searched)
+        folder = replace(self, comparison=part).folder
+        return [folder / f"trial-{number}" for number in range(len(self.points))]
 
     @property
     def seeds(self) -> dict[int, Path]:
@@ -393,6 +423,8 @@ class Cell:
     def work(self) -> bool:
         """Do one training that no other process is doing; return False if there is none."""
         for number, (run, values) in enumerate(zip(self.trials, self.points, strict=True)):
+            if self.comparison.searched != self.comparison.name:
+                break
             title = f"trial {number + 1} of {len(self.points)}"
             if self._train(run, title, values, SEARCH_SEED, partial(self._passes, number)):
                 return True

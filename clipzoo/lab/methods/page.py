@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,7 +21,7 @@ from clipzoo.config.schema import kinds_of
 from clipzoo.errors import ConfigError
 from clipzoo.lab.methods.judge import ACCURACY, LOSS
 from clipzoo.report import scaling as scaling_page, statistics
-from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, colour, label, panels, style
+from clipzoo.report.figures import INK, MUTED, RIGHT, WRONG, colour, label, panels, style, tiles
 from clipzoo.report.render import Cell, Picture, Section, Span, text_table, write
 from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
 from clipzoo.report.statistics import Difference, Interval
@@ -46,13 +48,16 @@ NUMBER = "Annotated[float, Range(at_least=-1e15, at_most=1e15)]"
 COST = "Annotated[float, Range(at_least=0, at_most=1e30)]"
 PERCENT = "Annotated[float, Range(at_least=0, at_most=100)]"
 FACTS = {"title": "str", "baseline": "str", "seeds": "Count", "trials": "Count", "comparisons": "list[dict]",
-         "claims": "list[dict[str, str]]"}  # fmt: skip
+         "claims": "list[dict]"}  # fmt: skip
 """Annotations of the values in lab.json, and of those of a comparison and of a method in it."""
-COMPARISON = {"name": "str", "world": "str", "tower": "str", "methods": "list[dict]", "scenes": "Count",
+COMPARISON = {"name": "str", "world": "str", "tower": "str", "budget": "Count", "steps": "Count",
+              "methods": "list[dict]", "scenes": "Count",
               "captions": "Count", "information": NUMBER, "chance": NUMBER,
               "oracle": f"dict[str, {NUMBER}]"}  # fmt: skip
 METHOD = {"name": "str", "folder": "str", "points": "list[dict]"}
 CLAIM = dict.fromkeys(("says", "source", "better", "than", "comparison", "metric"), "str")
+CLAIM["warmup"] = "NonNegativeCount"
+VERDICTS = ("holds", "the opposite holds", "cannot be decided", "the warm-up does not fit", "not measured yet")
 LONGEST_NAME = 200
 """Maximum length in letters of the name of a method or a comparison, which figures show."""
 PLANNED = (3, 5, 10, 20)
@@ -112,29 +117,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
         for compared in lab.comparisons:
             yield from _scaling(compared)
     if claims:
-        names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
-                 "not measured yet": "not measured yet"}  # fmt: skip
-        counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
-        summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
-        text = (
-            f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's "
-            "test over seeds separates the two methods, after Holm's correction for all claims. The power column says "
-            "how small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of "
-            "each method the measured difference needs if it and the measured spread are the true ones; both at 5 % "
-            "divided by the number of claims, the level at which Holm's method tests the smallest p."
-        )
-        rows: Rows = []
-        for item in claims:
-            claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", ""]
-            if measured is not None:
-                numbers = [measured.interval.text("+.1f" if metric in TASKS else "+.3f"), f"{measured.p:.2g}"]
-            pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
-            verdict = Cell(item.verdict, bold=measured is not None and measured.is_separated)
-            rows.append([claim["says"], claim["source"], claim["comparison"], pair, *numbers, verdict, item.power])
-        labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here",
-                  "power"]  # fmt: skip
-        table = text_table(labels, rows, left=len(labels), wrap=True)
-        yield Section("Which claims of the papers hold here", [text], [table])
+        yield _claims(claims)
     if notes:
         yield Section("Why" if claims else "Notes", [" ".join(note.split()) for note in notes])
     if deltas:
@@ -149,7 +132,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
             "outcomes averaged over the seeds, what another test split would. Detectable: by as many seeds, with 80 % "
             "probability."
         )
-        rows = [
+        rows: Rows = [
             [
                 item.group, item.label, f"{item.interval.estimate:+.1f}", _ends(item.interval), _ends(item.samples),
                 f"{item.p:.2g}", Cell("yes" if item.is_separated else "no", bold=item.is_separated),
@@ -164,7 +147,7 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     for compared in lab.comparisons:
         results, *others = _compared(compared)
         yield results
-        yield from () if scales else others
+        yield from () if scales or compared.facts["budget"] > 1 else others
     if deltas:
         # By number of seeds, at the spread of each comparison.
         rows = []
@@ -197,9 +180,55 @@ def _sections(lab: Lab, notes: Sequence[str]) -> Iterator[Section]:
     labels = ["comparison", "method", "finished", "best, validation %", "seeds", "chosen"]
     yield Section(
         "What the searches chose",
-        ["Trials that are not finished were stopped at a rung, or diverged."],
+        ["Trials that are not finished were stopped at a rung, or diverged. Comparisons without trials have the "
+         "settings that the search with fewer steps chose."],
         [text_table(labels, rows, left=2, wrap=True)],
-    )
+    )  # fmt: skip
+
+
+def _claims(claims: Sequence[Verdict]) -> Section:
+    """The verdict on every claim at every budget, and the differences over budgets."""
+    budgets = sorted({item.steps for item in claims})
+    counts = []
+    for steps in budgets:
+        found = Counter(item.verdict for item in claims if item.steps == steps)
+        counts.append(f"after {steps:,} steps {', '.join(f'{name} {found[name]}' for name in VERDICTS if found[name])}")
+    rows: Rows = []
+    for number, item in enumerate(claims):
+        claim, measured, metric, numbers = item.claim, item.measured, item.claim["metric"], ["", "", ""]
+        pair = f"{claim['better']} - {claim['than']}, {(TASKS | SIMILARITY)[metric]}"
+        said = [claim["says"], claim["source"], pair, claim["comparison"]]
+        if number and claims[number - 1].claim is claim:
+            said = [""] * len(said)
+        if measured is not None:
+            interval = measured.interval.text("+.1f" if metric in TASKS else "+.3f")
+            numbers = [str(measured.seeds), interval, f"{measured.p:.2g}"]
+        rows.append([*said, f"{item.steps:,}", *numbers, Cell(item.verdict, bold=item.is_decided), item.power])
+    labels = ["claim", "source", "compared", "data", "steps", "seeds", "difference and 95 % interval", "p (Holm)",
+              "at this budget, on this data", "what it takes"]  # fmt: skip
+    crossed = [
+        f"{after.claim['better']} - {after.claim['than']} on {after.claim['comparison']} between {before.steps:,} and "
+        f"{after.steps:,} steps"
+        for before, after in itertools.pairwise(claims)
+        if before.claim is after.claim and before.sign * after.sign < 0
+    ]
+    text = [
+        f"{len({item.claim['says'] for item in claims})} claims: {'; '.join(counts)}. A claim holds, or its opposite "
+        "does, if Welch's test over seeds separates the two methods, after Holm's correction for all lines of the "
+        "table. The last column says how small a difference the seeds show with 80 % probability and, for a claim that "
+        "cannot be decided, how many seeds of each method the measured difference needs if it and the measured spread "
+        "are the true ones; both at 5 % divided by the number of lines, the level at which Holm's method tests the "
+        "smallest p. There is no verdict where the recipe of the source warms up for more steps than the training has.",
+    ]
+    pictures = []
+    if len(budgets) > 1:
+        text.append(
+            "Differences whose sign changes with the budget, both intervals without zero: "
+            f"{'; '.join(crossed) or 'none'}."
+        )
+        pictures = [Picture("differences over budgets", claims_figure(claims), file="budgets.png")]
+    table = text_table(labels, rows, left=len(labels), wrap=True)
+    return Section("Which claims of the papers hold here", text, [table], pictures)
 
 
 def _scaling(compared: Compared) -> Iterator[Section]:
@@ -246,7 +275,7 @@ def _compared(compared: Compared) -> Iterator[Section]:
     labels = ["method", "seeds", *(f"{title}, %" for title in TASKS.values())]
     curves = [Picture(f"{name}: accuracy over training", curve_figure(compared), file=f"{name}/curves.png")]
     yield Section(
-        f"World {facts['world']}, towers {facts['tower']}",
+        f"World {facts['world']}, towers {facts['tower']}" + (f", {facts['steps']:,} steps" * (facts["budget"] > 1)),
         [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
          f"{facts['chance']:.0f} % in zero-shot.", *missing],
         [text_table(labels, rows, left=1, wrap=True)],
@@ -482,23 +511,39 @@ def from_baseline(lab: Lab) -> list[Difference]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of a paper and its difference, in the direction of the claim; None as long as trainings are missing."""
+    """A claim of a paper at a budget and its difference there; None as long as trainings are missing."""
 
-    claim: Mapping[str, str]
+    claim: Mapping[str, Any]
+    steps: int
     measured: Difference | None
 
     @property
+    def sign(self) -> int:
+        """1 or -1 if the interval of the difference is above or below zero, else 0."""
+        interval = self.measured.interval if self.measured else Interval(0.0, 0.0, 0.0)
+        return (interval.low > 0) - (interval.high < 0)
+
+    @property
+    def is_decided(self) -> bool:
+        return self.verdict in VERDICTS[:2]
+
+    @property
     def verdict(self) -> str:
+        holds, opposite, undecided, short, missing = VERDICTS
+        if self.steps < self.claim["warmup"]:
+            return short
         if self.measured is None:
-            return "not measured yet"
+            return missing
         if not self.measured.is_separated:
-            return "cannot tell"
+            return undecided
         is_higher = self.measured.interval.estimate > 0
-        return "holds" if is_higher != (self.claim["metric"] in ("error", "calibrated_error")) else "the opposite holds"
+        return holds if is_higher != (self.claim["metric"] in ("error", "calibrated_error")) else opposite
 
     @property
     def power(self) -> str:
         """Smallest difference that the seeds can show, and the number of seeds for the measured one."""
+        if self.steps < self.claim["warmup"]:
+            return f"a warm-up of {self.claim['warmup']:,} steps"
         if self.measured is None:
             return ""
         metric = self.claim["metric"]
@@ -511,16 +556,16 @@ class Verdict:
 
 
 def verdicts(lab: Lab) -> list[Verdict]:
-    """Return the claims of a lab with their differences, adjusted for all claims together."""
+    """Return the claims of a lab at each budget with their differences, adjusted for all of them together."""
     parts = {compared.name: compared for compared in lab.comparisons}
-    claims = lab.facts["claims"]
-    differences = [
-        difference(parts[claim["comparison"]], claim["better"], claim["than"], claim["metric"])
-        if claim["comparison"] in parts else None
-        for claim in claims
-    ]  # fmt: skip
-    measured = iter(statistics.adjusted([item for item in differences if item]))
-    return [Verdict(claim, next(measured) if item else None) for claim, item in zip(claims, differences, strict=True)]
+    found = []
+    for claim, node in itertools.product(lab.facts["claims"], lab.facts["comparisons"]):
+        if node["name"] in (claim["comparison"], f"{claim['comparison']}-x{node['budget']}"):
+            pair = claim["better"], claim["than"], claim["metric"]
+            measured = difference(parts[node["name"]], *pair) if node["name"] in parts else None
+            found.append(Verdict(claim, node["steps"], measured))
+    adjusted = iter(statistics.adjusted([item.measured for item in found if item.measured]))
+    return [replace(item, measured=next(adjusted)) if item.measured else item for item in found]
 
 
 def pareto(methods: Sequence[Method], name: str) -> list[Method]:
@@ -549,6 +594,27 @@ def difference_figure(found: Sequence[Difference], baseline: str) -> Figure:
         panel.axvline(0, color=INK, linewidth=1)
         label(panel, name, size=9)
     panel.set_xlabel(f"accuracy less that of {baseline}, percent points (95 % over seeds)", fontsize=8)
+    return figure
+
+
+def claims_figure(claims: Sequence[Verdict]) -> Figure:
+    """The difference of each claim over the steps of a training; hollow where the recipe's warm-up does not fit."""
+    groups = [list(group) for _, group in itertools.groupby(claims, key=lambda item: id(item.claim))]
+    figure, axes = tiles(len(groups), 4, 3, 2.1)
+    for panel, group in zip(axes, groups, strict=True):
+        claim = group[0].claim
+        for item in group:
+            if item.measured:
+                interval, fill = item.measured.interval, "full" if item.steps >= claim["warmup"] else "none"
+                shade = {VERDICTS[0]: RIGHT, VERDICTS[1]: WRONG}.get(item.verdict, MUTED)
+                panel.plot([item.steps] * 2, [interval.low, interval.high], color=shade, linewidth=2)
+                panel.plot(item.steps, interval.estimate, "o", color=shade, markersize=6, fillstyle=fill)
+        panel.axhline(0, color=INK, linewidth=1)
+        panel.set_xscale("log")
+        panel.set_xticks([item.steps for item in group], [f"{item.steps:,}" for item in group])
+        panel.minorticks_off()
+        title = f"{claim['better']}\n- {claim['than']}"
+        label(panel, title, "steps", f"{(TASKS | SIMILARITY)[claim['metric']]}, {claim['comparison']}", 8, grid="y")
     return figure
 
 

@@ -78,6 +78,37 @@ def one_cell(lab: LabSettings, root: Path) -> Cell:
     return cell
 
 
+def test_a_budget_multiplies_the_steps_of_the_methods_that_claims_name(tmp_path):
+    found = {part.name: part for part in read_settings("default").comparisons}
+    assert [*found["one-vit"].methods] == ["CLIP", "WPSE Gaussian", "KME-CLIP"]
+    assert [*found["one-vit-x10"].methods] == ["CLIP", "KME-CLIP"], "no claim is about WPSE there"
+    steps = {name: [line for line in part.methods["CLIP"] if "steps=" in line] for name, part in found.items()}
+    assert steps["one-vit-x3"] == ["trainer.steps=600", f"{WARMUP}=10,40,100"] and found["one-vit-x3"].budget == 3
+    path = tmp_path / "mine.yaml"
+    path.write_text(DEFAULT.replace("trainer.steps=200", "trainer.steps=100,200"))
+    with pytest.raises(ConfigError, match=r"budgets multiply trainer.steps, and CLIP has 100,200"):
+        read_settings(str(path))
+    path.write_text(DEFAULT.replace("3: 3, 10: 3", "3: 1, 10: 3"))
+    with pytest.raises(ConfigError, match="budgets.10=3, which must be a budget with its own search"):
+        read_settings(str(path))
+
+
+def test_a_budget_without_a_search_trains_the_winner_of_another(lab, tmp_path):
+    (part,) = lab.comparisons
+    lines = tuple(line.replace("trainer.steps=4", "trainer.steps=8") for line in part.methods["CLIP"])
+    longer = replace(part, name="longer", searched=part.name, methods={"CLIP": lines}, budget=2)
+    first, second = cells(replace(lab, comparisons=(part, longer), evaluations=1), tmp_path)
+    assert not second.work() and not second.is_done(), "its search is another cell's, which has not run"
+    while first.work():
+        pass
+    assert second.work() and second.is_done() and not second.work()
+    assert [path.name for path in second.folder.iterdir()] == ["seed-1"]
+    before, after = (config_of(cell.seeds[1]) for cell in (first, second))
+    assert before["optim"] == after["optim"] and (before["trainer"]["steps"], after["trainer"]["steps"]) == (4, 8)
+    with pytest.raises(ConfigError, match="--comparisons longer needs the searches of mixed-vit"):
+        replace(lab, comparisons=(part, longer)).chosen([], ["longer"], None)
+
+
 @pytest.mark.medium
 def test_a_lab_whose_process_changes_after_every_training_has_the_trainings_of_one_process(lab, tmp_path):
     cell = one_cell(lab, tmp_path / "one")

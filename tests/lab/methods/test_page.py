@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_claims_hold_are_contradicted_left_open_or_not_measured(folder):
     said = [claim.verdict for claim in verdicts(read_lab(folder))]
-    assert said == ["holds", "the opposite holds", "cannot tell", "not measured yet", "holds"]
+    assert said == ["holds", "the opposite holds", "cannot be decided", "not measured yet", "holds"]
 
 
 def test_power_says_how_many_seeds_a_difference_needs(folder):
@@ -36,6 +36,27 @@ def test_power_says_how_many_seeds_a_difference_needs(folder):
     assert close.power.endswith(f"this difference needs {close.measured.seeds_needed}")
     assert close.measured.seeds_needed > 50
     assert untrained.power == ""
+
+
+def test_a_claim_has_a_verdict_at_each_budget_unless_the_warmup_of_its_recipe_does_not_fit(folder):
+    manifest = json.loads((folder / "lab.json").read_text())
+    (first,) = manifest["comparisons"]
+    # After three times the steps, better and worse have changed places.
+    places = {"better": "worse", "worse": "better"}
+    methods = [{**item, "folder": places.get(item["name"], item["folder"])} for item in first["methods"]]
+    manifest["comparisons"].append({**first, "name": "one-x3", "budget": 3, "steps": 6, "methods": methods})
+    better, worse, *_ = manifest["claims"]
+    manifest["claims"] = [better, {**worse, "warmup": 4}]
+    (folder / "lab.json").write_text(json.dumps(manifest))
+    found = [(item.claim["better"], item.steps, item.verdict) for item in verdicts(read_lab(folder))]
+    assert found == [
+        ("better", 2, "holds"), ("better", 6, "the opposite holds"),
+        ("worse", 2, "the warm-up does not fit"), ("worse", 6, "holds"),
+    ]  # fmt: skip
+    page, _ = write_page(folder, None, "clipzoo lab")
+    text = page.read_text()
+    assert "better - CLIP on one between 2 and 6 steps; worse - CLIP on one between 2 and 6 steps." in text
+    assert "a warm-up of 4 steps" in text and (folder / "lab" / "budgets.png").exists()
 
 
 def test_differences_from_the_baseline_are_marked_where_they_are_separated(folder):
