@@ -33,7 +33,7 @@ from clipzoo.data.tar import RECORD, ROLES, TARS, UNTERMINATED, Scan
 from clipzoo.errors import ConfigError, masked, number_of
 
 FOLDER = "clipzoo_index"
-VERSION = 2
+VERSION = 3
 REMEDY = "the index is built again"
 SHARDS_PER_PROCESS = 8
 _SHOWN = 3
@@ -50,8 +50,8 @@ class Shard:
 
     bytes: size of the archive when its samples were listed. state: size and modification time of the file when it was
     last checked; a size below `bytes` means that the shard was cut since then (-1: deleted). Its samples keep their
-    ids. flaw: why the list of samples may be incomplete. Set by `write_index`: key_start, key_bytes: position of its
-    keys among all keys; digest: hash of keys and records; duplicates: number of samples whose key occurred before.
+    ids. flaw: why the list of samples may be incomplete. Set by `write_index`: key_bytes: size of its keys; digest:
+    hash of keys and records; duplicates: number of samples whose key occurred before.
     """
 
     name: str
@@ -59,7 +59,6 @@ class Shard:
     state: tuple[int, int]
     flaw: str | None
     count: int = 0
-    key_start: int = 0
     key_bytes: int = 0
     digest: str = ""
     duplicates: int = 0
@@ -82,6 +81,8 @@ class ShardIndex:
         self.counts = np.array([shard.count for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
+        sizes = [self.samples * RECORD.itemsize, *(shard.key_bytes for shard in self.shards)]
+        self.key_starts = np.cumsum(sizes).tolist()
         self.keys = lru_cache(8)(self._keys)
 
     @cached_property
@@ -98,7 +99,7 @@ class ShardIndex:
         if not row.count:
             return []
         with io.readable(self.data, io.ANY_SIZE, REMEDY) as file:
-            file.seek(self.samples * RECORD.itemsize + row.key_start)
+            file.seek(self.key_starts[shard])
             return file.read(row.key_bytes).decode().split("\0")
 
     def locate(self, sample: int) -> tuple[int, int]:
@@ -245,7 +246,7 @@ def write_index(
     data file is named by its content, so a run that reads an older one is not disturbed.
     """
     shards: list[Shard] = []
-    key_start, content = 0, hashlib.sha256()
+    content = hashlib.sha256()
     # Unnamed files: a killed process leaves none.
     with (
         io.explained(folder),
@@ -254,9 +255,8 @@ def write_index(
     ):
         for shard, records, keys in rows:
             parts = records.tobytes(), "\0".join(keys).encode()
-            shard = replace(shard, key_start=key_start, key_bytes=len(parts[1]), digest=_digest(*parts))
+            shard = replace(shard, key_bytes=len(parts[1]), digest=_digest(*parts))
             shards.append(replace(shard, count=len(keys), duplicates=len(keys) - len(set(keys))))
-            key_start += shard.key_bytes
             for file, part in zip((all_records, all_keys), parts, strict=True):
                 file.write(part)
                 content.update(part)
@@ -274,8 +274,12 @@ def write_index(
         "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
         "shards": [asdict(shard) for shard in shards], "dropped": dropped,
     }  # fmt: skip
-    io.write_whole(folder / f"{name}.json", json.dumps(table))
+    io.write_whole(folder / f"{name}.json", json.dumps({"digest": _digest_of(table), **table}))
     return ShardIndex(shards, locations, data, captions, dropped)
+
+
+def _digest_of(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
 def load(name: str, locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
@@ -293,52 +297,29 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     The data file must have the expected size, and records and keys that match the digests. In a file larger than
     _VERIFIED_BYTES, shards at equal distances are verified.
     """
-    table = io.read_json(path, 64 * io.MB, REMEDY, fields={"version": int, "data": str, "shards": list})
-    if table["version"] != VERSION:
+    table = io.read_json(path, 64 * io.MB, REMEDY)
+    if table.get("version") != VERSION:
         return None
-    io.require_fields(path, table, {"captions": list}, REMEDY)
-    names = [row["name"] for row in table["shards"] if _is_row(row)]
-    if names != relative_names(locations) or len(names) != len(table["shards"]):
-        raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
-    if Path(table["data"]).name != table["data"] or not table["data"]:
-        raise io.DamagedFileError(path, f"names {io.shortened(table['data'])}, not a file next to it", REMEDY)
+    if table.pop("digest", None) != _digest_of(table):
+        raise io.DamagedFileError(path, "differs from its digest", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
-    if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
-        raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)
-    for row in table["captions"]:
-        pair = row if isinstance(row, list) and len(row) == 2 else [None]
-        if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
-            raise io.DamagedFileError(path, "does not count the captions", REMEDY)
-    captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions, table.get("dropped", {}))
+    if [shard.name for shard in shards] != relative_names(locations):
+        raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
+    captions, data = CaptionCounts(dict(table["captions"])), io.below(path.parent, table["data"])
+    index = ShardIndex(shards, locations, data, captions, table["dropped"])
 
     with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
-        keys_start = index.samples * RECORD.itemsize
-        expected = keys_start + sum(shard.key_bytes for shard in shards)
-        if size != expected:
-            raise io.DamagedFileError(index.data, f"has {size} bytes, not {expected}", REMEDY)
+        if size != index.key_starts[-1]:
+            raise io.DamagedFileError(index.data, f"has {size} bytes, not {index.key_starts[-1]}", REMEDY)
         for number in range(0, len(shards), 1 + size // _VERIFIED_BYTES):
             shard = shards[number]
             file.seek(int(index.starts[number]) * RECORD.itemsize)
             records = file.read(shard.count * RECORD.itemsize)
-            file.seek(keys_start + shard.key_start)
+            file.seek(index.key_starts[number])
             if shard.digest != _digest(records, file.read(shard.key_bytes)):
                 raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
     return index
-
-
-def _is_row(row: object) -> bool:
-    """Return True for a mapping with the fields of `Shard`, in the form that JSON gives them."""
-    if not isinstance(row, dict) or row.keys() != Shard.__dataclass_fields__.keys():
-        return False
-    state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
-    numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
-    # Bounds of samples and key bytes whose sums over a hundred thousand shards fit into 64 bits.
-    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, 2**44)] * 4
-    return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
-        type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
-    )
 
 
 def of_shards(function: Callable[[int], Result], index: ShardIndex) -> list[Result]:

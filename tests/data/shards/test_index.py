@@ -261,14 +261,8 @@ def test_a_damaged_index_is_named_and_built_again(tmp_path, caplog, kind, suffix
     assert build(folder).fingerprint == first.fingerprint and not caplog.text
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"count": -1}, {"count": 10**30}, {"digest": 3}, {"state": []}, {"state": "now"}, {"more": 1},
-        {"count": 2**62}, {"key_start": 2**62}, {"name": "x"}, {"count": True},
-    ],
-)  # fmt: skip
-def test_a_table_with_rows_of_another_form_is_named_and_built_again(tmp_path, caplog, changes):
+@pytest.mark.parametrize("changes", [{"count": -1}, {"digest": "0"}, {"state": []}, {"more": 1}, {"name": "x"}])
+def test_a_table_that_differs_from_its_digest_is_named_and_built_again(tmp_path, caplog, changes):
     folder = write_numbered(tmp_path, [3])
     first = build(folder)
     (path,) = (folder / "index").glob("*.json")
@@ -276,7 +270,7 @@ def test_a_table_with_rows_of_another_form_is_named_and_built_again(tmp_path, ca
     table["shards"][0] |= changes
     path.write_text(json.dumps(table))
     assert build(folder).fingerprint == first.fingerprint
-    assert f"{path} does not describe the shards: the index is built again" in caplog.text
+    assert f"{path} differs from its digest: the index is built again" in caplog.text
 
 
 @pytest.mark.parametrize("kind", damage.KINDS)
