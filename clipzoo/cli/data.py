@@ -204,8 +204,8 @@ def make_shards(options: argparse.Namespace) -> None:
     Processes write shards at the same time. The same command continues an interrupted one, with the same bytes.
     """
     from clipzoo.data import faults, write
-    from clipzoo.data.captions import described
-    from clipzoo.data.index import check_shards, index_folders, load_or_build
+    from clipzoo.data.captions import CaptionCounts, described
+    from clipzoo.data.index import FOLDER, check_shards, index_folders, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
     from clipzoo.data.reader import ShardReader
     from clipzoo.data.tables.formats import FORMATS, TableRules, holds_tables
@@ -274,7 +274,7 @@ def make_shards(options: argparse.Namespace) -> None:
         digest.update(repr(pair).encode())
     settings["source"] += f" {digest.hexdigest()[:16]}"
     make_folder(partial)
-    record, written = partial / _SETTINGS, {}
+    record, written, captions = partial / _SETTINGS, {}, dict.fromkeys(parts, CaptionCounts())
     try:
         if record.is_file():
             begun = read_json(record, MB, f"remove {partial}")
@@ -291,7 +291,9 @@ def make_shards(options: argparse.Namespace) -> None:
         for shard_folder, folder_pairs in parts.items():
             place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
             written[shard_folder] = writer.write(folder_pairs, place, True, progress)
-            written[shard_folder].write_index()
+            if shards := written[shard_folder].shards:
+                index = load_or_build(shards, ShardCache(None, 50.0), [place / FOLDER], f"local:{options.processes}")
+                captions[shard_folder] = index.captions
         if any(result.samples for result in written.values()):
             shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
             publish_folder(partial, folder)
@@ -312,8 +314,8 @@ def make_shards(options: argparse.Namespace) -> None:
             f"{hint} {options.output / faults.FILE} names all."
         )
     for shard_folder, result in written.items():
-        print(f"{number_of(result.samples, 'sample')} in {number_of(result.shards, 'shard')} in {shard_folder}")
-        print(f"  {described(result.captions.figures(options.batch))}")
+        print(f"{number_of(result.samples, 'sample')} in {number_of(len(result.shards), 'shard')} in {shard_folder}")
+        print(f"  {described(captions[shard_folder].figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
     if joined := sum(result.joined for result in written.values()):
         print(

@@ -16,14 +16,13 @@ import numpy as np
 from PIL import Image
 
 from clipzoo import io
-from clipzoo.data.captions import CaptionCounts, StoredSample, digest, has_text
+from clipzoo.data.captions import StoredSample, digest, has_text
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
-from clipzoo.data.index import FOLDER, Shard, ShardIndex, index_name, relative_names, write_index
-from clipzoo.data.locations import states
+from clipzoo.data.index import ShardIndex
 from clipzoo.data.maps.engines import map_in_children
 from clipzoo.data.reader import ShardReader
-from clipzoo.data.tar import IMAGE_EXTENSIONS, TARS, Scan, scan_shard
+from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, number_of
 
 QUALITY = 95
@@ -225,26 +224,12 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
 
 @dataclass
 class Written:
-    """Result of a `ShardWriter`. joined: samples whose caption was several lines. captions: counts of first captions.
-
-    scans: samples of each shard, by its path.
-    """
+    """Result of a `ShardWriter`. shards: their paths. joined: samples whose caption was several lines."""
 
     samples: int = 0
-    shards: int = 0
     joined: int = 0
-    captions: CaptionCounts = field(default_factory=CaptionCounts)
+    shards: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    scans: dict[str, Scan] = field(default_factory=dict)
-
-    def write_index(self) -> None:
-        """Write the index of the shards next to them, as a run would."""
-        rows = zip(relative_names(list(self.scans)), states(list(self.scans)), self.scans.values(), strict=True)
-        shards = ((Shard(name, scan.bytes, state or (0, 0), scan.flaw), scan) for name, state, scan in rows)
-        parts = ((shard, scan.records, scan.keys) for shard, scan in shards)
-        for first in list(self.scans)[:1]:
-            io.make_folder(folder := Path(first).parent / FOLDER)
-            write_index(folder, list(self.scans), index_name(list(self.scans), TARS), parts, {})
 
 
 @dataclass(frozen=True)
@@ -293,22 +278,19 @@ class ShardWriter:
         tasks = ((number, [pairs[place] for place in places]) for number, places in enumerate(parts))
         shards = map_in_children(partial(self._write_shard, folder, processes // writers), tasks, writers, 1)
         written, done = Written(), 0
-        for places, (path, stats, scan) in zip(parts, shards, strict=True):
+        for places, (path, stats) in zip(parts, shards, strict=True):
             done += len(places)
             progress(done, len(pairs))
             written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
             written.joined += stats.get("joined", 0)
-            if stats["successes"]:
-                written.samples, written.shards = written.samples + stats["successes"], written.shards + 1
-                written.scans[str(path)] = scan
-        captions = [scan.records["caption"] for scan in written.scans.values()]
-        written.captions = CaptionCounts.of(np.concatenate([np.empty(0, np.uint64), *captions]))
+            written.samples += stats["successes"]
+            written.shards += [str(path)] if stats["successes"] else []
         return written
 
     def _write_shard(
         self, folder: Path, processes: int, task: tuple[int, Sequence[AnyPair]]
-    ) -> tuple[Path, dict[str, Any], Scan]:
-        """Write a shard and then its statistics, unless it has them; return its path, statistics and samples."""
+    ) -> tuple[Path, dict[str, Any]]:
+        """Write a shard and then its statistics, unless it has them; return its path and statistics."""
         number, pairs = task
         path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
         if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
@@ -330,7 +312,7 @@ class ShardWriter:
         stats = io.read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
         if not stats["successes"]:
             path.unlink(missing_ok=True)
-        return path, stats, scan_shard(str(path))
+        return path, stats
 
     def _prepare(self, pair: AnyPair) -> tuple[str, bytes, dict[str, Any], bool] | LeftOut:
         """Read a pair, or return why training cannot use it.

@@ -285,7 +285,7 @@ def test_several_processes_write_the_shards_of_one(tmp_path, monkeypatch):
         pairs, _ = pairs_from_folder(folder)
         progress = {"processes": processes, "progress": lambda *counts: seen.append(counts)}
         written = packed(pairs, tmp_path / name, **progress)
-        assert (written.samples, written.shards, len(written.left_out)) == (39, 4, 1)
+        assert (written.samples, len(written.shards), len(written.left_out)) == (39, 4, 1)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     assert seen == [(done, 40) for done in (10, 20, 30, 40)] * 2
