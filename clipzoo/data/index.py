@@ -365,8 +365,8 @@ def check_shards(
     setting, limit: keys of the shards and of max_bad_fraction, for messages; limit is None if it cannot be changed.
 
     Raises ConfigError if the fraction of lost samples exceeds max_bad_fraction. A shard that was cut after it was
-    indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as
-    img2dataset's `<shard>_stats.json` states, or else the median of the intact shards.
+    indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as the
+    median of the intact shards.
     """
     faults: list[Fault] = []
     cut = never_indexed = 0
@@ -381,14 +381,7 @@ def check_shards(
                     ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
                     shard_cut = int((ends.astype(np.int64) > shard.state[0]).sum())
                 if not shard_cut:
-                    stated = usual_count
-                    stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
-                    if not is_remote(location) and stats.is_file():
-                        read = partial(
-                            io.read_json, stats, io.MB, "the size of other shards is used", fields={"successes": int}
-                        )
-                        stated = int(io.DamageLog().read(read, {"successes": usual_count})["successes"])
-                    shard_unindexed = max(0, stated - shard.count)
+                    shard_unindexed = max(0, usual_count - shard.count)
                 cut, never_indexed = cut + shard_cut, never_indexed + shard_unindexed
                 lost = shard_cut + shard_unindexed
                 loss = "an unknown number of" if lost >= _UNKNOWN else f"about {lost}"

@@ -44,8 +44,6 @@ MISSING: State = (-1, 0)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _ROW_GROUPS = re.compile(r"#groups(\d+)-(\d+)(?=(\.\w+)?$)")
-_MARKS = 0xF0000
-"""First of the private characters that represent counts of nested braces."""
 _SCRIPT = """
 exec 3<&0 </dev/null
 ((read -r line <&3; kill -KILL 0) >/dev/null 2>&1 &)
@@ -111,7 +109,7 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
             f"data.shards={pattern} is a table, not shards: train with data=table data.path={pattern}, or make shards "
             f"with clipzoo shards make {pattern} shards/"
         )
-    if _count(pattern) > MOST_SHARDS:
+    if _most(pattern) > MOST_SHARDS:
         raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
     # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
     try:
@@ -150,27 +148,24 @@ def _expand(pattern: str, tables: Callable[[str], list[str] | None] | None) -> l
     return all_shards
 
 
-def _count(pattern: str) -> int:
-    """Return the number of shards that the braces of a pattern represent. Nothing is expanded."""
-    counts: list[int] = []
+def _most(pattern: str) -> int:
+    """Return the largest number of shards that the braces of a pattern can represent. Nothing is expanded."""
+    counts = list[int]()
 
-    def product(text: str) -> int:
-        return math.prod(counts[ord(mark) - _MARKS] for mark in text if ord(mark) >= _MARKS)
-
-    def marked(match: re.Match[str]) -> str:
+    def counted(match: re.Match[str]) -> str:
         if numbers := _NUMBERS.fullmatch(match[1]):
             # Longer numbers are cut to 19 digits, which still exceeds MOST_SHARDS.
             first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
             counts.append(abs(last - first) // (abs(step) or 1) + 1)
         else:
-            counts.append(sum(map(product, match[1].split(","))))
-        return chr(_MARKS + len(counts) - 1)
+            counts.append(match[1].count(",") + 1)
+        return ""
 
-    text, replaced = "".join(character for character in pattern if ord(character) < _MARKS), 1
+    replaced = 1
     while replaced:
-        # Innermost braces first: each becomes a character that represents its count.
-        text, replaced = _BRACES.subn(marked, text)
-    return product(text)
+        # Innermost braces first.
+        pattern, replaced = _BRACES.subn(counted, pattern)
+    return math.prod(counts)
 
 
 def piece(location: str) -> tuple[str, range | None]:

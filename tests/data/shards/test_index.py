@@ -189,15 +189,6 @@ def test_a_damaged_shard_is_an_error_or_counted_and_logged(tmp_path, damage):
     assert f"about {40 - data.samples} samples are lost" in line["reason"]
 
 
-def test_stats_of_img2dataset_state_how_many_samples_a_shard_should_hold(tmp_path):
-    folder = write_numbered(tmp_path / "s", [10, 10, 0])
-    (folder / "00002_stats.json").write_text(json.dumps({"successes": 0}))
-    opened(folder)
-    (folder / "00002_stats.json").write_text(json.dumps({"successes": 5}))
-    with pytest.raises(ConfigError, match="20.00%"):
-        opened(folder)
-
-
 def test_shards_without_an_intact_one_and_without_any_are_errors_and_mistyped_ones_leave_no_files_behind(tmp_path):
     shard = write_numbered(tmp_path / "cut", [50]) / "00000.tar"
     os.truncate(shard, shard.stat().st_size - 11_000)
@@ -271,18 +262,6 @@ def test_a_table_that_differs_from_its_digest_is_named_and_built_again(tmp_path,
     path.write_text(json.dumps(table))
     assert build(folder).fingerprint == first.fingerprint
     assert f"{path} differs from its digest: the index is built again" in caplog.text
-
-
-@pytest.mark.parametrize("kind", damage.KINDS)
-def test_damaged_statistics_beside_a_shard_count_as_none(tmp_path, caplog, kind):
-    folder = write_numbered(tmp_path, [5, 5, 5])
-    (folder / "00001.tar").write_bytes(b"")
-    stats = folder / "00001_stats.json"
-    stats.write_text('{"successes": 5}')
-    kind(stats)
-    with pytest.raises(ConfigError, match="data.shards lacks about 33.33% of its samples"):
-        opened(str(folder))
-    assert "00001_stats.json" in caplog.text
 
 
 def test_a_disk_that_is_too_full_for_the_index_is_named(tmp_path):
