@@ -291,8 +291,8 @@ def make_shards(options: argparse.Namespace) -> None:
         for shard_folder, folder_pairs in parts.items():
             place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
             written[shard_folder] = writer.write(folder_pairs, place, True, progress)
-            if shards := written[shard_folder].shards:
-                index = load_or_build(shards, ShardCache(None, 50.0), [place / FOLDER], f"local:{options.processes}")
+            if paths := written[shard_folder].shards:
+                index = load_or_build(paths, ShardCache(None, 50.0), [place / FOLDER], f"local:{options.processes}")
                 captions[shard_folder] = index.captions
         if any(result.samples for result in written.values()):
             shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
@@ -504,9 +504,11 @@ def make_dataset(options: argparse.Namespace) -> None:
     OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
     Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
     """
-    from clipzoo.data.captions import described
+    from clipzoo.data.captions import CaptionCounts, described
     from clipzoo.data.faults import summary
+    from clipzoo.data.write import pairs_from_folder
     from clipzoo.evaluation.datasets import own
+    from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 
     source, is_folder, has_captions = options.source, options.source.is_dir(), options.captions or options.caption
     if not source.exists():
@@ -521,27 +523,33 @@ def make_dataset(options: argparse.Namespace) -> None:
     progress = Progress("evaluation dataset", "images")
     columns = options.image, options.caption or options.label, options.split
     if has_captions:
-        content = own.captioned_folder(source) if is_folder else own.table_of_captions(source, *columns)
-        data = own.make_retrieval(content, options.output, options.processes, progress)
+        pairs, others = pairs_from_folder(source, "all") if is_folder else (own.table_of_captions(source, *columns), [])
+        data, left_out = own.make_retrieval(pairs, options.output, options.processes, progress, others)
     else:
         if not is_folder and not options.label:
             raise ConfigError(f"give the column of {source} with classes, --label COLUMN, or --caption COLUMN")
         content = own.class_folders(source) if is_folder else own.table_of_classes(source, *columns)
-        templates = options.template or ["a photo of a {c}."]
-        data = own.make_classification(content, options.output, templates, options.metric, options.processes, progress)
+        form = options.output, options.template or ["a photo of a {c}."], options.metric
+        data, left_out = own.make_classification(content, *form, options.processes, progress)
 
-    counted = number_of(data.classes, "class", "es") if data.classes else number_of(data.captions, "caption")
-    images = ", ".join(f"{split} {count}" for split, count in data.samples.items())
-    lines = [f"{data.folder}: {counted}; images: {images}", *summary(data.left_out, data.folder)]
-    if data.captions:
-        lines.append(described(data.repetition.figures(options.batch)))
-    if data.empty_classes:
-        lines.append(f"classes left out, without an image in test: {first_names(data.empty_classes, most=10)}")
-    if "train" in data.samples and not data.probed:
-        lines.append("no linear probe: train lacks images of some classes")
-    tasks = ["zero_shot"] * bool(data.classes) + ["linear_probe"] * data.probed or ["retrieval"]
-    keys = " ".join(f"eval.{task}=[{data.folder.name}]" for task in tasks)
-    print("\n".join([*lines, f"evaluate with: eval=none eval.root={data.folder.parent} {keys}"]))
+    lines, tasks = summary(left_out, options.output), ["retrieval"]
+    if isinstance(data, ClassificationDataset):
+        counted, tasks = number_of(len(data.class_names), "class", "es"), ["zero_shot"]
+        images = ", ".join(f"{split} {len(part)}" for split, part in data.splits.items())
+        if empty := sorted(content.class_names - {*data.class_names}):
+            lines.append(f"classes left out, without an image in test: {first_names(empty, most=10)}")
+        if "train" in data.splits and len({*data.splits["train"].labels}) == len(data.class_names):
+            tasks.append("linear_probe")
+        elif "train" in data.splits:
+            lines.append("no linear probe: train lacks images of some classes")
+    elif isinstance(data, RetrievalDataset):
+        counted, images = number_of(len(data.captions), "caption"), f"test {len(data.images)}"
+        # A caption that repeats within one image is the same pair.
+        captions = [text for _, text in dict.fromkeys(zip(data.caption_image, data.captions, strict=True))]
+        lines.append(described(CaptionCounts.of_captions(captions).figures(options.batch)))
+    keys = " ".join(f"eval.{task}=[{options.output.name}]" for task in tasks)
+    print("\n".join([f"{options.output}: {counted}; images: {images}", *lines]))
+    print(f"evaluate with: eval=none eval.root={options.output.parent} {keys}")
 
 
 def write_prompts(options: argparse.Namespace) -> None:

@@ -179,6 +179,18 @@ def karpathy_entries(split_file: Path, remedy: str = "") -> list[dict[str, Any]]
     return entries
 
 
+def usable_captions(pair: AnyPair) -> tuple[list[str], bool]:
+    """Return the captions with a letter or digit, on one line each, and True if they are joined lines.
+
+    Raises BadSampleError if there is none.
+    """
+    texts, joined = pair.read_captions()
+    captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
+    if not captions:
+        raise BadSampleError("empty_caption", "the caption has no letter or digit")
+    return captions, joined
+
+
 def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[AnyPair], list[AnyPair]]:
     """Split pairs into training and held-out pairs, which have no caption in common.
 
@@ -193,7 +205,7 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
     digests, owners = array("Q"), array("q")
     for number, pair in enumerate(pairs):
         try:
-            captions = [caption for caption in pair.read_captions()[0] if has_text(caption)]
+            captions = usable_captions(pair)[0]
         except BadSampleError:
             continue
         digests.extend(map(digest, captions))
@@ -320,10 +332,7 @@ class ShardWriter:
         Returns extension and bytes of the image, the .json, and True if the caption was joined from several lines.
         """
         try:
-            texts, joined = pair.read_captions()
-            captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
-            if not captions:
-                raise BadSampleError("empty_caption", "the caption has no letter or digit")
+            captions, joined = usable_captions(pair)
             facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
             encoded, side = pair.read_image(), self.shortest_side
             header = read_header(encoded, _LARGEST if side else self.max_pixels)

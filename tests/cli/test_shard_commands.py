@@ -307,7 +307,7 @@ def test_the_command_writes_a_dataset_and_prints_how_to_evaluate_it(tmp_path, ca
     out = tmp_path / "sets" / "letters"
     make_dataset(tmp_path / "in", out, "--template", "the letter {c}")
     assert capsys.readouterr().out.splitlines() == [
-        f"{out}: 2 classes; images: train 2, test 2",
+        f"{out}: 2 classes; images: test 2, train 2",
         "other files, which are not read: 1 .svg",
         f"{out}/left_out.tsv names each of them",
         "classes left out, without an image in test: c",
