@@ -317,11 +317,6 @@ def make_shards(options: argparse.Namespace) -> None:
         print(f"{number_of(result.samples, 'sample')} in {number_of(len(result.shards), 'shard')} in {shard_folder}")
         print(f"  {described(captions[shard_folder].figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
-    if joined := sum(result.joined for result in written.values()):
-        print(
-            f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
-            "--caption-line all makes each line a caption"
-        )
     if options.hold_out is not None:
         print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 

@@ -49,10 +49,10 @@ class Pair:
     caption_line: str | None = None
     facts: Mapping[str, str | list[str]] = field(default_factory=dict)
 
-    def read_captions(self) -> tuple[list[str], bool]:
-        """Return the captions, and True if several lines were joined to one. Raises BadSampleError."""
+    def read_captions(self) -> list[str]:
+        """Return the captions. Raises BadSampleError."""
         if self.caption_file is None:
-            return self.captions, False
+            return self.captions
         try:
             text = io.read_bytes(self.caption_file, io.MB).decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -61,16 +61,16 @@ class Pair:
             raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
         lines, line = text.splitlines(), self.caption_line
         if line is None:
-            return [text], sum(bool(entry.strip()) for entry in lines) > 1
+            return [text]
         if line == "all":
-            return lines, False
+            return lines
         if line.isdecimal():
             captions = lines[int(line) - 1 : int(line)]
         else:
             captions = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
         if not captions:
             raise BadSampleError("missing_caption", f"the caption file has no line {line}")
-        return captions, False
+        return captions
 
     def read_image(self) -> bytes:
         """Return the encoded image. Raises BadSampleError."""
@@ -104,8 +104,8 @@ class StoredPair:
     def _sample(self) -> StoredSample:
         return self.reader.sample(self.index, *self.index.locate(self.number))
 
-    def read_captions(self) -> tuple[list[str], bool]:
-        return self._sample.captions(self.reader.rules.caption_key)[0], False
+    def read_captions(self) -> list[str]:
+        return self._sample.captions(self.reader.rules.caption_key)[0]
 
     def read_image(self) -> bytes:
         return self._sample.image()
@@ -179,16 +179,12 @@ def karpathy_entries(split_file: Path, remedy: str = "") -> list[dict[str, Any]]
     return entries
 
 
-def usable_captions(pair: AnyPair) -> tuple[list[str], bool]:
-    """Return the captions with a letter or digit, on one line each, and True if they are joined lines.
-
-    Raises BadSampleError if there is none.
-    """
-    texts, joined = pair.read_captions()
-    captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
+def usable_captions(pair: AnyPair) -> list[str]:
+    """Return the captions with a letter or digit, on one line each. Raises BadSampleError if there is none."""
+    captions = [" ".join(caption.split()) for caption in pair.read_captions() if has_text(caption)]
     if not captions:
         raise BadSampleError("empty_caption", "the caption has no letter or digit")
-    return captions, joined
+    return captions
 
 
 def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[AnyPair], list[AnyPair]]:
@@ -205,7 +201,7 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
     digests, owners = array("Q"), array("q")
     for number, pair in enumerate(pairs):
         try:
-            captions = usable_captions(pair)[0]
+            captions = usable_captions(pair)
         except BadSampleError:
             continue
         digests.extend(map(digest, captions))
@@ -236,10 +232,9 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
 
 @dataclass
 class Written:
-    """Result of a `ShardWriter`. shards: their paths. joined: samples whose caption was several lines."""
+    """Result of a `ShardWriter`. shards: their paths."""
 
     samples: int = 0
-    joined: int = 0
     shards: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
@@ -294,7 +289,6 @@ class ShardWriter:
             done += len(places)
             progress(done, len(pairs))
             written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
-            written.joined += stats.get("joined", 0)
             written.samples += stats["successes"]
             written.shards += [str(path)] if stats["successes"] else []
         return written
@@ -304,7 +298,7 @@ class ShardWriter:
     ) -> tuple[Path, dict[str, Any]]:
         """Write a shard and then its statistics, unless it has them; return its path and statistics."""
         number, pairs = task
-        path, left_out, joined = folder / f"{number:05d}.tar", list[tuple[str, str, str]](), 0
+        path, left_out = folder / f"{number:05d}.tar", list[tuple[str, str, str]]()
         if not (record := path.with_name(f"{path.stem}_stats.json")).is_file():
             with io.whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
                 prepared = map_in_children(self._prepare, pairs, processes, _WRITE_CHUNK)
@@ -312,27 +306,23 @@ class ShardWriter:
                     if isinstance(sample, LeftOut):
                         left_out.append((str(sample.path), sample.kind, sample.reason))
                         continue
-                    suffix, encoded, facts, is_joined = sample
-                    joined += is_joined
+                    suffix, encoded, facts = sample
                     text = json.dumps(facts, default=str).encode()
                     for extension, content in {suffix: encoded, "txt": facts["caption"].encode(), "json": text}.items():
                         entry = tarfile.TarInfo(f"{key:09d}.{extension}")
                         entry.size = len(content)
                         archive.addfile(entry, BytesIO(content))
-            stats = {"successes": len(pairs) - len(left_out), "joined": joined, "left_out": left_out}
-            io.write_json(record, {key: value for key, value in stats.items() if value or key == "successes"})
+            stats = {"successes": len(pairs) - len(left_out), **({"left_out": left_out} if left_out else {})}
+            io.write_json(record, stats)
         stats = io.read_json(record, 2**30, f"remove {folder} to write it again", fields={"successes": int})
         if not stats["successes"]:
             path.unlink(missing_ok=True)
         return path, stats
 
-    def _prepare(self, pair: AnyPair) -> tuple[str, bytes, dict[str, Any], bool] | LeftOut:
-        """Read a pair, or return why training cannot use it.
-
-        Returns extension and bytes of the image, the .json, and True if the caption was joined from several lines.
-        """
+    def _prepare(self, pair: AnyPair) -> tuple[str, bytes, dict[str, Any]] | LeftOut:
+        """Return extension and bytes of the image and the .json of a pair, or why training cannot use it."""
         try:
-            captions, joined = usable_captions(pair)
+            captions = usable_captions(pair)
             facts = {**pair.facts, "caption": captions[0], "captions": captions, "file": pair.image.name}
             encoded, side = pair.read_image(), self.shortest_side
             header = read_header(encoded, _LARGEST if side else self.max_pixels)
@@ -344,7 +334,7 @@ class ShardWriter:
             pixels = header.decode(1)
             if scale == 1 and self.image_format in (None, header.extension):
                 extension = pair.image.suffix[1:].lower()
-                return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts, joined
+                return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded, facts
             stream, image, extension = BytesIO(), Image.fromarray(pixels), self.image_format or "jpg"
             if scale < 1:
                 image = image.resize((width, height), Image.Resampling.LANCZOS)
@@ -356,4 +346,4 @@ class ShardWriter:
                 raise BadSampleError("unencodable_image", f"{width} x {height} as {extension}: {error}") from error
         except BadSampleError as error:
             return LeftOut(pair.image, error.kind, error.reason)
-        return extension, stream.getvalue(), facts, joined
+        return extension, stream.getvalue(), facts

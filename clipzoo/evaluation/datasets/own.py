@@ -182,7 +182,7 @@ def make_retrieval(
     faulty, rows, left_out = _faulty([pair.image for pair in pairs], processes, progress), [], [*others]
     for pair in pairs:
         try:
-            captions = usable_captions(pair)[0]
+            captions = usable_captions(pair)
         except BadSampleError as error:
             faulty[pair.image] = LeftOut(pair.image, error.kind, error.reason)
         if pair.image not in faulty:
