@@ -15,7 +15,7 @@ from clipzoo.data.index import ShardScans, load_or_build
 from clipzoo.data.locations import ShardCache, parse_sources
 from clipzoo.data.maps.engines import UnfinishedError
 from clipzoo.data.tables.selection import DATASET, stored_fingerprint
-from clipzoo.data.tar import TARS, scan_shard
+from clipzoo.data.tar import TARS, TarRules
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError
 from tests.support import damage
@@ -47,11 +47,8 @@ def test_ids_lead_to_bytes_and_keys(tmp_path):
 def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     folder = write_numbered(tmp_path, [3, 2, 4])
     first = build(folder)
-    read = []
-    monkeypatch.setattr(
-        "clipzoo.data.tar.scan_shard",
-        lambda path, *key: read.append(Path(path).name) or scan_shard(path, *key),
-    )
+    read, scan = [], TarRules.scan
+    monkeypatch.setattr(TarRules, "scan", lambda *work: read.append(Path(work[-1]).name) or scan(*work))
     assert build(folder).fingerprint == first.fingerprint and read == []
     write_shard(folder / "00001.tar", numbered(50, 6))
     changed = build(folder)
