@@ -22,7 +22,6 @@ from clipzoo.errors import ConfigError, first_names, nearest, number_of
 from clipzoo.io import MB, below, explained, make_folder, publish_folder, read_json, read_lines, write_json
 
 if TYPE_CHECKING:
-    from clipzoo.data.faults import LeftOut
     from clipzoo.data.index import ShardIndex
     from clipzoo.data.maps.engines import Map
     from clipzoo.data.maps.samples import SampleFacts
@@ -204,8 +203,9 @@ def make_shards(options: argparse.Namespace) -> None:
     Processes write shards at the same time. The same command continues an interrupted one, with the same bytes.
     """
     from clipzoo.data import faults, write
-    from clipzoo.data.captions import CaptionCounts, described
-    from clipzoo.data.index import FOLDER, check_shards, index_folders, load_or_build
+    from clipzoo.data.captions import described
+    from clipzoo.data.faults import LeftOut
+    from clipzoo.data.index import FOLDER, ShardIndex, check_shards, index_folders, load_or_build
     from clipzoo.data.locations import ShardCache, is_remote, parse_sources
     from clipzoo.data.reader import ShardReader
     from clipzoo.data.tables.formats import FORMATS, TableRules, holds_tables
@@ -274,7 +274,7 @@ def make_shards(options: argparse.Namespace) -> None:
         digest.update(repr(pair).encode())
     settings["source"] += f" {digest.hexdigest()[:16]}"
     make_folder(partial)
-    record, written, captions = partial / _SETTINGS, {}, dict.fromkeys(parts, CaptionCounts())
+    record, indexes, unused = partial / _SETTINGS, dict[Path, ShardIndex](), list[LeftOut]()
     try:
         if record.is_file():
             begun = read_json(record, MB, f"remove {partial}")
@@ -290,11 +290,12 @@ def make_shards(options: argparse.Namespace) -> None:
         writer = write.ShardWriter(**{key: vars(options)[key] for key in keys} | {"shuffle_seed": seed})
         for shard_folder, folder_pairs in parts.items():
             place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
-            written[shard_folder] = writer.write(folder_pairs, place, True, progress)
-            if paths := written[shard_folder].shards:
-                index = load_or_build(paths, ShardCache(None, 50.0), [place / FOLDER], f"local:{options.processes}")
-                captions[shard_folder] = index.captions
-        if any(result.samples for result in written.values()):
+            paths, left_out = writer.write(folder_pairs, place, True, progress)
+            unused += left_out
+            if paths:
+                on = f"local:{options.processes}"
+                indexes[shard_folder] = load_or_build(paths, ShardCache(None, 50.0), [place / FOLDER], on)
+        if indexes:
             shutil.rmtree(partial / _SOURCE_INDEX, ignore_errors=True)
             publish_folder(partial, folder)
             (folder / _SETTINGS).unlink()
@@ -302,9 +303,8 @@ def make_shards(options: argparse.Namespace) -> None:
         if not any(partial.rglob("*.tar")):
             shutil.rmtree(partial, ignore_errors=True)
 
-    unused = [entry for result in written.values() for entry in result.left_out]
     faults.write_left_out([*unused, *other_files], options.output)
-    if not any(result.samples for result in written.values()):
+    if not indexes:
         first = unused[0]
         parent = options.images if source.suffix == ".json" else source.parent
         hint = "" if stored or source.is_dir() else f" Paths are relative to {parent}/."
@@ -313,9 +313,9 @@ def make_shards(options: argparse.Namespace) -> None:
             f"none of {number_of(len(unused), 'image')} can be used ({counted}). First: {first.path}: {first.reason}."
             f"{hint} {options.output / faults.FILE} names all."
         )
-    for shard_folder, result in written.items():
-        print(f"{number_of(result.samples, 'sample')} in {number_of(len(result.shards), 'shard')} in {shard_folder}")
-        print(f"  {described(captions[shard_folder].figures(options.batch))}")
+    for shard_folder, index in indexes.items():
+        print(f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')} in {shard_folder}")
+        print(f"  {described(index.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in faults.summary([*unused, *other_files], options.output)), end="")
     if options.hold_out is not None:
         print(f"validate with: eval.validation={held_out} eval.every_epochs=1")

@@ -230,15 +230,6 @@ def hold_out(pairs: Sequence[AnyPair], share: float, seed: int) -> tuple[list[An
     return sides
 
 
-@dataclass
-class Written:
-    """Result of a `ShardWriter`. shards: their paths."""
-
-    samples: int = 0
-    shards: list[str] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class ShardWriter:
     """Writes FOLDER/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
@@ -266,9 +257,10 @@ class ShardWriter:
         folder: Path,
         resume: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Written:
-        """Write the shards of a folder. progress: called with the number of pairs read, and the total.
+    ) -> tuple[list[str], list[LeftOut]]:
+        """Write the shards of a folder; return their paths, and the files that are left out.
 
+        progress: called with the number of pairs read, and the total.
         resume: keep the shards that an interrupted call with the same arguments has completed; otherwise the folder
         must not have any. Raises ConfigError.
         """
@@ -284,14 +276,13 @@ class ShardWriter:
         writers = max(1, min(processes, len(parts)))
         tasks = ((number, [pairs[place] for place in places]) for number, places in enumerate(parts))
         shards = map_in_children(partial(self._write_shard, folder, processes // writers), tasks, writers, 1)
-        written, done = Written(), 0
+        written, left_out, done = list[str](), list[LeftOut](), 0
         for places, (path, stats) in zip(parts, shards, strict=True):
             done += len(places)
             progress(done, len(pairs))
-            written.left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
-            written.samples += stats["successes"]
-            written.shards += [str(path)] if stats["successes"] else []
-        return written
+            left_out += [LeftOut(Path(name), kind, reason) for name, kind, reason in stats.get("left_out", ())]
+            written += [str(path)] if stats["successes"] else []
+        return written, left_out
 
     def _write_shard(
         self, folder: Path, processes: int, task: tuple[int, Sequence[AnyPair]]

@@ -404,9 +404,9 @@ def write_train(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Draw
         }  # fmt: skip
         pairs.append(writer.Pair(io.below(pictures, f"{drawing.uid}.png"), drawing.captions, facts=row))
     shard_writer = writer.ShardWriter(1000, shuffle_seed=0, shortest_side=None, processes=processes)
-    shards = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
-    if shards.left_out:
-        raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
+    _, left_out = shard_writer.write(pairs, folder, progress=Progress("hands", "training pictures"))
+    if left_out:
+        raise ConfigError(f"a picture cannot be used: {left_out[0]}")
 
 
 def write_downstream(folder: Path, pictures: Path, splits: Mapping[str, Sequence[Drawing]]) -> None:
