@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
@@ -162,10 +162,12 @@ def load_or_build(
                 row = Shard(names[number], scan.bytes, state or (scan.bytes, 0), scan.flaw)
                 yield row, scan.records, scan.keys
 
-    with open_folder(folders, locations[0]) as folder, open_folder([folder / f"{name}.parts"], locations[0]) as parts:
-        run_map(work, parts, on)
-        index = write_index(folder, locations, name, rows(parts), {})
-        shutil.rmtree(parts, ignore_errors=True)
+    parts = (folder := open_folder(folders, locations[0])) / f"{name}.parts"
+    run_map(work, parts, on)
+    index = write_index(folder, locations, name, rows(parts), {})
+    shutil.rmtree(parts, ignore_errors=True)
+    with suppress(OSError):  # not empty
+        folder.rmdir()
     return index
 
 
@@ -206,27 +208,16 @@ def _digest(records: bytes, keys: bytes) -> str:
     return hashlib.sha256(keys + records).hexdigest()[:16]
 
 
-@contextmanager
-def open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
-    """Yield the first writable folder. A folder that this function creates and that stays empty is removed."""
+def open_folder(folders: Sequence[Path], example: str) -> Path:
+    """Return the first writable folder, which is made if needed. Raises ConfigError if there is none."""
     refusals = []
     for folder in folders:
-        created = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".{os.uname().nodename}.{os.getpid()}.probe"
-            probe.touch()
-            probe.unlink()
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
-            continue
-        try:
-            yield folder
-        finally:
-            if created:
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
-        return
     raise ConfigError(
         f"the index of {example} and the other shards cannot be written: {', '.join(refusals) or 'no folder given'}; "
         "set data.index_folder to a folder that you can write to"
