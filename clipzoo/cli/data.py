@@ -290,7 +290,7 @@ def make_shards(options: argparse.Namespace) -> None:
         writer = write.ShardWriter(**{key: vars(options)[key] for key in keys} | {"shuffle_seed": seed})
         for shard_folder, folder_pairs in parts.items():
             place, progress = partial / shard_folder.relative_to(options.output), Progress("shards", "images")
-            paths, left_out = writer.write(folder_pairs, place, True, progress)
+            paths, left_out = writer.write(folder_pairs, place, progress)
             unused += left_out
             if paths:
                 on = f"local:{options.processes}"

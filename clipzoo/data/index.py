@@ -365,16 +365,14 @@ def check_shards(
         intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
         usual_count = int(np.median(intact)) if intact else _UNKNOWN
         for number, (location, shard) in enumerate(zip(index.locations, index.shards, strict=True)):
-            shard_cut = shard_unindexed = 0
             if shard.flaw is not None or not shard.count:
+                shard_cut = 0
                 if shard.state[0] < shard.bytes:
                     records = index.records_of(number)
                     ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
                     shard_cut = int((ends.astype(np.int64) > shard.state[0]).sum())
-                if not shard_cut:
-                    shard_unindexed = max(0, usual_count - shard.count)
-                cut, never_indexed = cut + shard_cut, never_indexed + shard_unindexed
-                lost = shard_cut + shard_unindexed
+                lost = shard_cut or max(0, usual_count - shard.count)
+                cut, never_indexed = cut + shard_cut, never_indexed + lost - shard_cut
                 loss = "an unknown number of" if lost >= _UNKNOWN else f"about {lost}"
                 kind = "missing_shards" if shard.state[0] < 0 else "truncated_shards" if shard.count else "empty_shards"
                 reason = f"{shard.flaw or 'no samples'}; {loss} samples are lost"

@@ -252,21 +252,14 @@ class ShardWriter:
     processes: int = 1
 
     def write(
-        self,
-        pairs: Sequence[AnyPair],
-        folder: Path,
-        resume: bool = False,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        self, pairs: Sequence[AnyPair], folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> tuple[list[str], list[LeftOut]]:
         """Write the shards of a folder; return their paths, and the files that are left out.
 
-        progress: called with the number of pairs read, and the total.
-        resume: keep the shards that an interrupted call with the same arguments has completed; otherwise the folder
-        must not have any. Raises ConfigError.
+        The folder is empty, or has the shards that an interrupted call with the same arguments has completed: they are
+        kept. progress: called with the number of pairs read, and the total.
         """
         io.make_folder(folder)
-        if not resume and any(folder.glob("*.tar")):
-            raise ConfigError(f"{folder} already has shards: give an empty folder")
         order: Sequence[int] = range(len(pairs))
         if self.shuffle_seed is not None:
             order = np.random.default_rng(self.shuffle_seed).permutation(len(pairs)).tolist()
